@@ -1,0 +1,1 @@
+"""Flax Linen modules: the parts that language models are made of."""

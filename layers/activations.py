@@ -1,0 +1,38 @@
+"""Element-wise nonlinearities, chosen by name."""
+
+from collections.abc import Callable
+
+import jax
+
+from layers.errors import UsageError, did_you_mean
+
+
+def squared_relu(x: jax.Array) -> jax.Array:
+    """max(x, 0)^2 (So et al. 2021, Primer, section 4.1)."""
+    return jax.numpy.square(jax.nn.relu(x))
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """GELU in the tanh approximation (Hendrycks and Gimpel 2016, section 2), as GPT-2 uses it."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def gelu_erf(x: jax.Array) -> jax.Array:
+    """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel 2016, equation 1)."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "squared_relu": squared_relu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "silu": jax.nn.silu,
+}
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """The function of that name; UsageError with the closest names where there is none."""
+    if name not in ACTIVATIONS:
+        raise UsageError(f"There is no activation '{name}'. {did_you_mean(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,52 @@
+"""One residual block: a sequence mixer and a feed-forward layer, one after the other or side by side."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+from jaxtyping import Array, Float, Int
+
+from layers.dropout import dropout
+from layers.specs import Specs, constrain
+
+
+class ResidualBlock(nn.Module):
+    """Pre-norm residual block.
+
+    Sequential (Xiong et al. 2020, figure 1b): `x += mixer(norm(x)); x += ffn(norm(x))`.
+    Parallel (Wang and Komatsuzaki 2021, GPT-J): `x += mixer(norm(x)) + ffn(norm(x))`, each with a norm of its own, or
+    one shared norm where `ffn_norm` is None.
+    """
+
+    SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm",)
+
+    activations: Specs
+    mixer_norm: nn.Module
+    mixer: nn.Module  # obeys the state interface: (x, state, segment_ids, positions) -> (y, state)
+    ffn_norm: nn.Module | None
+    ffn: nn.Module
+    parallel: bool = False
+    dropout_rate: float = 0.0  # on what each branch adds to the residual stream
+
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """The mixer's empty state."""
+        return self.mixer.init_state(batch_size, capacity)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: Any = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], Any]:
+        normed = self.mixer_norm(x)
+        mixed, state = self.mixer(normed, state, segment_ids, positions)
+        mixed = dropout(self, mixed, self.dropout_rate)
+        if self.parallel:
+            fed = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
+            x = x + mixed + dropout(self, fed, self.dropout_rate)
+        else:
+            x = constrain(x + mixed, self.activations, "residual_bsm")
+            fed = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x))
+            x = x + dropout(self, fed, self.dropout_rate)
+        return constrain(x, self.activations, "residual_bsm"), state

@@ -1,0 +1,15 @@
+"""Dropout that is on exactly when the caller hands in random numbers for it."""
+
+import flax.linen as nn
+import jax
+
+
+def dropout(module: nn.Module, x: jax.Array, rate: float) -> jax.Array:
+    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate) (Srivastava et al. 2014).
+
+    Without a "dropout" random stream (evaluation, decoding), or with rate 0, returns `x`.
+    """
+    if rate == 0 or not module.has_rng("dropout"):
+        return x
+    keep = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x.shape)
+    return jax.numpy.where(keep, x / (1 - rate), 0).astype(x.dtype)

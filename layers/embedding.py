@@ -1,0 +1,60 @@
+"""Token embedding and the way back from features to logits, tied or not."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from layers.initializers import Constant, Initializer
+from layers.specs import Specs
+from layers.weight import weight
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors; `attend` uses the same table as output layer (Press and Wolf 2017)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("embedding_vm",)
+
+    specs: Specs
+    vocab_size: int
+    model_dim: int
+    initializer: Initializer
+    scale: float = 1.0  # factor on the looked-up vectors
+    logits_scale: float = 1.0  # factor on the logits of a tied head
+    dtype: str = "float32"  # of the vectors
+    param_dtype: str = "float32"
+
+    def setup(self):
+        shape = (self.vocab_size, self.model_dim)
+        self.table_vm = weight(self, "embedding_vm", shape, init=self.initializer, role="embedding", fan_in=1)
+
+    def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
+        return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale
+
+    def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
+        """Logits in float32: products of features with every token's vector."""
+        table_vm = self.table_vm.astype(self.dtype)
+        return self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
+
+
+class Unembedding(nn.Module):
+    """Features to logits in float32 through a matrix of its own (an untied head)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("unembedding_mv", "unembedding_bias_v")
+
+    specs: Specs
+    vocab_size: int
+    model_dim: int
+    initializer: Initializer
+    use_bias: bool = False
+    dtype: str = "float32"  # of the matrix product's operands
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
+        w_mv = weight(self, "unembedding_mv", (self.model_dim, self.vocab_size), init=self.initializer, role="output")
+        logits = jnp.einsum("bsm,mv->bsv", x, w_mv.astype(self.dtype), preferred_element_type=jnp.float32)
+        if self.use_bias:
+            logits += weight(self, "unembedding_bias_v", (self.vocab_size,), init=Constant(), role="bias")
+        return logits

@@ -1,0 +1,37 @@
+"""Errors that reach a person as one clear sentence, and the exit code each stands for."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class VortaroError(Exception):
+    """A run failed for a reason that the message explains; the process exits with code 1."""
+
+    exit_code = 1
+
+
+class UsageError(VortaroError):
+    """The request itself is wrong (a name, a value, a shape); the process exits with code 2."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A partition spec does not fit its weight, its mesh, or is missing or superfluous."""
+
+
+def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
+    """A closing sentence that names the valid spellings nearest to `name`.
+
+    >>> did_you_mean("rmpsprop", ["adamw", "rmsprop"])
+    "Did you mean 'rmsprop'?"
+    """
+    valid = sorted(set(valid))
+    lowered = {v.lower(): v for v in valid}
+    near = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
+    if near:
+        return "Did you mean " + " or ".join(repr(n) for n in near) + "?"
+    if not valid:
+        return "There is nothing to choose from."
+    shown = ", ".join(repr(v) for v in valid[:8])
+    return f"Valid: {shown}{', ...' if len(valid) > 8 else ''}."

@@ -1,0 +1,59 @@
+"""The position-wise feed-forward layer, plain or gated."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from layers.activations import activation
+from layers.dropout import dropout
+from layers.initializers import Constant, Initializer
+from layers.specs import Specs, constrain
+from layers.weight import weight
+
+
+class FeedForward(nn.Module):
+    """act(x W_in) W_out, or gated: (act(x W_gate) * x W_in) W_out (Shazeer 2020, GLU variants, equation 6)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = (
+        "ffn_in_mf",
+        "ffn_gate_mf",
+        "ffn_out_fm",
+        "ffn_in_bias_f",
+        "ffn_gate_bias_f",
+        "ffn_out_bias_m",
+        "hidden_bsf",
+    )
+
+    specs: Specs
+    activations: Specs
+    model_dim: int
+    hidden_dim: int
+    initializer: Initializer  # of the matrices into the hidden layer
+    out_initializer: Initializer  # of the matrix back to the residual stream
+    activation: str = "gelu_tanh"  # a name in layers.activations
+    gated: bool = False
+    use_bias: bool = False
+    dropout_rate: float = 0.0  # on the hidden layer
+    dtype: str = "float32"  # of the computation
+    param_dtype: str = "float32"
+
+    def _dense_in(self, x, name: str):
+        w_mf = weight(self, f"{name}_mf", (self.model_dim, self.hidden_dim), init=self.initializer, role="hidden")
+        y = jnp.einsum("bsm,mf->bsf", x, w_mf.astype(self.dtype))
+        if self.use_bias:
+            y += weight(self, f"{name}_bias_f", (self.hidden_dim,), init=Constant(), role="bias").astype(self.dtype)
+        return constrain(y, self.activations, "hidden_bsf")
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b s m"]) -> Float[Array, "b s m"]:
+        act = activation(self.activation)
+        h = self._dense_in(x, "ffn_in")
+        h = act(self._dense_in(x, "ffn_gate")) * h if self.gated else act(h)
+        h = dropout(self, h, self.dropout_rate)
+        w_fm = weight(self, "ffn_out_fm", (self.hidden_dim, self.model_dim), init=self.out_initializer, role="hidden")
+        y = jnp.einsum("bsf,fm->bsm", h, w_fm.astype(self.dtype))
+        if self.use_bias:
+            y += weight(self, "ffn_out_bias_m", (self.model_dim,), init=Constant(), role="bias").astype(self.dtype)
+        return y

@@ -1,0 +1,54 @@
+"""Initial values of weights, as small values that print, compare and override well."""
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class Initializer(Protocol):
+    """Draws a weight: `(key, shape, dtype, fan_in) -> array`."""
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Gaussian with mean 0 and a fixed standard deviation."""
+
+    stddev: float  # standard deviation of the draw
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        del fan_in
+        return (self.stddev * jax.random.normal(key, shape)).astype(dtype)
+
+    def __str__(self) -> str:
+        return f"normal({self.stddev:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FanIn:
+    """Gaussian with mean 0 and standard deviation `scale / sqrt(fan_in)` (LeCun et al. 1998, Efficient BackProp, section 4.6)."""
+
+    scale: float = 1.0  # factor on 1 / sqrt(fan_in)
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        return (self.scale * fan_in**-0.5 * jax.random.normal(key, shape)).astype(dtype)
+
+    def __str__(self) -> str:
+        return f"fan_in({self.scale:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The same value everywhere."""
+
+    value: float = 0.0  # the value
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        del key, fan_in
+        return jnp.full(shape, self.value, dtype)
+
+    def __str__(self) -> str:
+        return f"constant({self.value:.4g})"

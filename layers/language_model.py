@@ -1,0 +1,71 @@
+"""The language model: embedding, stack of blocks, final norm, logits."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from layers.dropout import dropout
+from layers.embedding import Embedding, Unembedding
+from layers.specs import Specs, constrain
+
+
+class ModelState(struct.PyTreeNode):
+    """What a language model remembers of a sequence: one state per layer, and how far it has read."""
+
+    layers: Any  # the mixers' states, stacked over layers
+    index: Int[Array, ""]  # positions read so far
+
+
+class LanguageModel(nn.Module):
+    """Token ids to features (`__call__`) and features to logits (`logits`).
+
+    The two are apart so that a loss can take logits a piece at a time (see layers.cross_entropy).
+    """
+
+    SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm", "logits_bsv")
+
+    activations: Specs
+    embedding: Embedding
+    positions: nn.Module | None  # added to the embedding; None where attention rotates, or for no positions at all
+    stack: nn.Module
+    final_norm: nn.Module | None
+    head: Unembedding | None  # None ties the head to the embedding
+    dropout_rate: float = 0.0  # on the embedding
+
+    def init_state(self, batch_size: int, capacity: int) -> ModelState:
+        """An empty state that can read `capacity` positions."""
+        return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b s"],
+        state: ModelState | None = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], ModelState | None]:
+        """Features after the final norm, and the state behind these tokens where one was given."""
+        if positions is None:
+            start = 0 if state is None else state.index
+            positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(positions).astype(x.dtype)
+        x = constrain(dropout(self, x, self.dropout_rate), self.activations, "residual_bsm")
+        layers = None if state is None else state.layers
+        x, layers = self.stack(x, layers, segment_ids, positions)
+        x = x if self.final_norm is None else self.final_norm(x)
+        if self.is_initializing() and self.head is not None:
+            self.head(x[:, :1])
+        if state is not None:
+            state = ModelState(layers, state.index + tokens.shape[1])
+        return x, state
+
+    def logits(self, features: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
+        """Logits in float32."""
+        logits = self.embedding.attend(features) if self.head is None else self.head(features)
+        return constrain(logits, self.activations, "logits_bsv")
+
+

@@ -1,0 +1,54 @@
+"""RMSNorm and LayerNorm, with or without scale and bias; statistics in float32."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from layers.initializers import Constant
+from layers.specs import Specs
+from layers.weight import weight
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last dimension (Zhang and Sennrich 2019, equation 4)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m",)
+
+    specs: Specs
+    epsilon: float = 1e-6  # added under the root
+    use_scale: bool = True  # a learned factor per channel, 1 at the start
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... m"]) -> Float[Array, "... m"]:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
+        if self.use_scale:
+            y = y * weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
+        return y.astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last dimension (Ba et al. 2016, equation 4)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m", "norm_bias_m")
+
+    specs: Specs
+    epsilon: float = 1e-5  # added under the root
+    use_scale: bool = True  # a learned factor per channel, 1 at the start
+    use_bias: bool = True  # a learned offset per channel, 0 at the start
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... m"]) -> Float[Array, "... m"]:
+        y = x.astype(jnp.float32)
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
+        if self.use_scale:
+            y = y * weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
+        if self.use_bias:
+            y = y + weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
+        return y.astype(x.dtype)

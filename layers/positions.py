@@ -1,0 +1,58 @@
+"""Position information: rotary, learned, sinusoidal."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from layers.initializers import Initializer
+from layers.specs import Specs
+from layers.weight import weight
+
+
+def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float) -> Float[Array, "b s n d"]:
+    """Rotary position embedding (Su et al. 2021, RoFormer, equation 34) in the half-split layout.
+
+    Channel j < D/2 turns with channel j + D/2 by the angle `position * base^(-2j/D)`; angles in float32.
+    """
+    half = x.shape[-1] // 2
+    frequency_d = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_bsnd = positions[:, :, None, None].astype(jnp.float32) * frequency_d
+    cos, sin = jnp.cos(angle_bsnd), jnp.sin(angle_bsnd)
+    u, w = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([u * cos - w * sin, w * cos + u * sin], axis=-1).astype(x.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector per position, added to the token embedding (Radford et al. 2018, section 4.1)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("position_tm",)
+
+    specs: Specs
+    max_length: int  # positions 0 ... max_length - 1 exist
+    model_dim: int
+    initializer: Initializer
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
+        shape = (self.max_length, self.model_dim)
+        table_tm = weight(self, "position_tm", shape, init=self.initializer, role="embedding", fan_in=1)
+        # "fill" turns a position beyond the table into NaN, which stops a run, where clamping would hide it.
+        return jnp.take(table_tm, positions, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5): sines fill the first half of the channels, cosines the second."""
+
+    model_dim: int
+    base: float = 10_000.0  # wavelengths run from 2 pi to 2 pi * base
+    max_length: None = None  # no limit
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
+        half = self.model_dim // 2
+        frequency_m = self.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        angle_bsm = positions[:, :, None].astype(jnp.float32) * frequency_m
+        return jnp.concatenate([jnp.sin(angle_bsm), jnp.cos(angle_bsm)], axis=-1)

@@ -1,0 +1,81 @@
+"""Partition specs by name: where every weight and activation lives on the device mesh."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from jax import P
+
+from layers.errors import SpecError, UsageError, did_you_mean
+
+__all__ = ["P", "Specs", "constrain"]
+
+
+class Specs(Mapping[str, P]):
+    """An immutable table of partition specs, keyed by role.
+
+    A key ends in the dimension letters of the array it places: `query_mnd` is the query weight with
+    dimensions model, heads, head size, so its spec has three entries.
+
+    >>> table = Specs(ffn_in_mf=P("data", "model")) | Specs(ffn_out_fm=P("model", "data"))
+    >>> table["ffn_out_fm"]
+    PartitionSpec('model', 'data')
+    """
+
+    def __init__(self, **specs: P):
+        for key, spec in specs.items():
+            if not isinstance(spec, P):
+                raise UsageError(f"Spec '{key}' must be a P(...), but is {spec!r}.")
+            letters = key.rpartition("_")[2]
+            if len(spec) != len(letters):
+                raise SpecError(
+                    f"Spec '{key}' = {show_spec(spec)} has {len(spec)} entries, but its letters '{letters}' name "
+                    f"{len(letters)} dimensions: give one entry per dimension (None where it is not split)."
+                )
+        self._specs = dict(specs)
+
+    def __getitem__(self, key: str) -> P:
+        return self._specs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted((k, tuple(v)) for k, v in self._specs.items())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Specs) and self._specs == other._specs
+
+    def __or__(self, other: "Specs") -> "Specs":
+        return Specs(**{**self._specs, **other._specs})
+
+    def __repr__(self) -> str:
+        return "Specs(" + ", ".join(f"{k}={show_spec(v)}" for k, v in self._specs.items()) + ")"
+
+    def of(self, layer: Any) -> "Specs":
+        """The rows that `layer` (a module class) lists in its `WEIGHTS` and `ACTIVATIONS`."""
+        return Specs(**{k: v for k, v in self._specs.items() if k in layer.SPECS})
+
+    def lookup(self, key: str, owner: str) -> P:
+        """The spec under `key`; a SpecError that names `owner` where there is none."""
+        if key not in self._specs:
+            raise SpecError(
+                f"Weight '{key}' of {owner} has no partition spec: state one in the experiment's WEIGHTS "
+                f"(P({', '.join(['None'] * len(key.rpartition('_')[2]))}) replicates it). {did_you_mean(key, self)}"
+            )
+        return self._specs[key]
+
+
+def show_spec(spec: P) -> str:
+    """A spec as it is written in code: `P('data', None)`."""
+    return "P(" + ", ".join(repr(entry) for entry in spec) + ")"
+
+
+def constrain(x: jax.Array, specs: Specs, key: str) -> jax.Array:
+    """Asks the compiler to place activation `x` by `specs[key]`; nothing outside a mesh or without that row."""
+    if key not in specs or jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, specs[key])

@@ -1,0 +1,81 @@
+"""The one helper that makes weights: each carries its row of the weight table from birth."""
+
+import math
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+from flax import struct
+from flax.core import meta
+
+from layers.initializers import Initializer
+from layers.specs import P
+
+Role = Literal["embedding", "hidden", "output", "scale", "bias", "state"]
+"""What a weight is for. `embedding`: looked up by token or position. `hidden`: matrix between hidden layers.
+`output`: hidden to vocabulary. `scale`, `bias`: vectors. `state`: not trained by gradient (codebook averages)."""
+
+ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "state")
+
+
+class Weight(struct.PyTreeNode, meta.AxisMetadata):
+    """A weight boxed with its row: what it is for and where it lives."""
+
+    value: Any
+    key: str = struct.field(pytree_node=False)  # its name in the experiment's WEIGHTS
+    spec: P = struct.field(pytree_node=False)  # one entry per dimension
+    role: Role = struct.field(pytree_node=False)
+    init: str = struct.field(pytree_node=False)  # the initializer, in words
+    fan_in: int = struct.field(pytree_node=False)  # inputs summed into one output
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> "Weight":
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: dict[Any, Any]) -> "Weight":
+        entries = list(self.spec)
+        entries.insert(index, params.get(nn.PARTITION_NAME))
+        return self.replace(spec=P(*entries))
+
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> "Weight":
+        entries = list(self.spec)
+        del entries[index]
+        return self.replace(spec=P(*entries))
+
+
+def weight(
+    module: Any,
+    key: str,
+    shape: tuple[int, ...],
+    *,
+    init: Initializer,
+    role: Role,
+    fan_in: int | None = None,
+    collection: str = "params",
+) -> jax.Array:
+    """Makes (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
+
+    Args:
+      module: the Linen module that owns the weight; has fields `specs` and `param_dtype`.
+      key: name of the weight, ending in one letter per dimension (`query_mnd`).
+      shape: sizes of those dimensions.
+      init: how it is drawn.
+      role: what it is for; learning-rate scale and decay follow from it.
+      fan_in: inputs summed into one output; by default all dimensions but the last.
+      collection: "params" for weights trained by gradient, any other name for state that is not.
+
+    Raises:
+      SpecError: `module.specs` has no row for `key`.
+    """
+    spec = module.specs.lookup(key, type(module).__name__)
+    fan_in = math.prod(shape[:-1]) if fan_in is None else fan_in
+
+    def make(rng: jax.Array) -> Weight:
+        value = init(rng, shape, module.param_dtype, fan_in)
+        return Weight(value, key=key, spec=spec, role=role, init=str(init), fan_in=fan_in)
+
+    if collection == "params":
+        return module.param(key, make)
+    return module.variable(collection, key, lambda: make(module.make_rng("params"))).value

@@ -1,0 +1,166 @@
+"""The experiment: a class whose UPPER_CASE attributes are its knobs, and whose methods return fresh Fiddle configs."""
+
+import inspect
+import math
+import typing
+
+from typing import Any, ClassVar, Self
+
+import fiddle as fdl
+
+from layers.errors import UsageError, did_you_mean
+from layers.specs import Specs
+
+REGISTRY: dict[str, type["Experiment"]] = {}
+ENTRIES = "registry.experiments."
+
+
+class Experiment:
+    """Base of all experiments.
+
+    A knob is an UPPER_CASE class attribute. An annotation declares it (`NUM_LAYERS: int = 4`); subclasses set it without
+    one (`NUM_LAYERS = 64`), and may not set what no base declares. What follows from knobs is a property. The same holds
+    for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and rows that no base has need
+    the annotation (`WEIGHTS: Specs = ...`).
+
+    Raises (when a subclass is made):
+      UsageError: an undeclared knob or row, or a knob whose value can be changed in place.
+    """
+
+    MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
+    DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; one -1 takes all that remain
+    WEIGHTS: Specs = Specs()  # where each weight lives; every row must place a weight
+    OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that only some settings of the knobs have
+    ACTIVATIONS: Specs = Specs()  # where activations live; `tokens_bs` places the batch
+    SEED: int = 0  # of initial weights, data order and dropout
+
+    overrides: ClassVar[tuple[str, ...]] = ()  # the --set values that made this class from the registered one
+    smoke: ClassVar[bool] = False  # made small by Smoke(); its mesh folds onto the devices that are there
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declared = inspect.get_annotations(cls)
+        for name, value in vars(cls).items():
+            if not name.isupper():
+                continue
+            known = [knob for base in cls.__mro__[1:] for knob in inspect.get_annotations(base) if knob.isupper()]
+            if name not in known and name not in declared:
+                raise UsageError(
+                    f"{cls.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
+                    f"(A new knob is declared by its annotation: `{name}: int = ...`.)"
+                )
+            if isinstance(value, list | dict | set):
+                raise UsageError(f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
+            if isinstance(value, Specs) and name not in declared:
+                rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
+                for row in set(value) - rows:
+                    raise UsageError(
+                        f"{cls.__name__}.{name} has a row '{row}' that no base has. {did_you_mean(row, rows)} "
+                        f"(New rows are declared by the annotation: `{name}: Specs = ...`.)"
+                    )
+
+    def Task(self) -> fdl.Config:
+        """What is learned."""
+        raise NotImplementedError
+
+    def Train(self) -> fdl.Config:
+        """Which data, for how long."""
+        raise NotImplementedError
+
+    def Test(self) -> fdl.Config:
+        """On which splits it is judged."""
+        raise NotImplementedError
+
+    @classmethod
+    def Smoke(cls) -> type[Self]:
+        """The same experiment made small: the same table rows, data that needs no download."""
+        raise NotImplementedError
+
+    @classmethod
+    def derive(cls, **knobs: Any) -> type[Self]:
+        """A subclass of the same name with these knobs."""
+        return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **knobs})
+
+    @property
+    def specs(self) -> Specs:
+        """All rows that place weights."""
+        return self.WEIGHTS | self.OPTIONAL_WEIGHTS
+
+    @classmethod
+    def knobs(cls) -> dict[str, Any]:
+        """Every knob with its value, in the order of declaration."""
+        return {name: getattr(cls, name) for name in knob_types(cls)}
+
+    def mesh_shape(self, devices: int | None = None) -> dict[str, int]:
+        """Axis sizes on so many devices; None takes the shape as written, a -1 as 1.
+
+        Raises:
+          UsageError: the shape does not fit its axes' names, or the number of devices.
+        """
+        shape, axes = tuple(self.DEVICE_MESH_SHAPE), tuple(self.MESH_AXES)
+        if len(shape) != len(axes):
+            raise UsageError(f"DEVICE_MESH_SHAPE = {shape} and MESH_AXES = {axes} differ in length.")
+        if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
+            raise UsageError(f"DEVICE_MESH_SHAPE = {shape}: sizes are at least 1, and one at most may be -1.")
+        fixed = math.prod(size for size in shape if size != -1)
+        if devices is not None and self.smoke:
+            return dict(zip(axes, _fold(shape, devices), strict=True))
+        if devices is not None and (devices % fixed if -1 in shape else devices != fixed):
+            need = f"a multiple of {fixed}" if -1 in shape else str(fixed)
+            raise UsageError(
+                f"{cls_key(type(self))} wants {need} devices (DEVICE_MESH_SHAPE = {shape}), but {devices} are here: "
+                f"try --smoke, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={','.join(map(str, _fold(shape, devices)))}."
+            )
+        rest = 1 if devices is None else devices // fixed
+        return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
+
+
+_SPEC_TABLES = ("WEIGHTS", "OPTIONAL_WEIGHTS", "ACTIVATIONS")
+
+
+def knob_types(cls: type[Experiment]) -> dict[str, Any]:
+    """The declared type of every knob, bases first."""
+    types: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if issubclass(base, Experiment):
+            hints = typing.get_type_hints(base)
+            types.update({name: hints[name] for name in inspect.get_annotations(base) if name.isupper()})
+    return types
+
+
+def owner(cls: type[Experiment], knob: str) -> type[Experiment]:
+    """The class that sets `knob` for `cls`."""
+    return next(base for base in cls.__mro__ if knob in vars(base))
+
+
+def register(cls: type[Experiment]) -> type[Experiment]:
+    """Class decorator: enters an experiment in the dictionary under `family.Class`.
+
+    Raises:
+      UsageError: it has no docstring.
+    """
+    if not vars(cls).get("__doc__"):
+        raise UsageError(f"{cls.__name__} needs a docstring: one sentence on what it is, as `registry list` shows it.")
+    REGISTRY[cls_key(cls)] = cls
+    return cls
+
+
+def cls_key(cls: type[Experiment]) -> str:
+    """`tiny.StdlibTiny` for our own families, `their.module.Name` for a user's."""
+    return f"{cls.__module__.removeprefix(ENTRIES)}.{cls.__name__}"
+
+
+def _fold(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Spreads the devices over the axes, each prime factor to the axis furthest below its stated size."""
+    folded = [1] * len(shape)
+    rest, factor = devices, 2
+    while rest > 1:
+        while rest % factor:
+            factor += 1
+        wanted = [math.inf if size == -1 else size for size in shape]
+        axis = max(range(len(shape)), key=lambda i: (wanted[i] / folded[i], -i))
+        folded[axis] *= factor
+        rest //= factor
+    return tuple(folded)
+
+

@@ -1,0 +1,1 @@
+"""The entries, one file per family."""

@@ -1,0 +1,1 @@
+"""What is learned: tasks, optimizers, metrics, inputs, vocabularies."""

@@ -1,0 +1,113 @@
+"""Text as one array of bytes per split: a file of the user's, or the source of Python's own standard library."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+
+from layers.errors import UsageError, did_you_mean
+
+SPLITS = ("train", "validation", "test")
+DOCUMENT_END = b"\0"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+    """A file, cut in order: the first part trains, the next validates, the last tests."""
+
+    path: str
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the bytes; they add up to 1
+
+    def read(self, split: str) -> np.ndarray:
+        """The bytes of a split, uint8, memory-mapped.
+
+        Raises:
+          UsageError: the file cannot be read or is empty, the fractions are off, or the split has none of it.
+        """
+        _check_split(split)
+        if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
+            raise UsageError(f"Split fractions {self.fractions} must be three numbers from 0 up that add to 1.")
+        data = _map_bytes(self.path)
+        bounds = [round(len(data) * sum(self.fractions[:i])) for i in range(4)]
+        start = SPLITS.index(split)
+        return data[bounds[start] : bounds[start + 1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StandardLibrary:
+    """Every .py file of the running Python's standard library, with a zero byte behind each.
+
+    Whole files go to splits, by the first byte of the SHA-256 of their relative path: of 256 values 0-12 test,
+    13-25 validate (5% each), the rest train. Files stand in the order of that hash, so that every stretch is a mixture.
+    """
+
+    def read(self, split: str) -> np.ndarray:
+        """The bytes of a split, uint8, memory-mapped from a cache that is built on first use."""
+        _check_split(split)
+        return _map_bytes(_standard_library_files()[split])
+
+
+@functools.cache
+def _standard_library_files() -> dict[str, str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    sources = sorted(
+        (hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path)
+        for path in root.rglob("*.py")
+        if "site-packages" not in path.parts and "dist-packages" not in path.parts
+    )
+    listing = "".join(f"{digest.hex()} {path.stat().st_size}\n" for digest, path in sources)
+    name = f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    folder = _cache_folder()
+    files = {split: str(folder / f"{name}.{split}.bin") for split in SPLITS}
+    if not all(Path(path).exists() for path in files.values()):
+        parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        for digest, path in sources:
+            text = path.read_bytes()
+            if text and DOCUMENT_END not in text:
+                parts["test" if digest[0] < 13 else "validation" if digest[0] < 26 else "train"] += [text, DOCUMENT_END]
+        for split, path in files.items():
+            _write_atomically(Path(path), b"".join(parts[split]))
+    return files
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        folder = Path(home) / "vortaro"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir()) / f"vortaro-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+        part.write(content)
+    os.replace(part.name, path)
+
+
+def _map_bytes(path: str) -> np.ndarray:
+    try:
+        if epath.Path(path).stat().length == 0:
+            raise UsageError(f"The text file '{path}' is empty.")
+        if "://" in path:
+            return np.frombuffer(epath.Path(path).read_bytes(), np.uint8)
+        return np.memmap(path, np.uint8, mode="r")
+    except OSError as error:
+        raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UsageError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")

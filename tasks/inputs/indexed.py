@@ -1,0 +1,78 @@
+"""Inputs whose batch k is a function of k: any position is reached without reading what lies before it."""
+
+import abc
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.batch import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of each batch that one host reads: part `index` of `count` equal parts."""
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, batch_size: int) -> range:
+        """Row numbers of this part.
+
+        Raises:
+          UsageError: the parts would not be equal.
+        """
+        if batch_size % self.count:
+            raise UsageError(f"A batch of {batch_size} rows cannot be shared by {self.count} hosts equally.")
+        size = batch_size // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexedInput(abc.ABC):
+    """A sequence of batches, addressed by number."""
+
+    batch_size: int  # rows over all hosts
+    seq_len: int  # positions per row
+
+    @abc.abstractmethod
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        """The shard's rows of batch `index`: the same bits at every call, on every host count."""
+
+    @abc.abstractmethod
+    def num_batches(self) -> int | None:
+        """Batches in one pass; None where they never end."""
+
+    def iterator(self, shard: Shard = Shard()) -> "InputIterator":
+        """Batches from the first on, with a position that can be saved and restored."""
+        return InputIterator(self, shard)
+
+
+class InputIterator(Iterator[Batch]):
+    """Walks through an IndexedInput; `state()` fits in a JSON file."""
+
+    def __init__(self, source: IndexedInput, shard: Shard):
+        self._source, self._shard, self._next = source, shard, 0
+
+    def __next__(self) -> Batch:
+        end = self._source.num_batches()
+        if end is not None and self._next >= end:
+            raise StopIteration
+        batch = self._source.batch(self._next, self._shard)
+        self._next += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands: the number of the next batch."""
+        return {"next_batch": self._next}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`, without reading what lies before."""
+        self._next = int(state["next_batch"])
+
+
+def generator(*entropy: int) -> np.random.Generator:
+    """Random numbers that follow from these integers alone (numpy's Philox, a counter-based generator)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

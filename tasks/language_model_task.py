@@ -1,0 +1,100 @@
+"""The task of predicting the next token."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from layers.cross_entropy import chunked_cross_entropy
+from layers.language_model import LanguageModel
+from layers.specs import Specs
+from tasks.batch import Batch
+from tasks.metrics import MetricSums
+from tasks.optimizers import Optimizer
+from tasks.task import LossOutput
+from tasks.vocabulary import Vocabulary
+from tasks.weight_table import WeightTable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LanguageModelTask:
+    """Model, loss and optimizer; pure functions of arrays."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("tokens_bs",)
+
+    model: LanguageModel
+    optimizer: Optimizer
+    vocabulary: Vocabulary
+    batch_placement: Specs  # rows `tokens_bs`: how a batch is split over the mesh
+    z_loss: float = 0.0  # weight of log(Z)^2 in the objective
+    label_smoothing: float = 0.0  # weight of the uniform distribution in the target
+    loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
+    microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
+    non_finite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
+
+    def init(self, rng: jax.Array, batch: Batch) -> Any:
+        """The model's variables, in `Weight` boxes."""
+        return self.model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)
+
+    @functools.cached_property
+    def table(self) -> WeightTable:
+        """The weight table, from an abstract init: no array is made."""
+        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
+        return WeightTable(jax.eval_shape(self.init, jax.random.key(0), batch), self.optimizer.decays)
+
+    def weight_table(self) -> WeightTable:
+        """One row per weight."""
+        return self.table
+
+    def loss(
+        self, variables: Any, batch: Batch, state: Any = None, rng: jax.Array | None = None
+    ) -> tuple[jax.Array, LossOutput]:
+        """The objective summed over targets.
+
+        Args:
+          variables: the model's variables; "params" and any collections without gradient.
+          batch: B rows of S positions.
+          state: continues the sequences that it remembers (truncated back-propagation); None starts new ones.
+          rng: for dropout; None turns dropout off, and leaves collections without gradient as they are.
+        """
+        mutable = [name for name in variables if name != "params"] if rng is not None else []
+        rngs = {} if rng is None else {"dropout": rng}
+        arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
+        (features, state), updated = self.model.apply(variables, *arguments, rngs=rngs, mutable=mutable)
+        sums = chunked_cross_entropy(
+            features,
+            functools.partial(self.model.apply, variables, method="logits"),
+            batch.targets,
+            batch.weights,
+            self.loss_chunk,
+            self.z_loss,
+            self.label_smoothing,
+        )
+        token_bytes = jnp.asarray(self.vocabulary.token_bytes())
+        metrics = MetricSums.zero().replace(
+            objective=sums.objective,
+            loss=sums.loss,
+            correct=sums.correct,
+            weight=sums.weight,
+            bytes=jnp.sum(token_bytes[batch.targets] * batch.weights),
+            tokens=jnp.sum(batch.weights > 0, dtype=jnp.int32),
+        )
+        return sums.objective, LossOutput(sums.weight, metrics, {**variables, **updated}, state)
+
+    def decode_step(
+        self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
+    ) -> tuple[jax.Array, Any]:
+        """Reads `tokens` (B, S) behind what `state` remembers: float32 logits (B, V) of the next token, new state."""
+        features, state = self.model.apply(variables, tokens, state, segment_ids, positions)
+        return self.model.apply(variables, features[:, -1:], method="logits")[:, 0], state
+
+    def init_decode_state(self, batch_size: int, capacity: int) -> Any:
+        """An empty decoding state for `capacity` positions."""
+        return self.model.init_state(batch_size, capacity)
+
+    def context_limit(self) -> int | None:
+        """Positions the model can tell apart; None is no limit."""
+        return getattr(self.model.positions, "max_length", None)

@@ -1,0 +1,120 @@
+"""Optimizers: optax, put together from the weight table."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+
+from layers.specs import P
+from tasks.schedules import Schedule
+from tasks.weight_table import WeightRow, WeightTable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """Limits on the gradient before the optimizer sees it; each None is off, all that are set apply in this order."""
+
+    global_norm: float | None = None  # scale all gradients together to at most this norm (Pascanu et al. 2013)
+    block_rms: float | None = None  # scale each weight's gradient to at most this root mean square; layers count as one
+    value: float | None = None  # cut each element to [-value, value]
+
+    def build(self) -> list[optax.GradientTransformation]:
+        """The optax transformations."""
+        makers = {
+            optax.clip_by_global_norm: self.global_norm,
+            optax.clip_by_block_rms: self.block_rms,
+            optax.clip: self.value,
+        }
+        return [make(limit) for make, limit in makers.items() if limit is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleFactors:
+    """A factor on the learning rate per weight role (see layers.weight.Role)."""
+
+    embedding: float = 1.0
+    hidden: float = 1.0
+    output: float = 1.0
+    scale: float = 1.0
+    bias: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optax optimizer with what language models need around it.
+
+    One update: clip, scale by the method, add decay, multiply by the role's factor, the schedule and the learning rate.
+    """
+
+    learning_rate: float  # at the schedule's peak
+    schedule: Schedule  # factor over time
+    clipping: Clipping  # limits on the gradient
+    role_factors: RoleFactors  # learning-rate scale per role
+    method: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    beta1: float = 0.9  # decay of the first moment; momentum of sgd
+    beta2: float = 0.95  # decay of the second moment; lion: of its momentum (0.99 in the paper)
+    epsilon: float = 1e-8  # added to the root of adamw's second moment
+    weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019): update -= learning_rate * weight_decay * weight
+    decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
+    min_dim_size_to_factor: int = 128  # adafactor keeps full second moments where a dimension is smaller
+
+    def decays(self, role: str) -> bool:
+        """Does weight decay act on this role."""
+        return self.weight_decay != 0 and role in self.decay_roles
+
+    def learning_rate_at(self, step: Any) -> jax.Array:
+        """The learning rate of update `step`, counted from 0."""
+        return self.learning_rate * self.schedule(step)
+
+    def build(self, table: WeightTable) -> optax.GradientTransformation:
+        """The transformation for the weights of `table` (its "params" part)."""
+        params = table.tree(lambda row: row)["params"]
+        factors = jax.tree.map(lambda row: getattr(self.role_factors, row.role, 1.0), params)
+        chain = [*self.clipping.build(), *self._scale()]
+        if self.weight_decay:
+            chain.append(optax.add_decayed_weights(self.weight_decay, jax.tree.map(lambda row: row.decay, params)))
+        if set(jax.tree.leaves(factors)) != {1.0}:
+            chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, factors)))
+        chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
+        return optax.chain(*chain)
+
+    def _scale(self) -> list[optax.GradientTransformation]:
+        if self.method == "adamw":
+            return [optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)]
+        if self.method == "lion":  # Chen et al. 2023, algorithm 2
+            return [optax.scale_by_lion(self.beta1, self.beta2)]
+        if self.method == "sgd":
+            return [optax.trace(self.beta1)] if self.beta1 else []
+        return [  # Shazeer and Stern 2018, algorithm 4, without first moment
+            optax.scale_by_factored_rms(min_dim_size_to_factor=self.min_dim_size_to_factor),
+            optax.clip_by_block_rms(1.0),
+            optax.scale_by_param_block_rms(),
+        ]
+
+    def state_specs(self, table: WeightTable, state: Any) -> Any:
+        """Partition specs in the shape of `state`, the abstract state of `build(table)`.
+
+        A slot follows its weight's spec; a factored slot takes it minus the reduced dimension; counters are replicated.
+        """
+        rows = {tuple(row.path.split("/")[1:]): row for row in table if row.path.startswith("params/")}
+
+        def spec(path: Any, leaf: Any) -> P:
+            names = tuple(str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
+            for start in range(len(names)):
+                if names[start:] in rows:
+                    return _slot_spec(rows[names[start:]], leaf.shape, names[:start])
+            return P(*[None] * len(leaf.shape))
+
+        return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def _slot_spec(row: WeightRow, shape: tuple[int, ...], owner: tuple[str, ...]) -> P:
+    if shape == row.shape:
+        return row.spec
+    if len(shape) != len(row.shape) - 1:
+        return P(*[None] * len(shape))  # the placeholder of a slot that is not used
+    second, largest = np.argsort(row.shape)[-2:]  # the dimensions that optax factors
+    reduced = largest if "v_row" in owner else second
+    return P(*np.delete(np.array([*row.spec, None], object), reduced)[:-1])

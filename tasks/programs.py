@@ -1,0 +1,31 @@
+"""Which data, for how long, how often: what Train() and Test() of an experiment configure."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from tasks.inputs.indexed import IndexedInput
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainProgram:
+    """Training from `input` for `num_steps` updates."""
+
+    input: IndexedInput
+    num_steps: int
+    log_every: int = 50  # steps between two lines of metrics
+    eval_every: int | None = None  # steps between two evaluations on the validation split; None is at the end alone
+    save_every: int = 500  # steps between two checkpoints; one is saved at the end in any case
+    keep_last: int = 2  # checkpoints kept for resuming
+    keep_best: int = 1  # checkpoints kept beside those, lowest validation loss first
+
+    def __post_init__(self):
+        for name in ("num_steps", "log_every", "save_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TestProgram:
+    """Evaluation on each of `inputs`, named by split."""
+
+    inputs: Mapping[str, IndexedInput]

@@ -1,0 +1,53 @@
+"""What the runner asks of a task."""
+
+from typing import Any, Protocol
+
+import jax
+from flax import struct
+
+from tasks.batch import Batch
+from tasks.metrics import MetricSums
+from tasks.optimizers import Optimizer
+from tasks.vocabulary import Vocabulary
+from tasks.weight_table import WeightTable
+
+
+class LossOutput(struct.PyTreeNode):
+    """What a loss gives beside its value."""
+
+    weight: Any  # sum of loss weights: divide the loss by it for the mean
+    metrics: MetricSums
+    variables: Any  # the variables, those without gradient updated
+    state: Any  # the mixers' state behind this batch, where one was handed in
+
+
+class Task(Protocol):
+    """Model, loss and optimizer as pure functions of arrays; tasks.language_model_task says what each one does."""
+
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def non_finite(self) -> str: ...
+
+    def init(self, rng: jax.Array, batch: Batch) -> Any: ...
+
+    def loss(
+        self, variables: Any, batch: Batch, state: Any = None, rng: jax.Array | None = None
+    ) -> tuple[jax.Array, LossOutput]: ...
+
+    def weight_table(self) -> WeightTable: ...
+
+    def decode_step(
+        self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
+    ) -> tuple[jax.Array, Any]: ...
+
+    def init_decode_state(self, batch_size: int, capacity: int) -> Any: ...
+
+    def context_limit(self) -> int | None: ...

@@ -1,0 +1,127 @@
+"""The weight table: one row per weight, read off an abstract init. Everything about weights is decided from it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.core import meta
+
+from layers.errors import SpecError, did_you_mean
+from layers.specs import P, show_spec
+from layers.weight import Weight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightRow:
+    """One weight: what it is, what it is for, where it lives."""
+
+    path: str  # "params/stack/block/mixer/query_mnd"
+    key: str  # its name in the experiment's WEIGHTS
+    shape: tuple[int, ...]
+    dtype: str
+    spec: P  # one entry per dimension
+    role: str
+    init: str
+    fan_in: int
+    decay: bool  # does weight decay act on it
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole weight."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    def bytes_per_device(self, mesh: Mapping[str, int]) -> int:
+        """Bytes of one device's part on a mesh of these axis sizes."""
+        return self.bytes // shards(self.spec, mesh)
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes one entry of a spec names."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def shards(spec: P, mesh: Mapping[str, int]) -> int:
+    """Into how many parts `spec` cuts an array."""
+    return math.prod(mesh[axis] for entry in spec for axis in axes_of(entry))
+
+
+class WeightTable:
+    """The rows of an experiment's weights, and the tree they come from."""
+
+    def __init__(self, boxed: Any, decays: Callable[[str], bool] = lambda role: False):
+        """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves."""
+        leaves, self._treedef = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=meta.is_axis_metadata)
+        self.rows = [_row(path, leaf, decays) for path, leaf in leaves]
+
+    def __iter__(self) -> Iterator[WeightRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def tree(self, fn: Callable[[WeightRow], Any]) -> Any:
+        """`fn(row)` for every row, in the shape of the variables."""
+        return jax.tree_util.tree_unflatten(self._treedef, [fn(row) for row in self.rows])
+
+    @property
+    def abstract(self) -> Any:
+        """Shapes and dtypes, in the shape of the variables."""
+        return self.tree(lambda row: jax.ShapeDtypeStruct(row.shape, row.dtype))
+
+    def check(self, mesh: Mapping[str, int]) -> None:
+        """Holds every row against the mesh.
+
+        Raises:
+          SpecError: a spec of wrong length, an axis that is not in the mesh or used twice, or a dimension that its
+            axes do not divide.
+        """
+        for row in self.rows:
+            check_spec(f"weight '{row.path}'", row.spec, row.shape, mesh)
+
+
+def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, int]) -> None:
+    """Raises a SpecError unless an array of `shape` can be split by `spec` on `mesh` (axis name to size)."""
+    if len(spec) != len(shape):
+        raise SpecError(f"The spec {show_spec(spec)} of {owner} has {len(spec)} entries for the shape {shape}.")
+    used: list[str] = []
+    for size, entry in zip(shape, spec, strict=True):
+        for axis in axes_of(entry):
+            if axis not in mesh:
+                raise SpecError(f"The spec {show_spec(spec)} of {owner} names '{axis}'. {did_you_mean(axis, mesh)}")
+            if axis in used:
+                raise SpecError(f"The spec {show_spec(spec)} of {owner} uses mesh axis '{axis}' twice.")
+            used.append(axis)
+        parts = math.prod(mesh[axis] for axis in axes_of(entry))
+        if size % parts:
+            raise SpecError(
+                f"Dimension {size} of {owner}, shape {shape}, is split by {show_spec(spec)} into {parts} parts, "
+                f"which do not divide it: choose another size, another mesh or another dimension."
+            )
+
+
+def _row(path: Any, leaf: Any, decays: Callable[[str], bool]) -> WeightRow:
+    name = "/".join(str(part.key) for part in path)
+    if not isinstance(leaf, Weight):
+        raise SpecError(f"Weight '{name}' was made without layers.weight.weight, so it has no partition spec.")
+    shape = tuple(leaf.value.shape)
+    return WeightRow(
+        path=name,
+        key=leaf.key,
+        shape=shape,
+        dtype=str(leaf.value.dtype),
+        spec=leaf.spec,
+        role=leaf.role,
+        init=leaf.init,
+        fan_in=leaf.fan_in,
+        decay=name.startswith("params/") and decays(leaf.role),
+    )
