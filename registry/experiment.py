@@ -79,7 +79,8 @@ class Experiment:
     @classmethod
     def derive(cls, **knobs: Any) -> type[Self]:
         """A subclass of the same name with these knobs."""
-        return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **knobs})
+        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "derived": True, **knobs}
+        return type(cls.__name__, (cls,), body)
 
     @property
     def specs(self) -> Specs:
@@ -128,9 +129,17 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
     return types
 
 
-def owner(cls: type[Experiment], knob: str) -> type[Experiment]:
-    """The class that sets `knob` for `cls`."""
-    return next(base for base in cls.__mro__ if knob in vars(base))
+def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
+    """The classes of its line that stand in source text, nearest first: those made by `derive` are left out."""
+    return [base for base in cls.__mro__ if issubclass(base, Experiment) and "derived" not in vars(base)]
+
+
+def owner(cls: type[Experiment], knob: str) -> str:
+    """Who sets `knob` for `cls`: the key of a class, "--set" or "Smoke()"."""
+    base = next(base for base in cls.__mro__ if knob in vars(base))
+    if "derived" in vars(base):
+        return "--set" if "overrides" in vars(base) else "Smoke()"
+    return cls_key(base)
 
 
 def register(cls: type[Experiment]) -> type[Experiment]:

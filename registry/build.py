@@ -1,0 +1,54 @@
+"""From configs to the objects they describe; and the registrations that let Fiddle print and save our values."""
+
+from typing import Any
+
+import fiddle as fdl
+from fiddle import daglish
+from fiddle.experimental import serialization
+
+from layers.errors import UsageError, VortaroError
+from layers.specs import P, Specs
+
+
+def build(config: fdl.Config, name: str) -> Any:
+    """Builds `config`, which errors call by `name`.
+
+    Raises:
+      UsageError: a constructor refused its arguments.
+    """
+    try:
+        return fdl.build(config)
+    except VortaroError:
+        raise
+    except (ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")
+        raise UsageError(f"{name}{place}: {reason}.") from error
+
+
+def to_json(config: fdl.Config) -> str:
+    """The config as Fiddle's JSON; `from_json` builds an equal one."""
+    return serialization.dump_json(config)
+
+
+def from_json(text: str) -> Any:
+    """The config that `to_json` wrote."""
+    return serialization.load_json(text)
+
+
+def _names(values: Any) -> tuple[daglish.PathElement, ...]:
+    return tuple(daglish.Index(i) for i in range(len(values)))
+
+
+serialization.register_node_traverser(
+    P,
+    flatten_fn=lambda spec: (tuple(spec), None),
+    unflatten_fn=lambda values, _: P(*values),
+    path_elements_fn=_names,
+)
+serialization.register_node_traverser(
+    Specs,
+    flatten_fn=lambda table: (tuple(table.values()), tuple(table)),
+    unflatten_fn=lambda values, keys: Specs(**dict(zip(keys, values, strict=True))),
+    path_elements_fn=_names,
+)

@@ -1,0 +1,78 @@
+"""What must hold of an experiment before it runs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fiddle as fdl
+import flax.linen as nn
+from fiddle import daglish
+
+from layers.errors import SpecError, UsageError, did_you_mean
+from layers.specs import show_spec
+from registry.build import build
+from registry.experiment import Experiment, cls_key
+from registry.overrides import ROOTS
+from tasks.weight_table import axes_of, check_spec
+
+
+def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
+    """Proves an experiment against a mesh; by default its own, as written.
+
+    Raises:
+      UsageError: the first thing that is wrong, in one sentence.
+    """
+    mesh = experiment.mesh_shape() if mesh is None else mesh
+    name = cls_key(type(experiment))
+    configs = {root: getattr(experiment, method)() for root, method in ROOTS.items()}
+    _no_shared_modules(configs["task"])
+    task, train, test = (build(config, root) for root, config in configs.items())
+    table = task.weight_table()
+    table.check(mesh)
+    unused = set(experiment.WEIGHTS) - {row.key for row in table}
+    for key in sorted(unused):
+        near = did_you_mean(key, {row.key for row in table})
+        raise SpecError(f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight takes it. {near}")
+    _known_axes(experiment, mesh)
+    _used_activations(experiment, configs["task"])
+    placement = task.batch_placement.lookup("tokens_bs", "the batch")
+    for where, source in {"train.input": train.input, **{f"test.inputs.{k}": v for k, v in test.inputs.items()}}.items():
+        pieces = task.microbatches if where == "train.input" else 1
+        if source.batch_size % pieces:
+            raise UsageError(f"{where}.batch_size = {source.batch_size} must be divisible by task.microbatches = {pieces}.")
+        rows = f"{where}: a batch of {source.batch_size} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
+        check_spec(rows, placement, (source.batch_size // pieces, source.seq_len), mesh)
+
+
+def _no_shared_modules(config: fdl.Config) -> None:
+    seen: dict[int, str] = {}
+    for value, path in daglish.iterate(config, memoized=False):
+        if isinstance(value, fdl.Config) and _is_module(value):
+            here = daglish.path_str(path).removeprefix(".")
+            if seen.setdefault(id(value), here) != here:
+                raise UsageError(f"One config stands at task.{seen[id(value)]} and at task.{here}: their weights would be tied. Make two.")
+
+
+def _is_module(config: fdl.Config) -> bool:
+    made = fdl.get_callable(config)
+    return isinstance(made, type) and issubclass(made, nn.Module)
+
+
+def _known_axes(experiment: Experiment, mesh: Mapping[str, int]) -> None:
+    for table in ("WEIGHTS", "OPTIONAL_WEIGHTS", "ACTIVATIONS"):
+        for key, spec in getattr(experiment, table).items():
+            for axis in (axis for entry in spec for axis in axes_of(entry)):
+                if axis not in mesh:
+                    raise SpecError(f"{table}.{key} = {show_spec(spec)} names mesh axis '{axis}'. {did_you_mean(axis, mesh)}")
+
+
+def _used_activations(experiment: Experiment, config: fdl.Config) -> None:
+    known = {row for layer in _layers(config) for row in getattr(layer, "SPECS", ())}
+    for key in experiment.ACTIVATIONS:
+        if key not in known:
+            raise SpecError(f"ACTIVATIONS has a row '{key}', but no layer of the experiment places such an array. {did_you_mean(key, known)}")
+
+
+def _layers(config: fdl.Config) -> Iterator[Any]:
+    for value, _ in daglish.iterate(config):
+        if isinstance(value, fdl.Config):
+            yield fdl.get_callable(value)

@@ -1,0 +1,231 @@
+"""The registry tool: look things up in the dictionary of experiments."""
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError, VortaroError, did_you_mean
+from registry import index, render
+
+# Everything that needs jax is imported inside the verb that uses it: `list` answers at once.
+
+USAGE = """python -m registry VERB ...
+
+  list [GLOB]         all experiments, or those whose name matches
+  show NAME           knobs, with the class that sets each, and the config they make
+  weights NAME        the weight table: shape, spec, role, bytes per device
+  diff A [B]          what differs; A and B are names, run folders or experiment.json files
+  check [NAME ...]    prove names (default: all) against their meshes
+  tree                who extends whom
+  explain NAME PATH   which class and line set a knob, a config field or a weight's spec
+  golden [NAME ...]   compare with the files in tests/golden; --update writes them
+  new BASE NAME       write the first lines of a new experiment, NAME being module.Class"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one verb; returns the exit code."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here computes: leave accelerators alone
+    try:
+        return _run(arguments)
+    except VortaroError as error:
+        print(f"registry: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(f"{message}. `python -m registry --help` lists what there is.")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="registry", usage=USAGE, allow_abbrev=False, add_help=True)
+    parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
+    parser.add_argument("names", nargs="*", help="experiments, paths, a pattern")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field")
+    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
+    parser.add_argument("--smoke", action="store_true", help="the experiment made small")
+    parser.add_argument("--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices")
+    parser.add_argument("--update", action="store_true", help="golden: write the files")
+    options = parser.parse_intermixed_args(arguments)
+    if options.verb not in VERBS:
+        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+    return VERBS[options.verb](options)
+
+
+def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | None = None) -> Any:
+    from registry.resolve import resolve
+
+    overrides = options.set if overrides is None else overrides
+    return resolve(name, overrides, smoke=options.smoke, imports=options.imports)
+
+
+def _names(options: argparse.Namespace, least: int, most: int, what: str) -> list[str]:
+    if not least <= len(options.names) <= most:
+        raise UsageError(f"{options.verb} takes {what}, but {len(options.names)} names were given.")
+    return options.names
+
+
+def _keys(options: argparse.Namespace) -> list[str]:
+    """Names of all entries, imported modules' included."""
+    if options.imports:
+        from registry.experiment import REGISTRY
+        from registry.resolve import load
+
+        for module in options.imports:
+            load(module)
+        return sorted({*index.entries(), *REGISTRY})
+    return sorted(index.entries())
+
+
+def _entry(key: str) -> dict[str, Any]:
+    if key in index.entries():
+        entry = index.entries()[key]
+        return {"name": key, "base": entry.base, "doc": entry.doc, "mesh": list(entry.mesh)}
+    from registry.experiment import REGISTRY
+
+    cls = REGISTRY[key]
+    doc = (cls.__doc__ or "").strip().partition("\n")[0]
+    return {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
+
+
+def _list(options: argparse.Namespace) -> int:
+    pattern = _names(options, 0, 1, "one pattern at most")
+    rows = [_entry(key) for key in _keys(options)]
+    if pattern:
+        rows = [row for row in rows if fnmatch.fnmatchcase(row["name"].lower(), f"*{pattern[0].lower()}*")]
+    if options.where:
+        from registry.where import where
+
+        rows = [row for row in rows if where(options.where, lambda: _totals(options, row["name"]), row["mesh"])]
+    return _print(options, rows, render.entries)
+
+
+def _totals(options: argparse.Namespace, name: str) -> dict[str, int]:
+    from registry.snapshot import weight_summary
+
+    return weight_summary(_resolve(options, name))["totals"]
+
+
+def _show(options: argparse.Namespace) -> int:
+    from registry.snapshot import snapshot
+
+    (name,) = _names(options, 1, 1, "one name")
+    return _print(options, snapshot(_resolve(options, name)), render.experiment)
+
+
+def _weights(options: argparse.Namespace) -> int:
+    from registry.snapshot import weight_summary
+
+    (name,) = _names(options, 1, 1, "one name")
+    return _print(options, weight_summary(_resolve(options, name)), render.weights)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from registry.diff import diff, is_equal
+    from registry.snapshot import load, snapshot
+
+    a, *rest = _names(options, 1, 2, "one or two names")
+    stored = [load(Path(name)) if Path(name).exists() else None for name in (a, *rest)]
+    left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
+    if rest:
+        right = stored[1] or snapshot(_resolve(options, rest[0]))
+    elif stored[0]:  # a run folder against today's class of that name
+        options.smoke = left["smoke"]
+        right = snapshot(_resolve(options, left["experiment"], [*left["overrides"], *options.set]))
+    elif options.set:
+        right = snapshot(_resolve(options, a))
+    else:
+        raise UsageError("diff of one name needs --set=..., or a second name.")
+    difference = diff(left, right)
+    _print(options, difference, render.difference)
+    return 0 if is_equal(difference) else 1
+
+
+def _check(options: argparse.Namespace) -> int:
+    from registry.checks import check
+
+    rows = []
+    for name in options.names or _keys(options):
+        try:
+            experiment = _resolve(options, name)
+            check(experiment)
+            rows.append({"name": name, "ok": True, "reason": ""})
+        except UsageError as error:
+            rows.append({"name": name, "ok": False, "reason": str(error)})
+    _print(options, rows, render.checks)
+    return 0 if all(row["ok"] for row in rows) else 2
+
+
+def _tree(options: argparse.Namespace) -> int:
+    from registry.resolve import find
+
+    _names(options, 0, 0, "no names")
+    from registry.experiment import Experiment, cls_key
+
+    pairs = set()
+    for key in _keys(options):
+        line = [cls for cls in find(key).__mro__ if issubclass(cls, Experiment)]
+        pairs |= {(cls_key(parent), cls_key(child)) for child, parent in zip(line, line[1:], strict=False)}
+    children: dict[str, list[str]] = {}
+    for parent, child in sorted(pairs):
+        children.setdefault(parent, []).append(child)
+    return _print(options, {"root": cls_key(Experiment), "children": children}, render.tree)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from registry.explain import explain
+
+    name, path = _names(options, 2, 2, "a name and a path")
+    return _print(options, explain(_resolve(options, name), path), render.steps)
+
+
+def _golden(options: argparse.Namespace) -> int:
+    from registry import golden
+
+    rows = [golden.compare(_resolve(options, name), update=options.update) for name in options.names or _keys(options)]
+    _print(options, rows, render.checks)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _new(options: argparse.Namespace) -> int:
+    from registry.scaffold import scaffold
+
+    base, name = _names(options, 2, 2, "a base and a new name")
+    path = scaffold(_written(_resolve(options, base)), name, Path.cwd())
+    return _print(options, {"path": str(path), "name": name}, render.created)
+
+
+def _written(experiment: Any) -> Any:
+    from registry.experiment import written_classes
+
+    return written_classes(type(experiment))[0]
+
+
+def _print(options: argparse.Namespace, data: Any, draw: Callable[[Any], None]) -> int:
+    if options.json:
+        print(json.dumps(data, indent=2))
+    else:
+        draw(data)
+    return 0
+
+
+VERBS = {
+    "list": _list,
+    "show": _show,
+    "weights": _weights,
+    "diff": _diff,
+    "check": _check,
+    "tree": _tree,
+    "explain": _explain,
+    "golden": _golden,
+    "new": _new,
+}

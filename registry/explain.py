@@ -1,0 +1,130 @@
+"""Which class and line set a knob, a config field or a weight's spec."""
+
+import ast
+import inspect
+import os
+import re
+from typing import Any
+
+import fiddle as fdl
+
+from layers.errors import UsageError, did_you_mean
+from layers.specs import show_spec
+from registry.build import build
+from registry.experiment import Experiment, knob_types, owner, written_classes
+from registry.overrides import ROOTS, field_names, get_field
+from registry.values import show
+
+
+def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
+    """Steps from the value at `path` back to where it was written: `{what, value, where}`, the value itself first.
+
+    Raises:
+      UsageError: there is no such knob, config path or weight.
+    """
+    cls = type(experiment)
+    head = path.partition(".")[0]
+    if path in knob_types(cls):
+        return _knob(cls, path)
+    if head in knob_types(cls):
+        return _row(cls, head, path.partition(".")[2])
+    if head in ROOTS:
+        return _field(experiment, path)
+    table = {row.path: row for row in build(experiment.Task(), "task").weight_table()}
+    matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
+    if not matches:
+        raise UsageError(f"There is no knob, config path or weight '{path}'. {did_you_mean(path, [*knob_types(cls), *ROOTS, *table])}")
+    row = matches[0]
+    spec_table = "WEIGHTS" if row.key in experiment.WEIGHTS else "OPTIONAL_WEIGHTS"
+    first = {"what": row.path, "value": f"{show_spec(row.spec)}, {row.role}, {row.init}, shape {row.shape}", "where": ""}
+    return [first, *_row(cls, spec_table, row.key)]
+
+
+def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
+    """Every class of the line that sets the knob, the one that wins first."""
+    steps = []
+    for assignment in reversed(cls.overrides):
+        if assignment.partition("=")[0] == name:
+            steps.append({"what": name, "value": assignment.partition("=")[2], "where": "--set"})
+    if owner(cls, name) == "Smoke()":
+        steps.append({"what": name, "value": show(getattr(cls, name)), "where": "Smoke()"})
+    for base in written_classes(cls):
+        if name in vars(base):
+            steps.append({"what": name, "value": show(vars(base)[name]), "where": _where(base, name)})
+    return steps
+
+
+def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
+    specs = getattr(cls, table)
+    if row not in specs:
+        raise UsageError(f"{table} has no row '{row}'. {did_you_mean(row, specs)}")
+    for assignment in reversed(cls.overrides):
+        if assignment.partition("=")[0] == f"{table}.{row}":
+            return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": "--set"}]
+    states = [base for base in written_classes(cls) if table in vars(base) and _assignment_line(base, table, f"{row}=")]
+    where = _where(states[0], table, f"{row}=") if states else "not found in source text"
+    return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
+
+
+def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
+    root, *names = path.split(".")
+    config: Any = getattr(experiment, ROOTS[root])()
+    if not names:
+        raise UsageError(f"'{path}' is a whole config: name one of its fields ({', '.join(field_names(config)[:6])}).")
+    for i, name in enumerate(names):
+        if name not in field_names(config):
+            at = ".".join([root, *names[:i]])
+            raise UsageError(f"There is no '{name}' in {at}. {did_you_mean(name, field_names(config))}")
+        holder, config = config, get_field(config, name)
+    value = show(fdl.get_callable(config)) if isinstance(config, fdl.Config) else show(config)
+    if path in [assignment.partition("=")[0] for assignment in experiment.overrides]:
+        return [{"what": path, "value": value, "where": "--set"}]
+    if not isinstance(holder, fdl.Config) or names[-1] not in holder.__arguments__:
+        made = fdl.get_callable(holder) if isinstance(holder, fdl.Config) else type(holder)
+        return [{"what": path, "value": value, "where": f"default of {show(made)}"}]
+    location = holder.__argument_history__[names[-1]][-1].location
+    line, text = _statement(location.filename, location.line_number, names[-1])
+    steps = [{"what": path, "value": value, "where": f"{location.function_name}(), {_place(location.filename, line)}"}]
+    cls = type(experiment)
+    for knob in dict.fromkeys(re.findall(r"\b(?:self|cls)\.([A-Z][A-Z0-9_]+)\b", text)):
+        if knob in knob_types(cls):
+            steps += _knob(cls, knob)
+    return steps
+
+
+def _statement(filename: str, line: int, name: str) -> tuple[int, str]:
+    """The line, and the text, of the keyword argument `name` in the call that `line` lies in; else the line itself."""
+    with open(filename, encoding="utf-8") as file:
+        source = file.read()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            for keyword in node.keywords:
+                if keyword.arg == name and node.lineno == line:
+                    return keyword.value.lineno, ast.get_source_segment(source, keyword.value) or ""
+    return line, source.splitlines()[line - 1]
+
+
+def _where(cls: type, name: str, containing: str = "") -> str:
+    return f"{cls.__name__}, {_assignment_line(cls, name, containing) or cls.__module__}"
+
+
+def _assignment_line(cls: type, name: str, containing: str = "") -> str | None:
+    """Where the class body assigns `name` (on the line with `containing` in it), as `file:line`."""
+    try:
+        lines, start = inspect.getsourcelines(cls)
+        filename = inspect.getsourcefile(cls) or ""
+    except (OSError, TypeError):
+        return None
+    tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
+    for node in getattr(tree.body[0], "body", []):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                if containing in lines[line - 1].replace(" ", ""):
+                    return _place(filename, start + line - 1)
+    return None
+
+
+def _place(filename: str, line: int) -> str:
+    relative = os.path.relpath(filename)
+    return f"{filename if relative.startswith('..') else relative}:{line}"

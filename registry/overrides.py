@@ -1,0 +1,132 @@
+"""`--set PATH=VALUE`: an experiment with knobs or config fields changed, as a subclass made on the spot."""
+
+import inspect
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import fiddle as fdl
+
+from layers.errors import UsageError, did_you_mean
+from layers.specs import P, Specs
+from registry.experiment import Experiment, knob_types
+from registry.values import convert, parse, show
+
+ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
+
+
+def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experiment]:
+    """A subclass of `cls` with the assignments carried out, in order.
+
+    `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table; all that depends on them follows.
+    `task.`, `train.` and `test.` paths set a field of the config that the method returns.
+
+    Raises:
+      UsageError: no such knob or path, or a value that does not fit; the sentence names the closest valid thing.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        path = path.strip()
+        if not equals or not path:
+            raise UsageError(f"--set={assignment} should read PATH=VALUE, as in --set=BATCH_SIZE=8.")
+        value, head = parse(text), path.partition(".")[0]
+        overrides = (*cls.overrides, f"{path}={text}")
+        if head in ROOTS:
+            cls = _with_field(cls, path, value).derive(overrides=overrides)
+        else:
+            cls = cls.derive(overrides=overrides, **_knob(cls, path, value))
+    return cls
+
+
+def _knob(cls: type[Experiment], path: str, value: Any) -> dict[str, Any]:
+    name, _, row = path.partition(".")
+    types = knob_types(cls)
+    if name not in types:
+        known = [*types, *ROOTS] if name.isupper() else [*ROOTS, *types]
+        raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {did_you_mean(name, known)}")
+    if types[name] is Specs:
+        return {name: _with_row(getattr(cls, name), row, value, path)}
+    if row:
+        raise UsageError(f"{name} is one value, {show(getattr(cls, name))}: there is nothing under '{path}'.")
+    return {name: convert(value, types[name], name)}
+
+
+def _with_row(table: Specs, row: str, value: Any, path: str) -> Specs:
+    if row not in table:
+        raise UsageError(f"There is no row '{row}' to set by '{path}'. {did_you_mean(row, table)}")
+    if not isinstance(value, P):
+        raise UsageError(f"{path} takes a spec, as in {path}={show(table[row])}, not {show(value)}.")
+    return table | Specs(**{row: value})
+
+
+def _with_field(cls: type[Experiment], path: str, value: Any) -> type[Experiment]:
+    root, *steps = path.split(".")
+    if not steps:
+        raise UsageError(f"'{path}' is a whole config: name one of its fields, as in train.num_steps=100.")
+    method = ROOTS[root]
+    inherited = getattr(cls, method)
+
+    def changed(self: Experiment) -> fdl.Config:
+        config = inherited(self)
+        set_field(config, root, steps, value)
+        return config
+
+    changed(cls())  # a wrong path is found here, not at first use
+    return cls.derive(**{method: changed})
+
+
+def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
+    """Sets the field that `steps` lead to from `config`, which stands at the path `at`."""
+    for i, step in enumerate(steps):
+        names = field_names(config)
+        if step not in names:
+            raise UsageError(f"There is no '{step}' in {at}. {did_you_mean(step, names)}")
+        at += f".{step}"
+        if i < len(steps) - 1:
+            child = get_field(config, step)
+            if isinstance(child, Specs):
+                row = ".".join(steps[i + 1 :])
+                value, child = _with_row(child, row, value, f"{at}.{row}"), None
+                setattr(config, step, value)
+                return
+            if not field_names(child):
+                raise UsageError(f"{at} is one value, {show(child)}: there is nothing under it.")
+            config = child
+    last = steps[-1]
+    if isinstance(config, dict):
+        config[last] = value
+        return
+    current = get_field(config, last)
+    hint = field_types(config).get(last, Any)
+    if isinstance(value, str | int | float | tuple | None) and (isinstance(current, fdl.Config | Specs | dict)):
+        inside = ", ".join(field_names(current)[:6])
+        fits_none = value is None and type(None) in typing.get_args(hint)
+        if not fits_none:
+            raise UsageError(f"{at} is a config of its own: set one of its fields ({inside}).")
+    setattr(config, last, convert(value, hint, at))
+
+
+def field_names(config: Any) -> list[str]:
+    """The names that a path may go on with from here."""
+    if isinstance(config, fdl.Config):
+        names = inspect.signature(fdl.get_callable(config)).parameters
+        return [name for name in names if name not in ("parent", "name")]
+    if isinstance(config, dict | Specs):
+        return list(config)
+    return []
+
+
+def get_field(config: Any, name: str) -> Any:
+    """The value of a field, its default where the config does not set it."""
+    if isinstance(config, dict | Specs):
+        return config[name]
+    if name in config.__arguments__:
+        return config.__arguments__[name]
+    default = inspect.signature(fdl.get_callable(config)).parameters[name].default
+    return None if default is inspect.Parameter.empty else default
+
+
+def field_types(config: Any) -> dict[str, Any]:
+    """The declared types of a config's fields."""
+    target = fdl.get_callable(config)
+    return typing.get_type_hints(target if isinstance(target, type) else target)

@@ -1,0 +1,101 @@
+"""An experiment written down as plain data: knobs, config, weight table, totals. Golden files, run folders and diffs are made of it."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+import jax
+
+from layers.errors import UsageError
+from layers.specs import Specs, show_spec
+from registry.build import build
+from registry.experiment import Experiment, cls_key, owner
+from registry.overrides import ROOTS, field_names, get_field
+from registry.values import show
+from tasks.weight_table import WeightTable, shards
+
+Snapshot = dict[str, Any]
+
+
+def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Snapshot:
+    """Everything that is decided about an experiment; `mesh` as on the devices at hand, or as written."""
+    cls = type(experiment)
+    knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
+    config = {path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)}
+    return {
+        "experiment": cls_key(cls),
+        "smoke": experiment.smoke,
+        "overrides": list(experiment.overrides),
+        "knobs": knobs,
+        "config": config,
+        **{key: value for key, value in weight_summary(experiment, mesh).items() if key != "experiment"},
+    }
+
+
+def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every field of a config under its path, defaults included; a config itself stands as the class it makes."""
+    if isinstance(value, fdl.Config):
+        yield path, show(fdl.get_callable(value))
+        children = {name: get_field(value, name) for name in field_names(value)}
+    elif isinstance(value, dict | Specs):
+        children = dict(value)
+    else:
+        yield path, show(value)
+        return
+    for name, child in children.items():
+        yield from flat(child, f"{path}.{name}")
+
+
+def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The weight table and its totals, in the form of `registry weights --json`."""
+    mesh = experiment.mesh_shape() if mesh is None else mesh
+    task = build(experiment.Task(), "task")
+    table: WeightTable = task.weight_table()
+    table.check(mesh)
+    rows = [
+        {
+            "path": row.path,
+            "shape": list(row.shape),
+            "dtype": row.dtype,
+            "spec": show_spec(row.spec),
+            "role": row.role,
+            "init": row.init,
+            "decay": row.decay,
+            "bytes": row.bytes,
+            "bytes_per_device": row.bytes_per_device(mesh),
+        }
+        for row in table
+    ]
+    totals = {
+        "parameters": sum(row.size for row in table),
+        "bytes": sum(row["bytes"] for row in rows),
+        "bytes_per_device": sum(row["bytes_per_device"] for row in rows),
+        "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
+    }
+    return {"experiment": cls_key(type(experiment)), "mesh": dict(mesh), "weights": rows, "totals": totals}
+
+
+def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> int:
+    state = jax.eval_shape(task.optimizer.build(table).init, table.abstract["params"])
+    specs = task.optimizer.state_specs(table, state)
+    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in leaves)
+
+
+def load(path: Path) -> Snapshot:
+    """The snapshot in a file, or in a run folder's experiment.json.
+
+    Raises:
+      UsageError: there is none, or it cannot be read.
+    """
+    file = path / "experiment.json" if path.is_dir() else path
+    try:
+        loaded = json.loads(file.read_text())
+        if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
+            raise ValueError("it holds no experiment")
+        return loaded
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
