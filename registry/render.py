@@ -59,18 +59,18 @@ def entries(rows: list[dict[str, Any]]) -> None:
     console().print(table(("name", "extends", "mesh", "what it is"), cells))
 
 
-def experiment(data: dict[str, Any]) -> None:
+def experiment(data: dict[str, Any], out: Console | None = None) -> None:
     """`show`."""
-    out = console()
+    out = out or console()
     knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
     out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"]))
     out.print(table(("config", "value"), data["config"].items()))
     out.print(_totals(data))
 
 
-def weights(data: dict[str, Any]) -> None:
+def weights(data: dict[str, Any], out: Console | None = None) -> None:
     """`weights`."""
-    out = console()
+    out = out or console()
     out.print(weight_table(data))
     out.print(_totals(data))
 
@@ -105,9 +105,9 @@ def _totals(data: dict[str, Any]) -> str:
     )
 
 
-def difference(data: dict[str, Any]) -> None:
+def difference(data: dict[str, Any], out: Console | None = None) -> None:
     """`diff`."""
-    out = console()
+    out = out or console()
     a, b = f"a: {data['a']}", f"b: {data['b']}"
     out.print(f"{a}\n{b}\n", markup=False)
     if data["knobs"]:

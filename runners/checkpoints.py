@@ -1,0 +1,105 @@
+"""Checkpoints of a run: the last k and the best, written while training goes on."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as managers
+
+from layers.errors import UsageError, VortaroError
+from tasks.train_step import TrainState
+
+FOLDER = "checkpoints"
+DAMAGED = "damaged_checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints in a run folder. Each is written to a temporary name and renamed when whole."""
+
+    def __init__(self, workdir: Path, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
+        self._workdir = workdir
+        policies = [managers.LatestN(n=keep_last)]
+        if keep_best:
+            # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
+            best = managers.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
+            policies.append(best)
+        options = ocp.CheckpointManagerOptions(
+            best_fn=_loss,
+            best_mode="min",
+            preservation_policy=managers.AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
+            create=not read_only,
+        )
+        folder = (workdir / FOLDER).absolute()
+        if read_only and not folder.is_dir():
+            raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
+        self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "extra"))
+
+    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
+        """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known."""
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
+        self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def restore(self, abstract: TrainState, which: str = "last") -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, or the one asked for; None where there is none.
+
+        Those that cannot be read are named, moved to `damaged_checkpoints` and passed over.
+
+        Args:
+          abstract: shapes, dtypes and shardings to restore to.
+          which: "last", "best" or a step.
+        """
+        if which != "last":
+            return self._restore(self._step(which), abstract)
+        for step in reversed(self.steps()):
+            try:
+                return self._restore(step, abstract)
+            except Exception as error:  # orbax raises what its storage layers raise: any of it means unreadable
+                reason = str(error).strip().partition("\n")[0][:200]
+                print(f"Checkpoint {step} is damaged and passed over: {reason}", flush=True)
+                self._put_aside(step)
+        return None
+
+    def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore())
+        restored = self._manager.restore(step, args=items)
+        return restored["state"], restored["extra"]
+
+    def _step(self, which: str) -> int:
+        steps = self.steps()
+        found = self._manager.best_step() if which == "best" else int(which) if which.isdigit() else None
+        if found not in steps:
+            raise UsageError(f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}.")
+        return found
+
+    def _put_aside(self, step: int) -> None:
+        if self._manager._options.read_only:
+            return
+        aside = self._workdir / DAMAGED
+        aside.mkdir(exist_ok=True)
+        target = aside / str(step)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.move(self._workdir / FOLDER / str(step), target)
+        self._manager.reload()
+
+    def close(self) -> None:
+        """Waits until everything is written.
+
+        Raises:
+          VortaroError: writing failed, for want of space say.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.close()
+        except OSError as error:
+            raise VortaroError(f"Writing a checkpoint failed: {error}.") from error
+
+
+def _loss(metrics: dict[str, float]) -> float:
+    return metrics["loss"]

@@ -1,0 +1,30 @@
+"""Evaluation on a held-out split."""
+
+import dataclasses
+from typing import Any
+
+from layers.errors import UsageError, did_you_mean
+from runners.session import Session
+from tasks.metrics import MetricSums, language_scalars
+
+
+def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
+    """Metrics of one pass over a split's input.
+
+    Raises:
+      UsageError: the experiment's Test() has no such split, or its input never ends.
+    """
+    inputs = session.test.inputs
+    if split not in inputs:
+        raise UsageError(f"Test() of {session.name} has no split '{split}'. {did_you_mean(split, inputs)}")
+    if inputs[split].num_batches() is None:
+        raise UsageError(f"test.inputs.{split} never ends: give it an end (shuffle=false for text).")
+    total = MetricSums.zero()
+    for batch, _ in session.batches(inputs[split]):
+        total = total + session.metrics_of(variables, batch)
+    return language_scalars(fetch(total))
+
+
+def fetch(sums: MetricSums) -> dict[str, float]:
+    """Sums as Python numbers; waits for the device."""
+    return {field.name: getattr(sums, field.name).item() for field in dataclasses.fields(sums)}

@@ -1,0 +1,139 @@
+"""The generic runner: carries any registered experiment out.
+
+    python -m runners.main --exp=tiny.StdlibTiny --workdir=runs/demo
+    python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from layers.errors import UsageError, VortaroError, did_you_mean
+
+MODES = ("train", "validation", "test", "sample", "profile")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, with the closest flag."""
+
+    def error(self, message: str):
+        raise UsageError(f"{message}. `python -m runners.main --help` lists all flags.")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+      UsageError: an unknown flag or mode, or a value of the wrong type.
+    """
+    parser = _Parser(prog="runners.main", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--exp", help="the experiment: family.Class, or their.module.Class; by default the one that --workdir holds")
+    add("--mode", default="train", help=" | ".join(MODES))
+    add("--workdir", help="the run folder: checkpoints, metrics, report")
+    add("--smoke", action="store_true", help="the experiment made small, on the devices that are there")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", help="KNOB=VALUE or task./train./test. config path; repeatable")
+    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first; repeatable")
+    add("--allow_changes", action="store_true", help="go on in a workdir of a changed experiment")
+    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
+    add("--coordinator", metavar="HOST:PORT", help="of a run over several processes")
+    add("--num_processes", type=int, help="of that run")
+    add("--process_id", type=int, help="this process, from 0")
+    add("--tensorboard", action=argparse.BooleanOptionalAction, default=True, help="write TensorBoard events (needs the extra)")
+    add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
+    sampling = parser.add_argument_group("sample")
+    add = sampling.add_argument
+    add("--prompt", action="append", help="text to go on from; repeatable")
+    add("--max_new_tokens", type=int, default=256)
+    add("--temperature", type=float, default=0.8, help="0 is greedy")
+    add("--top_k", type=int)
+    add("--top_p", type=float)
+    add("--num_samples", type=int, default=1, help="samples per prompt, drawn as one batch")
+    add("--sample_seed", type=int, default=0)
+    add("--stop", action=argparse.BooleanOptionalAction, default=True, help="end at the vocabulary's stop token")
+    add("--checkpoint", default="last", help="last, best or a step; for sample, validation and test")
+    parser.add_argument_group("profile").add_argument("--profile_steps", type=int, default=10)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+    if options.mode not in MODES:
+        raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    if options.workdir is None:
+        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carries out what the flags say; returns the exit code."""
+    _prepare_devices(options)
+    from registry.resolve import resolve
+    from runners.session import Session
+    from runners.workdir import open_workdir, recorded
+
+    name, overrides, smoke = options.exp, options.set, options.smoke
+    if name is None:
+        before = recorded(options.workdir)
+        name, overrides, smoke = before["experiment"], [*before["overrides"], *options.set], before["smoke"] or smoke
+    experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
+    session = Session(experiment)
+    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, allow_changes=options.allow_changes)
+    if options.mode == "train":
+        from runners.train import TrainOptions, train
+
+        return train(session, workdir, TrainOptions(tensorboard=options.tensorboard, wandb=options.wandb))
+    if options.mode == "profile":
+        from runners.profile import profile
+
+        return profile(session, workdir, options.profile_steps)
+    if options.mode == "sample":
+        return _sample(options, session, workdir)
+    from runners.judge import judge
+
+    return judge(session, workdir, options.mode, options.checkpoint)
+
+
+def _sample(options: argparse.Namespace, session, workdir) -> int:
+    from runners.sample import SampleOptions, sample
+    from tasks.decoding import Sampler
+
+    sampler = Sampler(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    chosen = SampleOptions(
+        prompts=options.prompt or ["\n"],
+        sampler=sampler,
+        new_tokens=options.max_new_tokens,
+        copies=options.num_samples,
+        seed=options.sample_seed,
+        stop=options.stop,
+        checkpoint=options.checkpoint,
+    )
+    return sample(session, workdir, chosen)
+
+
+def _prepare_devices(options: argparse.Namespace) -> None:
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    if options.host_devices is not None:
+        if options.host_devices < 1:
+            raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={options.host_devices}".strip()
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if options.coordinator is not None:
+        import jax
+
+        jax.distributed.initialize(options.coordinator, options.num_processes, options.process_id)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs; a known error ends in one sentence and its exit code."""
+    try:
+        return run(parse(sys.argv[1:] if arguments is None else arguments))
+    except VortaroError as error:
+        print(f"vortaro: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
+
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError
+from runners.workdir import write_atomically
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Writes one JSON object a line; TensorBoard and W&B get the same scalars in a thread of their own."""
+
+    def __init__(self, workdir: Path, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]):
+        """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped.
+
+        Raises:
+          UsageError: W&B is asked for and not installed.
+        """
+        self._path = workdir / METRICS
+        kept = [line for line in read(workdir) if line["step"] <= resume_at]
+        write_atomically(self._path, "".join(_dump(line) for line in kept))
+        self._file = self._path.open("a")
+        self._worker = ThreadPoolExecutor(1)
+        self._clu: dict[str, Any] = {}
+        self._wandb = None
+        if tensorboard and _installed("clu") and _installed("tensorflow"):
+            # TensorFlow, which clu writes events with, takes seconds to import: training does not wait for it.
+            self._worker.submit(self._open_tensorboard, workdir)
+        if wandb is not None:
+            self._wandb = _open_wandb(workdir, wandb, config)
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Adds the scalars of a split at a step."""
+        self._file.write(_dump({"step": step, "split": split, **scalars}))
+        self._file.flush()
+        self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
+        if self._wandb is not None:
+            self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        self._worker.shutdown()
+        self._file.close()
+        for writer in self._clu.values():
+            writer.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def _open_tensorboard(self, workdir: Path) -> None:
+        from clu import metric_writers
+
+        for split in ("train", "validation", "test"):
+            self._clu[split] = metric_writers.SummaryWriter(str(workdir / "tensorboard" / split))
+
+    def _write_tensorboard(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        if self._clu:
+            self._clu[split].write_scalars(step, scalars)
+            self._clu[split].flush()
+
+
+def read(workdir: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
+    path = workdir / METRICS
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _dump(line: Mapping[str, Any]) -> str:
+    """One line; JSON has no infinity or NaN, so those stand as null."""
+    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+    return json.dumps(finite) + "\n"
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _open_wandb(workdir: Path, project: str, config: Mapping[str, Any]) -> Any:
+    if not _installed("wandb"):
+        raise UsageError("--wandb needs the package wandb: pip install 'vortaro[wandb]'.")
+    import wandb
+
+    # The run's id is its folder's name, so that a resumed run goes on in the same curves.
+    return wandb.init(project=project, id=workdir.resolve().name, dir=str(workdir), config=dict(config), resume="allow")

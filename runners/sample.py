@@ -1,0 +1,76 @@
+"""Sampling text from a checkpoint."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from layers.errors import UsageError
+from runners import report
+from runners.checkpoints import Checkpoints
+from runners.session import Session
+from tasks.decoding import Sampler, generate, pad_prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOptions:
+    """What the command line says about sampling."""
+
+    prompts: Sequence[str]
+    sampler: Sampler
+    new_tokens: int = 256
+    copies: int = 1  # samples per prompt
+    seed: int = 0
+    stop: bool = True  # end a sample at the vocabulary's stop token
+    checkpoint: str = "last"
+
+
+def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
+    """Prints the continuations, writes them to samples/, and says how fast they came.
+
+    Raises:
+      UsageError: there is no checkpoint, or prompt and sample are longer than the model's positions.
+    """
+    vocabulary = session.task.vocabulary
+    prompts = [vocabulary.encode(text) for text in options.prompts for _ in range(options.copies)]
+    tokens, real = pad_prompts(prompts)
+    limit = session.task.context_limit()
+    if limit is not None and tokens.shape[1] + options.new_tokens > limit:
+        raise UsageError(
+            f"The prompt's {tokens.shape[1]} tokens and {options.new_tokens} new ones are more than the {limit} positions "
+            f"this model has learned: try --max_new_tokens={max(1, limit - tokens.shape[1])}."
+        )
+    if options.new_tokens < 1:
+        raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
+    with session.placed():
+        restored = Checkpoints(workdir, read_only=True).restore(session.abstract_state, options.checkpoint)
+        if restored is None:
+            raise UsageError(f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir}).")
+        state, _ = restored
+        stop_id = vocabulary.stop_id if options.stop else None
+        choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}
+        arguments = (session.task, state.variables, tokens, real, jax.random.key(options.seed))
+        compiled = generate.lower(*arguments, **choices).compile()
+        began = time.perf_counter()
+        drawn = np.asarray(compiled(*arguments[1:]))
+        seconds = time.perf_counter() - began
+    texts, count = [], 0
+    for prompt, row in zip(prompts, drawn, strict=True):
+        ids = _until(row.tolist(), stop_id)
+        count += len(ids)
+        texts.append(vocabulary.decode([*prompt, *ids]))
+    text = "\n".join(("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
+    print(text)
+    print(f"\n[{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, step {int(state.step)}]", flush=True)
+    folder = workdir / "samples"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{int(state.step):08}-seed{options.seed}.txt").write_text(text + "\n")
+    report.write(workdir)
+    return 0
+
+
+def _until(ids: list[int], stop_id: int | None) -> list[int]:
+    return ids[: ids.index(stop_id)] if stop_id in ids else ids

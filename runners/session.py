@@ -1,0 +1,109 @@
+"""An experiment on the devices at hand: checked, built, its arrays placed."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+
+from registry.build import build
+from registry.checks import check
+from registry.experiment import Experiment, cls_key
+from tasks.batch import Batch, empty_batch
+from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
+from tasks.programs import TestProgram, TrainProgram
+from tasks.task import Task
+from tasks.train_step import TrainState, init_state, state_specs, train_step
+
+
+class Session:
+    """The experiment's mesh, task and programs, and the compiled functions of arrays that modes call.
+
+    Raises:
+      UsageError: the experiment does not pass its check on these devices.
+    """
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.name = cls_key(type(experiment))
+        devices = jax.devices()
+        self.mesh_shape = experiment.mesh_shape(len(devices))
+        check(experiment, self.mesh_shape)
+        self.task: Task = build(experiment.Task(), "task")
+        self.train: TrainProgram = build(experiment.Train(), "train")
+        self.test: TestProgram = build(experiment.Test(), "test")
+        kinds = (AxisType.Auto,) * len(self.mesh_shape)
+        self.mesh = jax.make_mesh(tuple(self.mesh_shape.values()), tuple(self.mesh_shape), kinds, devices=devices)
+        self.shard = Shard(jax.process_index(), jax.process_count())
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """Inside, partition specs mean this session's mesh."""
+        with jax.set_mesh(self.mesh):
+            yield
+
+    @property
+    def seed(self) -> jax.Array:
+        """The key that all random numbers of a run follow from."""
+        return jax.random.key(self.experiment.SEED)
+
+    @functools.cached_property
+    def state_shardings(self) -> TrainState:
+        """Where each part of the train state lives."""
+        specs = state_specs(self.task, self.sample_batch)
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    @property
+    def sample_batch(self) -> Batch:
+        """A batch of the training input's shape, all zeros."""
+        return empty_batch(self.train.input.batch_size, self.train.input.seq_len)
+
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the train state."""
+        shapes = jax.eval_shape(lambda: init_state(self.task, self.seed, self.sample_batch))
+        place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return jax.tree.map(place, shapes, self.state_shardings)
+
+    def init(self) -> TrainState:
+        """The state before the first update, made where it lives."""
+        make = functools.partial(init_state, self.task, batch=empty_batch(1, 1))
+        return jax.jit(make, out_shardings=self.state_shardings)(self.seed)
+
+    def compile_step(self, batch: Batch) -> Any:
+        """The compiled update `(state, batch, seed) -> state`; it takes over the old state's memory."""
+
+        def step(state: TrainState, batch: Batch, seed: jax.Array) -> TrainState:
+            return train_step(self.task, state, batch, seed, self.train.log_every)
+
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=self.state_shardings)
+        return jitted.lower(self.abstract_state, batch, self.seed).compile()
+
+    @functools.cached_property
+    def metrics_of(self) -> Any:
+        """The jitted evaluation `(variables, batch) -> MetricSums`."""
+        return jax.jit(lambda variables, batch: self.task.loss(variables, batch)[1].metrics)
+
+    def put(self, batch: Batch) -> Batch:
+        """A host's rows as global arrays on the mesh."""
+        spec = self.experiment.ACTIVATIONS["tokens_bs"]
+        sharding = NamedSharding(self.mesh, spec)
+        return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+
+    def batches(self, source: IndexedInput, start: dict[str, Any] | None = None) -> Iterator[tuple[Batch, dict[str, Any]]]:
+        """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
+        iterator = source.iterator(self.shard)
+        if start is not None:
+            iterator.restore(start)
+        with ThreadPoolExecutor(1) as worker:
+            following = worker.submit(self._next, iterator)
+            while (current := following.result()) is not None:
+                following = worker.submit(self._next, iterator)
+                yield current
+
+    def _next(self, iterator: InputIterator) -> tuple[Batch, dict[str, Any]] | None:
+        batch = next(iterator, None)
+        return None if batch is None else (self.put(batch), iterator.state())

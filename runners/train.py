@@ -1,0 +1,208 @@
+"""Training: the loop, and everything that happens beside a step."""
+
+import dataclasses
+import functools
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from layers.errors import VortaroError
+from registry.snapshot import load
+from runners import report
+from runners.checkpoints import Checkpoints
+from runners.evaluate import evaluate, fetch
+from runners.flops import matmul_flops, peak_flops
+from runners.metrics_log import MetricsLog
+from runners.progress import TrainingProgress, clock, summary
+from runners.session import Session
+from tasks.metrics import language_scalars
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """What the command line says about a training run."""
+
+    tensorboard: bool = True
+    wandb: str | None = None  # W&B project
+
+
+def train(session: Session, workdir: Path, options: TrainOptions) -> int:
+    """Trains to the end, or until a signal asks to stop; returns the exit code."""
+    with session.placed():
+        return _Run(session, workdir, options).run()
+
+
+class _Run:
+    """One run of the loop: its state is on the devices, this holds what is beside them."""
+
+    def __init__(self, session: Session, workdir: Path, options: TrainOptions):
+        self.session, self.workdir, self.program = session, workdir, session.train
+        self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
+        restored = self.checkpoints.restore(session.abstract_state)
+        self.state, self.extra = restored or (session.init(), {"tokens_seen": 0, "input": None})
+        self.start = int(self.state.step)
+        self.log = MetricsLog(
+            workdir,
+            resume_at=self.start,
+            tensorboard=options.tensorboard,
+            wandb=options.wandb,
+            config=load(workdir)["config"],
+        )
+        self.progress = TrainingProgress(self.program.num_steps, self.start)
+        self.signal: int | None = None
+        self.pending: tuple[int, Any] | None = None  # metrics on their way from the device
+        self.saved = self.start if restored else -1
+        self.loss: float | None = None  # validation loss, and the step it was measured at
+        self.loss_step = -1
+
+    def run(self) -> int:
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with self.progress:
+                self._announce()
+                self._loop()
+            return self._finish()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self.log.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+    def _announce(self) -> None:
+        table = self.session.task.weight_table()
+        mesh = " ".join(f"{axis}={size}" for axis, size in self.session.mesh_shape.items())
+        device = jax.devices()[0].device_kind
+        self.progress.say(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
+        if self.start:
+            self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
+
+    def _loop(self) -> None:
+        batches = self.session.batches(self.program.input, self.extra["input"])
+        if self.start >= self.program.num_steps:
+            return
+        batch, position = next(batches)
+        began = time.perf_counter()
+        update = self.session.compile_step(batch)
+        self.progress.say(f"Compiled in {time.perf_counter() - began:.1f} s")
+        seed = self.session.seed
+        self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
+        for step in range(self.start + 1, self.program.num_steps + 1):
+            self.state = update(self.state, batch, seed)
+            self.extra["input"] = position
+            self._report()  # of the steps before: the device is busy with this one meanwhile
+            if step % self.program.log_every == 0 or step == self.program.num_steps:
+                self._ask(step)
+            if self.program.eval_every and step % self.program.eval_every == 0:
+                self._beside(self._evaluate, step)
+            if step % self.program.save_every == 0:
+                self._beside(self._save, step)
+            if self.signal is not None:
+                self._report()
+                self._save(step)
+                return
+            if step < self.program.num_steps:
+                batch, position = next(batches)
+        self._report()
+
+    def _ask(self, step: int) -> None:
+        """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""
+        params = optax.global_norm(self.state.variables["params"])
+        values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
+        self.pending = (step, jax.tree.map(jnp.copy, values))
+
+    def _report(self) -> None:
+        """Waits for metrics asked for, and writes them."""
+        if self.pending is None:
+            return
+        step, (sums, bad_step, skipped, param_norm) = self.pending
+        self.pending = None
+        totals = fetch(sums)
+        self._stop_if_bad(bad_step.item())
+        now = time.perf_counter()
+        seconds = max(now - self.window_began - self.aside, 1e-9)
+        steps = step - self.window_start
+        self.window_began, self.window_start, self.aside = now, step, 0.0
+        self.extra["tokens_seen"] += totals["tokens"]
+        rate = steps * self.program.input.batch_size * self.program.input.seq_len / seconds
+        scalars = {
+            **language_scalars(totals),
+            "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
+            "param_norm": param_norm.item(),
+            "learning_rate": self.session.task.optimizer.learning_rate_at(step - 1).item(),
+            "tokens_seen": self.extra["tokens_seen"],
+            "tokens_per_second": rate,
+            "steps_per_second": steps / seconds,
+        }
+        if self.session.task.non_finite == "skip":
+            scalars["skipped_updates"] = skipped.item()
+        peak = peak_flops(jax.devices()[0])
+        if peak:
+            scalars["mfu"] = rate * self._flops_per_token / (peak * jax.device_count())
+        self.log.write(step, "train", scalars)
+        self.progress.report(step, scalars)
+
+    @functools.cached_property
+    def _flops_per_token(self) -> float:
+        """Of the model itself: three times the forward pass, whatever is computed again."""
+        batch = self.session.sample_batch
+        variables = self.session.abstract_state.variables
+        forward = matmul_flops(lambda v, b: self.session.task.loss(v, b)[0], variables, batch)
+        return 3 * forward / batch.inputs.size
+
+    def _beside(self, work: Any, step: int) -> None:
+        """Does something that is not training, and leaves its time out of the throughput."""
+        self._report()
+        began = time.perf_counter()
+        work(step)
+        self.aside += time.perf_counter() - began
+
+    def _evaluate(self, step: int) -> None:
+        if self.loss_step == step or "validation" not in self.session.test.inputs:
+            return
+        scalars = evaluate(self.session, self.state.variables, "validation")
+        self.loss, self.loss_step = scalars["loss"], step
+        self.log.write(step, "validation", scalars)
+        self.progress.say(f"step {step:>6} validation  {summary(scalars)}")
+        report.write(self.workdir)
+
+    def _save(self, step: int) -> None:
+        if self.saved == step:
+            return
+        self._stop_if_bad(self.state.bad_step.item())
+        self.checkpoints.save(step, self.state, self.extra, self.loss if self.loss_step == step else None)
+        self.saved = step
+
+    def _stop_if_bad(self, bad_step: int) -> None:
+        if bad_step and self.session.task.non_finite == "stop":
+            self.checkpoints.close()
+            kept = self.checkpoints.steps()
+            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved before"
+            raise VortaroError(
+                f"The loss or gradient of step {bad_step} is not finite. The run stops without saving it; {last} in "
+                f"{self.workdir}. A lower learning rate, longer warm-up or --set=task.non_finite=skip may help."
+            )
+
+    def _finish(self) -> int:
+        step = int(self.state.step)
+        if self.signal is None:
+            if self.saved != step:
+                self._evaluate(step)
+                self._save(step)
+        self.checkpoints.close()
+        report.write(self.workdir)
+        if self.signal is not None:
+            name = signal.Signals(self.signal).name
+            print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
+            return 0 if self.signal == signal.SIGTERM else 130
+        print(f"Done: {step} steps in {clock(time.perf_counter() - self.progress._began)}. Report: {self.workdir / report.REPORT}", flush=True)
+        return 0
+
+

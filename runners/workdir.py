@@ -1,0 +1,87 @@
+"""The run folder: what was run, with which versions, and whether today's experiment is still the same."""
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from layers.errors import UsageError
+from registry import render
+from registry.build import to_json
+from registry.diff import diff
+from registry.experiment import Experiment
+from registry.overrides import ROOTS
+from registry.snapshot import Snapshot, load, snapshot
+
+EXPERIMENT = "experiment.json"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
+
+
+def open_workdir(path: str, experiment: Experiment, mesh: dict[str, int], *, allow_changes: bool) -> Path:
+    """Makes the folder or goes on in it, and writes down the experiment.
+
+    Raises:
+      UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
+    """
+    folder = Path(path)
+    now = snapshot(experiment, mesh)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / EXPERIMENT).exists():
+            _refuse_changes(folder, now, allow_changes)
+        write_atomically(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
+        with (folder / "experiment.txt").open("w") as file:
+            render.experiment(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
+        with (folder / "weights.txt").open("w") as file:
+            render.weights(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
+    except OSError as error:
+        raise UsageError(f"The workdir '{path}' cannot be written: {error.strerror or error}. Choose another --workdir.") from error
+    return folder
+
+
+def recorded(path: str) -> Snapshot:
+    """What a run folder says was run in it.
+
+    Raises:
+      UsageError: it is no run folder.
+    """
+    if not Path(path, EXPERIMENT).exists():
+        raise UsageError(f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run.")
+    return load(Path(path))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file so that a reader finds the old one or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    os.replace(part, path)
+
+
+def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
+    before = load(folder)
+    difference = diff(before, now)
+    # The mesh may differ: where weights live is no part of what is learned.
+    knobs = [row for row in difference["knobs"] if row["knob"] != "DEVICE_MESH_SHAPE"]
+    other = before["experiment"] != now["experiment"]
+    if not (knobs or difference["config"] or other):
+        return
+    render.difference(difference, Console(width=render.PIPE_WIDTH, highlight=False))
+    if allow_changes:
+        print("Going on with these changes, as --allow_changes says.")
+        return
+    raise UsageError(
+        f"The workdir '{folder}' holds a run of {'another experiment, ' + before['experiment'] if other else 'this experiment with other settings'} "
+        f"(the difference is above): choose another --workdir, or --allow_changes to go on with it."
+    )
+
+
+def _provenance(experiment: Experiment) -> dict[str, Any]:
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in ROOTS.items()},
+        "versions": {"python": platform.python_version(), **versions},
+    }

@@ -1,0 +1,119 @@
+"""Sampling: the prompt is read in one pass, then one token at a time from the cached state, all in one compiled program."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How the next token is drawn from logits."""
+
+    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
+    top_k: int | None = None  # keep the k likeliest tokens (Fan et al. 2018, section 5.4)
+    top_p: float | None = None  # of those keep the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
+
+    def __post_init__(self):
+        if self.temperature < 0:
+            raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or above.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k = {self.top_k} must be at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p = {self.top_p} must be above 0 and at most 1.")
+
+    def __call__(self, logits: jax.Array, rng: jax.Array) -> jax.Array:
+        """Token ids (B,) from float32 logits (B, V)."""
+        if self.temperature == 0:
+            return jnp.argmax(logits, axis=-1)
+        return jax.random.categorical(rng, self.keep(logits / self.temperature))
+
+    def keep(self, logits: jax.Array) -> jax.Array:
+        """The logits, with minus infinity for tokens that may not be drawn."""
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.top_p is not None and self.top_p < 1:
+            ordered = -jnp.sort(-logits, axis=-1)
+            probabilities = jax.nn.softmax(ordered, axis=-1)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            least = jnp.min(jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return logits
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts of different lengths as one array, padded on the left, and which entries are real.
+
+    Raises:
+      UsageError: a prompt is empty.
+    """
+    if not all(prompts):
+        raise UsageError("A prompt is empty: give at least one token to go on from.")
+    length = max(map(len, prompts))
+    tokens = np.zeros((len(prompts), length), np.int32)
+    real = np.zeros((len(prompts), length), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = prompt
+        real[row, length - len(prompt) :] = 1
+    return tokens, real
+
+
+@functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id"))
+def generate(
+    task: Task,
+    variables: Any,
+    tokens: jax.Array,
+    real: jax.Array,
+    rng: jax.Array,
+    *,
+    new_tokens: int,
+    sampler: Sampler,
+    stop_id: int | None = None,
+) -> jax.Array:
+    """Continues each prompt by `new_tokens` tokens.
+
+    Args:
+      task: gives `decode_step` and `init_decode_state`.
+      variables: the model's variables.
+      tokens: int32 (B, S), prompts padded on the left.
+      real: int32 (B, S), 1 where `tokens` is prompt and 0 where it is padding.
+      rng: for drawing.
+      new_tokens: how many tokens to add.
+      sampler: how to draw them.
+      stop_id: a row that drew it is filled up with it; the loop ends when all rows have.
+
+    Returns:
+      int32 (B, new_tokens).
+    """
+    rows, length = tokens.shape
+    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    state = task.init_decode_state(rows, length + new_tokens)
+    logits, state = task.decode_step(variables, tokens, state, real, positions)
+    first = sampler(logits, jax.random.fold_in(rng, 0)).astype(jnp.int32)
+    drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
+
+    def unfinished(carry):
+        step, _, _, stopped = carry
+        return (step < new_tokens) & ~jnp.all(stopped)
+
+    def body(carry):
+        step, drawn, state, stopped = carry
+        last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
+        ones = jnp.ones((rows, 1), jnp.int32)
+        logits, state = task.decode_step(variables, last, state, ones, positions[:, -1:] + step)
+        token = sampler(logits, jax.random.fold_in(rng, step)).astype(jnp.int32)
+        token = jnp.where(stopped, drawn[:, step], token)
+        return step + 1, drawn.at[:, step].set(token), state, stopped | is_stop(token)
+
+    def is_stop(token):
+        return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
+
+    return jax.lax.while_loop(unfinished, body, (jnp.int32(1), drawn, state, is_stop(first)))[1]
