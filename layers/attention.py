@@ -132,17 +132,23 @@ class Attention(nn.Module):
     def _attend(self, query, key, value, mask, plain: bool) -> Float[Array, "b s n d"]:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         if self._use_cudnn():
-            options = {"is_causal": self.causal} if plain else {"mask": mask[:, None]}
+            causal, mask = (self.causal, None) if plain else (False, mask[:, None])
             return jax.nn.dot_product_attention(
-                query, key, value, scale=scale, implementation="cudnn", **options
+                query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
             )
-        batch, length, _, dim = query.shape
-        grouped = query.reshape(batch, length, self.num_kv_heads, -1, dim)
-        scores = jnp.einsum("bskgd,btkd->bkgst", grouped * scale, key, preferred_element_type=jnp.float32)
+        batch, length, heads, dim = query.shape
+        group = heads // self.num_kv_heads
+        # Heads in front: one matrix product per key head, the queries of its group below one another.
+        query_bkqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
+        query_bkqd = query_bkqd.reshape(batch, -1, group * length, dim)
+        key_bktd, value_bktd = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        scores = jnp.einsum("bkqd,bktd->bkqt", query_bkqd, key_bktd, preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, -1, group, length, key.shape[1])
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
         probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        probabilities = dropout(self, probabilities, self.dropout_rate)
-        return jnp.einsum("bkgst,btkd->bskgd", probabilities, value).reshape(query.shape)
+        probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, key.shape[1])
+        mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
+        return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
     def _use_cudnn(self) -> bool:
         if self.implementation != "auto":

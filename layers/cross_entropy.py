@@ -60,7 +60,7 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> LossSums:
-    """`cross_entropy_sums` of `to_logits(features)` without ever holding the logits of more than `chunk` positions a row.
+    """`cross_entropy_sums` of `to_logits(features)`, never holding the logits of more than `chunk` positions a row.
 
     The backward pass computes each piece's logits again, so it holds no more either.
 

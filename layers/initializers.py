@@ -29,7 +29,7 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FanIn:
-    """Gaussian with mean 0 and standard deviation `scale / sqrt(fan_in)` (LeCun et al. 1998, Efficient BackProp, section 4.6)."""
+    """Gaussian, mean 0, standard deviation `scale / sqrt(fan_in)` (LeCun et al. 1998, Efficient BackProp, 4.6)."""
 
     scale: float = 1.0  # factor on 1 / sqrt(fan_in)
 

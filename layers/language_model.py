@@ -67,5 +67,3 @@ class LanguageModel(nn.Module):
         """Logits in float32."""
         logits = self.embedding.attend(features) if self.head is None else self.head(features)
         return constrain(logits, self.activations, "logits_bsv")
-
-

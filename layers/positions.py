@@ -44,7 +44,7 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5): sines fill the first half of the channels, cosines the second."""
+    """Fixed sines in the first half of the channels, cosines in the second (Vaswani et al. 2017, section 3.5)."""
 
     model_dim: int
     base: float = 10_000.0  # wavelengths run from 2 pi to 2 pi * base

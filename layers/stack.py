@@ -55,11 +55,12 @@ class Stack(nn.Module):
 
         if self.remat != "none":
             body = nn.remat(body, policy=REMAT_POLICIES[self.remat], prevent_cse=self.unroll > 1)
+        axes: Any = (0, nn.broadcast, nn.broadcast)
         run = nn.scan(
             body,
             variable_axes={True: 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(0, nn.broadcast, nn.broadcast),
+            in_axes=axes,
             length=self.num_layers,
             unroll=min(self.unroll, self.num_layers),
             metadata_params={nn.PARTITION_NAME: None},

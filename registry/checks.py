@@ -31,14 +31,21 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     unused = set(experiment.WEIGHTS) - {row.key for row in table}
     for key in sorted(unused):
         near = did_you_mean(key, {row.key for row in table})
-        raise SpecError(f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight takes it. {near}")
+        raise SpecError(
+            f"WEIGHTS of {name} states '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight takes it. {near}"
+        )
     _known_axes(experiment, mesh)
     _used_activations(experiment, configs["task"])
     placement = task.batch_placement.lookup("tokens_bs", "the batch")
-    for where, source in {"train.input": train.input, **{f"test.inputs.{k}": v for k, v in test.inputs.items()}}.items():
+    for where, source in {
+        "train.input": train.input,
+        **{f"test.inputs.{k}": v for k, v in test.inputs.items()},
+    }.items():
         pieces = task.microbatches if where == "train.input" else 1
         if source.batch_size % pieces:
-            raise UsageError(f"{where}.batch_size = {source.batch_size} must be divisible by task.microbatches = {pieces}.")
+            raise UsageError(
+                f"{where}.batch_size = {source.batch_size} must be divisible by task.microbatches = {pieces}."
+            )
         rows = f"{where}: a batch of {source.batch_size} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
         check_spec(rows, placement, (source.batch_size // pieces, source.seq_len), mesh)
 
@@ -49,7 +56,10 @@ def _no_shared_modules(config: fdl.Config) -> None:
         if isinstance(value, fdl.Config) and _is_module(value):
             here = daglish.path_str(path).removeprefix(".")
             if seen.setdefault(id(value), here) != here:
-                raise UsageError(f"One config stands at task.{seen[id(value)]} and at task.{here}: their weights would be tied. Make two.")
+                first = seen[id(value)]
+                raise UsageError(
+                    f"One config stands at task.{first} and task.{here}, which would tie weights: make two."
+                )
 
 
 def _is_module(config: fdl.Config) -> bool:
@@ -62,14 +72,18 @@ def _known_axes(experiment: Experiment, mesh: Mapping[str, int]) -> None:
         for key, spec in getattr(experiment, table).items():
             for axis in (axis for entry in spec for axis in axes_of(entry)):
                 if axis not in mesh:
-                    raise SpecError(f"{table}.{key} = {show_spec(spec)} names mesh axis '{axis}'. {did_you_mean(axis, mesh)}")
+                    raise SpecError(
+                        f"{table}.{key} = {show_spec(spec)} names mesh axis '{axis}'. {did_you_mean(axis, mesh)}"
+                    )
 
 
 def _used_activations(experiment: Experiment, config: fdl.Config) -> None:
     known = {row for layer in _layers(config) for row in getattr(layer, "SPECS", ())}
     for key in experiment.ACTIVATIONS:
         if key not in known:
-            raise SpecError(f"ACTIVATIONS has a row '{key}', but no layer of the experiment places such an array. {did_you_mean(key, known)}")
+            raise SpecError(
+                f"ACTIVATIONS states '{key}', but no layer places such an array. {did_you_mean(key, known)}"
+            )
 
 
 def _layers(config: fdl.Config) -> Iterator[Any]:

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,16 @@ def _run(arguments: Sequence[str]) -> int:
     parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
     parser.add_argument("names", nargs="*", help="experiments, paths, a pattern")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field")
-    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field"
+    )
+    parser.add_argument(
+        "--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first"
+    )
     parser.add_argument("--smoke", action="store_true", help="the experiment made small")
-    parser.add_argument("--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices")
+    parser.add_argument(
+        "--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices"
+    )
     parser.add_argument("--update", action="store_true", help="golden: write the files")
     options = parser.parse_intermixed_args(arguments)
     if options.verb not in VERBS:
@@ -64,8 +72,8 @@ def _run(arguments: Sequence[str]) -> int:
 def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | None = None) -> Any:
     from registry.resolve import resolve
 
-    overrides = options.set if overrides is None else overrides
-    return resolve(name, overrides, smoke=options.smoke, imports=options.imports)
+    chosen = options.set if overrides is None else overrides
+    return resolve(name, chosen, smoke=options.smoke, imports=options.imports)
 
 
 def _names(options: argparse.Namespace, least: int, most: int, what: str) -> list[str]:
@@ -105,7 +113,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.where:
         from registry.where import where
 
-        rows = [row for row in rows if where(options.where, lambda: _totals(options, row["name"]), row["mesh"])]
+        rows = [row for row in rows if where(options.where, partial(_totals, options, row["name"]), row["mesh"])]
     return _print(options, rows, render.entries)
 
 
@@ -174,7 +182,7 @@ def _tree(options: argparse.Namespace) -> int:
     pairs = set()
     for key in _keys(options):
         line = [cls for cls in find(key).__mro__ if issubclass(cls, Experiment)]
-        pairs |= {(cls_key(parent), cls_key(child)) for child, parent in zip(line, line[1:], strict=False)}
+        pairs |= {(cls_key(parent), cls_key(child)) for child, parent in pairwise(line)}
     children: dict[str, list[str]] = {}
     for parent, child in sorted(pairs):
         children.setdefault(parent, []).append(child)

@@ -3,7 +3,6 @@
 import inspect
 import math
 import typing
-
 from typing import Any, ClassVar, Self
 
 import fiddle as fdl
@@ -18,10 +17,10 @@ ENTRIES = "registry.experiments."
 class Experiment:
     """Base of all experiments.
 
-    A knob is an UPPER_CASE class attribute. An annotation declares it (`NUM_LAYERS: int = 4`); subclasses set it without
-    one (`NUM_LAYERS = 64`), and may not set what no base declares. What follows from knobs is a property. The same holds
-    for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and rows that no base has need
-    the annotation (`WEIGHTS: Specs = ...`).
+    A knob is an UPPER_CASE class attribute. An annotation declares it (`NUM_LAYERS: int = 4`); subclasses set it
+    without one (`NUM_LAYERS = 64`), and may not set what no base declares. What follows from knobs is a property. The
+    same holds for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and rows that no base
+    has need the annotation (`WEIGHTS: Specs = ...`).
 
     Raises (when a subclass is made):
       UsageError: an undeclared knob or row, or a knob whose value can be changed in place.
@@ -50,7 +49,9 @@ class Experiment:
                     f"(A new knob is declared by its annotation: `{name}: int = ...`.)"
                 )
             if isinstance(value, list | dict | set):
-                raise UsageError(f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
+                raise UsageError(
+                    f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...)."
+                )
             if isinstance(value, Specs) and name not in declared:
                 rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
                 for row in set(value) - rows:
@@ -80,7 +81,8 @@ class Experiment:
     def derive(cls, **knobs: Any) -> type[Self]:
         """A subclass of the same name with these knobs."""
         body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "derived": True, **knobs}
-        return type(cls.__name__, (cls,), body)
+        made: Any = type(cls.__name__, (cls,), body)
+        return made
 
     @property
     def specs(self) -> Specs:
@@ -107,10 +109,11 @@ class Experiment:
         if devices is not None and self.smoke:
             return dict(zip(axes, _fold(shape, devices), strict=True))
         if devices is not None and (devices % fixed if -1 in shape else devices != fixed):
+            folded = ",".join(map(str, _fold(shape, devices)))
             need = f"a multiple of {fixed}" if -1 in shape else str(fixed)
             raise UsageError(
                 f"{cls_key(type(self))} wants {need} devices (DEVICE_MESH_SHAPE = {shape}), but {devices} are here: "
-                f"try --smoke, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={','.join(map(str, _fold(shape, devices)))}."
+                f"try --smoke, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={folded}."
             )
         rest = 1 if devices is None else devices // fixed
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
@@ -171,5 +174,3 @@ def _fold(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
         folded[axis] *= factor
         rest //= factor
     return tuple(folded)
-
-

@@ -33,10 +33,15 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
     table = {row.path: row for row in build(experiment.Task(), "task").weight_table()}
     matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
     if not matches:
-        raise UsageError(f"There is no knob, config path or weight '{path}'. {did_you_mean(path, [*knob_types(cls), *ROOTS, *table])}")
+        near = did_you_mean(path, [*knob_types(cls), *ROOTS, *table])
+        raise UsageError(f"There is no knob, config path or weight '{path}'. {near}")
     row = matches[0]
     spec_table = "WEIGHTS" if row.key in experiment.WEIGHTS else "OPTIONAL_WEIGHTS"
-    first = {"what": row.path, "value": f"{show_spec(row.spec)}, {row.role}, {row.init}, shape {row.shape}", "where": ""}
+    first = {
+        "what": row.path,
+        "value": f"{show_spec(row.spec)}, {row.role}, {row.init}, shape {row.shape}",
+        "where": "",
+    }
     return [first, *_row(cls, spec_table, row.key)]
 
 

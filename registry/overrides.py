@@ -129,4 +129,4 @@ def get_field(config: Any, name: str) -> Any:
 def field_types(config: Any) -> dict[str, Any]:
     """The declared types of a config's fields."""
     target = fdl.get_callable(config)
-    return typing.get_type_hints(target if isinstance(target, type) else target)
+    return typing.get_type_hints(target)

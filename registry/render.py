@@ -22,7 +22,9 @@ def console() -> Console:
     return Console(width=width, color_system=None, highlight=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = ()) -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = ()
+) -> Table:
     """A table with a line under its head; columns named in `right` are set flush right."""
     drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
@@ -55,7 +57,10 @@ def mesh_text(mesh: dict[str, int]) -> str:
 
 def entries(rows: list[dict[str, Any]]) -> None:
     """`list`."""
-    cells = [(row["name"], row["base"], "x".join("*" if n == -1 else str(n) for n in row["mesh"]), row["doc"]) for row in rows]
+    cells = [
+        (row["name"], row["base"], "x".join("*" if n == -1 else str(n) for n in row["mesh"]), row["doc"])
+        for row in rows
+    ]
     console().print(table(("name", "extends", "mesh", "what it is"), cells))
 
 
@@ -100,8 +105,8 @@ def _totals(data: dict[str, Any]) -> str:
     totals = data["totals"]
     return (
         f"{amount(totals['parameters'])} parameters ({totals['parameters']:,}), {size(totals['bytes'])}; per device "
-        f"{size(totals['bytes_per_device'])} of weights and {size(totals['optimizer_bytes_per_device'])} of optimizer state "
-        f"on {mesh_text(data['mesh'])}."
+        f"{size(totals['bytes_per_device'])} of weights and {size(totals['optimizer_bytes_per_device'])} of optimizer "
+        f"state on {mesh_text(data['mesh'])}."
     )
 
 
@@ -111,7 +116,15 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
     a, b = f"a: {data['a']}", f"b: {data['b']}"
     out.print(f"{a}\n{b}\n", markup=False)
     if data["knobs"]:
-        rows = [(r["knob"], r["a"], r["b"], r["owner_a"] if r["owner_a"] == r["owner_b"] else f"{r['owner_a']} -> {r['owner_b']}") for r in data["knobs"]]
+        rows = [
+            (
+                r["knob"],
+                r["a"],
+                r["b"],
+                r["owner_a"] if r["owner_a"] == r["owner_b"] else f"{r['owner_a']} -> {r['owner_b']}",
+            )
+            for r in data["knobs"]
+        ]
         out.print(table(("knob", "a", "b", "set by"), rows, title="Knobs: what was decided differently"))
     if data["config"]:
         rows = [(r["path"], r["a"] or "(absent)", r["b"] or "(absent)") for r in data["config"]]
@@ -147,7 +160,9 @@ def checks(rows: list[dict[str, Any]]) -> None:
     out = console()
     for row in rows:
         mark = "ok  " if row["ok"] else "FAIL"
-        out.print(f"{mark} {row['name']}" + (f": {row['reason']}" if row["reason"] else ""), markup=False, soft_wrap=True)
+        out.print(
+            f"{mark} {row['name']}" + (f": {row['reason']}" if row["reason"] else ""), markup=False, soft_wrap=True
+        )
 
 
 def tree(data: dict[str, Any]) -> None:

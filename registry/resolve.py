@@ -64,7 +64,9 @@ def load(module: str):
       UsageError: there is none of that name, or it fails; then the message holds the whole traceback.
     """
     if not _exists(module):
-        raise UsageError(f"There is no module '{module}' on the Python path: run where it can be imported, or install it.")
+        raise UsageError(
+            f"There is no module '{module}' on the Python path: run where it can be imported, or install it."
+        )
     try:
         return importlib.import_module(module)
     except UsageError:

@@ -36,5 +36,13 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
     '''
     head = "" if source else f'"""Experiments on top of {cls_key(base)}."""\n\n'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(head + "\n".join(imports) + "\n" * bool(imports) + source.rstrip() + "\n" * bool(source) + "\n" + textwrap.dedent(body))
+    path.write_text(
+        head
+        + "\n".join(imports)
+        + "\n" * bool(imports)
+        + source.rstrip()
+        + "\n" * bool(source)
+        + "\n"
+        + textwrap.dedent(body)
+    )
     return path

@@ -1,4 +1,4 @@
-"""An experiment written down as plain data: knobs, config, weight table, totals. Golden files, run folders and diffs are made of it."""
+"""An experiment as plain data: knobs, config, weight table, totals. Golden files, run folders and diffs use it."""
 
 import json
 import math
@@ -24,7 +24,9 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
     """Everything that is decided about an experiment; `mesh` as on the devices at hand, or as written."""
     cls = type(experiment)
     knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
-    config = {path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)}
+    config = {
+        path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)
+    }
     return {
         "experiment": cls_key(cls),
         "smoke": experiment.smoke,

@@ -32,7 +32,7 @@ def show(value: Any) -> str:
     """A value as code would write it; `parse` reads it back."""
     if isinstance(value, P):
         return show_spec(value)
-    if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value)
 

@@ -44,7 +44,9 @@ def where(expression: str, totals: Callable[[], Mapping[str, int]], mesh: Sequen
             case ast.Compare(left=left, ops=ops, comparators=rights) if all(type(op) in _COMPARE for op in ops):
                 sides = [value(side) for side in (left, *rights)]
                 return all(_COMPARE[type(op)](a, b) for op, a, b in zip(ops, sides, sides[1:], strict=False))
-        raise UsageError(f"--where={expression} is no condition: write for example --where='params>1e9 and devices<=8'.")
+        raise UsageError(
+            f"--where={expression} is no condition: write for example --where='params>1e9 and devices<=8'."
+        )
 
     try:
         return bool(value(ast.parse(expression.strip(), mode="eval").body))

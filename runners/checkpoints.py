@@ -19,10 +19,12 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
         self._workdir = workdir
-        policies = [managers.LatestN(n=keep_last)]
+        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep_last)]
         if keep_best:
             # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
-            best = managers.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
+            best = managers.BestN(
+                get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False
+            )
             policies.append(best)
         options = ocp.CheckpointManagerOptions(
             best_fn=_loss,
@@ -75,7 +77,9 @@ class Checkpoints:
         steps = self.steps()
         found = self._manager.best_step() if which == "best" else int(which) if which.isdigit() else None
         if found not in steps:
-            raise UsageError(f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}.")
+            raise UsageError(
+                f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}."
+            )
         return found
 
     def _put_aside(self, step: int) -> None:

@@ -20,7 +20,9 @@ def judge(session: Session, workdir: Path, split: str, checkpoint: str) -> int:
     with session.placed():
         restored = Checkpoints(workdir, read_only=True).restore(session.abstract_state, checkpoint)
         if restored is None:
-            raise UsageError(f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir}).")
+            raise UsageError(
+                f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir})."
+            )
         state, _ = restored
         scalars = evaluate(session, state.variables, split)
     step = int(state.step)

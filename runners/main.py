@@ -1,7 +1,7 @@
 """The generic runner: carries any registered experiment out.
 
-    python -m runners.main --exp=tiny.StdlibTiny --workdir=runs/demo
-    python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
+python -m runners.main --exp=tiny.StdlibTiny --workdir=runs/demo
+python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 """
 
 import argparse
@@ -28,20 +28,43 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown flag or mode, or a value of the wrong type.
     """
-    parser = _Parser(prog="runners.main", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = _Parser(
+        prog="runners.main",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add("--exp", help="the experiment: family.Class, or their.module.Class; by default the one that --workdir holds")
     add("--mode", default="train", help=" | ".join(MODES))
     add("--workdir", help="the run folder: checkpoints, metrics, report")
     add("--smoke", action="store_true", help="the experiment made small, on the devices that are there")
-    add("--set", action="append", default=[], metavar="PATH=VALUE", help="KNOB=VALUE or task./train./test. config path; repeatable")
-    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first; repeatable")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="KNOB=VALUE or task./train./test. config path; repeatable",
+    )
+    add(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import a module first; repeatable",
+    )
     add("--allow_changes", action="store_true", help="go on in a workdir of a changed experiment")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
     add("--coordinator", metavar="HOST:PORT", help="of a run over several processes")
     add("--num_processes", type=int, help="of that run")
     add("--process_id", type=int, help="this process, from 0")
-    add("--tensorboard", action=argparse.BooleanOptionalAction, default=True, help="write TensorBoard events (needs the extra)")
+    add(
+        "--tensorboard",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write TensorBoard events (needs the extra)",
+    )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     sampling = parser.add_argument_group("sample")
     add = sampling.add_argument

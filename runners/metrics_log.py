@@ -1,8 +1,10 @@
 """Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
 
+import importlib
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,9 @@ METRICS = "metrics.jsonl"
 class MetricsLog:
     """Writes one JSON object a line; TensorBoard and W&B get the same scalars in a thread of their own."""
 
-    def __init__(self, workdir: Path, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]):
+    def __init__(
+        self, workdir: Path, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
+    ):
         """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped.
 
         Raises:
@@ -54,7 +58,11 @@ class MetricsLog:
             self._wandb.finish()
 
     def _open_tensorboard(self, workdir: Path) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        import tensorflow as tf
         from clu import metric_writers
+
+        tf.config.set_visible_devices([], "GPU")  # the memory is for jax
 
         for split in ("train", "validation", "test"):
             self._clu[split] = metric_writers.SummaryWriter(str(workdir / "tensorboard" / split))
@@ -79,7 +87,9 @@ def read(workdir: Path) -> Iterator[dict[str, Any]]:
 
 def _dump(line: Mapping[str, Any]) -> str:
     """One line; JSON has no infinity or NaN, so those stand as null."""
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+    }
     return json.dumps(finite) + "\n"
 
 
@@ -90,7 +100,6 @@ def _installed(package: str) -> bool:
 def _open_wandb(workdir: Path, project: str, config: Mapping[str, Any]) -> Any:
     if not _installed("wandb"):
         raise UsageError("--wandb needs the package wandb: pip install 'vortaro[wandb]'.")
-    import wandb
-
+    wandb = importlib.import_module("wandb")
     # The run's id is its folder's name, so that a resumed run goes on in the same curves.
     return wandb.init(project=project, id=workdir.resolve().name, dir=str(workdir), config=dict(config), resume="allow")

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 
 from registry.render import amount
-from runners.flops import matmul_flops, peak_flops
 from runners.session import Session
 
 WARMUP = 3
@@ -33,13 +32,13 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
             for number in range(steps):
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
-        forward = matmul_flops(lambda v, b: session.task.loss(v, b)[0], session.abstract_state.variables, session.sample_batch)
     median = statistics.median(times)
     tokens = session.sample_batch.inputs.size
-    print(f"step: median {median * 1e3:.1f} ms, fastest {min(times) * 1e3:.1f} ms, slowest {max(times) * 1e3:.1f} ms over {steps} steps")
-    print(f"      {tokens / median:,.0f} tokens/s, {amount(int(3 * forward / median))}FLOP/s in matrix products (3 x forward)")
-    peak = peak_flops(jax.devices()[0])
-    if peak:
-        print(f"      MFU {3 * forward / median / (peak * jax.device_count()):.1%}")
-    print(f"Trace: {workdir / 'profile'} (open perfetto_trace.json.gz at ui.perfetto.dev, or `tensorboard --logdir {workdir}`)")
+    rate = tokens / median
+    low, high = min(times) * 1e3, max(times) * 1e3
+    print(f"step: median {median * 1e3:.1f} ms, fastest {low:.1f} ms, slowest {high:.1f} ms over {steps} steps")
+    print(f"      {rate:,.0f} tokens/s, {amount(int(rate * session.flops_per_token))}FLOP/s in matrix products")
+    if (utilization := session.mfu(rate)) is not None:
+        print(f"      MFU {utilization:.1%}")
+    print(f"Trace: {workdir / 'profile'} (perfetto_trace.json.gz opens at ui.perfetto.dev)")
     return 0

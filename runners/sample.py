@@ -40,15 +40,17 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     limit = session.task.context_limit()
     if limit is not None and tokens.shape[1] + options.new_tokens > limit:
         raise UsageError(
-            f"The prompt's {tokens.shape[1]} tokens and {options.new_tokens} new ones are more than the {limit} positions "
-            f"this model has learned: try --max_new_tokens={max(1, limit - tokens.shape[1])}."
+            f"The prompt's {tokens.shape[1]} tokens and {options.new_tokens} new ones are more than the {limit} "
+            f"positions this model has learned: try --max_new_tokens={max(1, limit - tokens.shape[1])}."
         )
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
     with session.placed():
         restored = Checkpoints(workdir, read_only=True).restore(session.abstract_state, options.checkpoint)
         if restored is None:
-            raise UsageError(f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir}).")
+            raise UsageError(
+                f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir})."
+            )
         state, _ = restored
         stop_id = vocabulary.stop_id if options.stop else None
         choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key
+from runners.flops import matmul_flops, peak_flops
 from tasks.batch import Batch, empty_batch
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
 from tasks.programs import TestProgram, TrainProgram
@@ -87,13 +88,27 @@ class Session:
         """The jitted evaluation `(variables, batch) -> MetricSums`."""
         return jax.jit(lambda variables, batch: self.task.loss(variables, batch)[1].metrics)
 
+    @functools.cached_property
+    def flops_per_token(self) -> float:
+        """Operations in the matrix products of one update: three times the forward pass, whatever is computed again."""
+        batch = self.sample_batch
+        forward = matmul_flops(lambda v, b: self.task.loss(v, b)[0], self.abstract_state.variables, batch)
+        return 3 * forward / batch.inputs.size
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known."""
+        peak = peak_flops(jax.devices()[0])
+        return tokens_per_second * self.flops_per_token / (peak * jax.device_count()) if peak else None
+
     def put(self, batch: Batch) -> Batch:
         """A host's rows as global arrays on the mesh."""
         spec = self.experiment.ACTIVATIONS["tokens_bs"]
         sharding = NamedSharding(self.mesh, spec)
         return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
 
-    def batches(self, source: IndexedInput, start: dict[str, Any] | None = None) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    def batches(
+        self, source: IndexedInput, start: dict[str, Any] | None = None
+    ) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
         iterator = source.iterator(self.shard)
         if start is not None:

@@ -1,7 +1,6 @@
 """Training: the loop, and everything that happens beside a step."""
 
 import dataclasses
-import functools
 import signal
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from registry.snapshot import load
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
-from runners.flops import matmul_flops, peak_flops
 from runners.metrics_log import MetricsLog
 from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session
@@ -42,6 +40,7 @@ class _Run:
     """One run of the loop: its state is on the devices, this holds what is beside them."""
 
     def __init__(self, session: Session, workdir: Path, options: TrainOptions):
+        self.began = time.perf_counter()
         self.session, self.workdir, self.program = session, workdir, session.train
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
         restored = self.checkpoints.restore(session.abstract_state)
@@ -143,19 +142,11 @@ class _Run:
         }
         if self.session.task.non_finite == "skip":
             scalars["skipped_updates"] = skipped.item()
-        peak = peak_flops(jax.devices()[0])
-        if peak:
-            scalars["mfu"] = rate * self._flops_per_token / (peak * jax.device_count())
+        utilization = self.session.mfu(rate)
+        if utilization is not None:
+            scalars["mfu"] = utilization
         self.log.write(step, "train", scalars)
         self.progress.report(step, scalars)
-
-    @functools.cached_property
-    def _flops_per_token(self) -> float:
-        """Of the model itself: three times the forward pass, whatever is computed again."""
-        batch = self.session.sample_batch
-        variables = self.session.abstract_state.variables
-        forward = matmul_flops(lambda v, b: self.session.task.loss(v, b)[0], variables, batch)
-        return 3 * forward / batch.inputs.size
 
     def _beside(self, work: Any, step: int) -> None:
         """Does something that is not training, and leaves its time out of the throughput."""
@@ -192,17 +183,15 @@ class _Run:
 
     def _finish(self) -> int:
         step = int(self.state.step)
-        if self.signal is None:
-            if self.saved != step:
-                self._evaluate(step)
-                self._save(step)
+        if self.signal is None and self.saved != step:
+            self._evaluate(step)
+            self._save(step)
         self.checkpoints.close()
         report.write(self.workdir)
         if self.signal is not None:
             name = signal.Signals(self.signal).name
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
             return 0 if self.signal == signal.SIGTERM else 130
-        print(f"Done: {step} steps in {clock(time.perf_counter() - self.progress._began)}. Report: {self.workdir / report.REPORT}", flush=True)
+        spent = clock(time.perf_counter() - self.began)
+        print(f"Done: {step} steps in {spent}. Report: {self.workdir / report.REPORT}", flush=True)
         return 0
-
-

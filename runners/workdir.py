@@ -39,7 +39,9 @@ def open_workdir(path: str, experiment: Experiment, mesh: dict[str, int], *, all
         with (folder / "weights.txt").open("w") as file:
             render.weights(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
     except OSError as error:
-        raise UsageError(f"The workdir '{path}' cannot be written: {error.strerror or error}. Choose another --workdir.") from error
+        raise UsageError(
+            f"The workdir '{path}' cannot be written: {error.strerror or error}. Choose another --workdir."
+        ) from error
     return folder
 
 
@@ -50,7 +52,9 @@ def recorded(path: str) -> Snapshot:
       UsageError: it is no run folder.
     """
     if not Path(path, EXPERIMENT).exists():
-        raise UsageError(f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run.")
+        raise UsageError(
+            f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run."
+        )
     return load(Path(path))
 
 
@@ -73,9 +77,10 @@ def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
     if allow_changes:
         print("Going on with these changes, as --allow_changes says.")
         return
+    what = f"another experiment, {before['experiment']}" if other else "this experiment with other settings"
     raise UsageError(
-        f"The workdir '{folder}' holds a run of {'another experiment, ' + before['experiment'] if other else 'this experiment with other settings'} "
-        f"(the difference is above): choose another --workdir, or --allow_changes to go on with it."
+        f"The workdir '{folder}' holds a run of {what} (the difference is above): choose another --workdir, or "
+        f"--allow_changes to go on with it."
     )
 
 

@@ -1,4 +1,4 @@
-"""Sampling: the prompt is read in one pass, then one token at a time from the cached state, all in one compiled program."""
+"""Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
 
 import dataclasses
 import functools
@@ -19,7 +19,9 @@ class Sampler:
 
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
     top_k: int | None = None  # keep the k likeliest tokens (Fan et al. 2018, section 5.4)
-    top_p: float | None = None  # of those keep the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
+    top_p: float | None = (
+        None  # of those keep the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
+    )
 
     def __post_init__(self):
         if self.temperature < 0:

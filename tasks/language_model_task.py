@@ -32,7 +32,9 @@ class LanguageModelTask:
     label_smoothing: float = 0.0  # weight of the uniform distribution in the target
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
     microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
-    non_finite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
+    non_finite: Literal["stop", "skip"] = (
+        "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
+    )
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """The model's variables, in `Weight` boxes."""
@@ -66,7 +68,7 @@ class LanguageModelTask:
         (features, state), updated = self.model.apply(variables, *arguments, rngs=rngs, mutable=mutable)
         sums = chunked_cross_entropy(
             features,
-            functools.partial(self.model.apply, variables, method="logits"),
+            functools.partial(self._logits, variables),
             batch.targets,
             batch.weights,
             self.loss_chunk,
@@ -84,12 +86,17 @@ class LanguageModelTask:
         )
         return sums.objective, LossOutput(sums.weight, metrics, {**variables, **updated}, state)
 
+    def _logits(self, variables: Any, features: jax.Array) -> jax.Array:
+        logits: Any = self.model.apply(variables, features, method="logits")
+        return logits
+
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]:
         """Reads `tokens` (B, S) behind what `state` remembers: float32 logits (B, V) of the next token, new state."""
-        features, state = self.model.apply(variables, tokens, state, segment_ids, positions)
-        return self.model.apply(variables, features[:, -1:], method="logits")[:, 0], state
+        result: Any = self.model.apply(variables, tokens, state, segment_ids, positions)
+        features, state = result
+        return self._logits(variables, features[:, -1:])[:, 0], state
 
     def init_decode_state(self, batch_size: int, capacity: int) -> Any:
         """An empty decoding state for `capacity` positions."""

@@ -35,6 +35,7 @@ class Schedule:
         if self.kind == "inverse_sqrt":
             k = max(1, self.warmup_steps if self.timescale is None else self.timescale)
             return rise * jnp.sqrt(k / jnp.maximum(t, k))
-        done = jnp.clip((t - self.warmup_steps) / (self.decay_steps - self.warmup_steps), 0.0, 1.0)
+        end = self.decay_steps or 0
+        done = jnp.clip((t - self.warmup_steps) / (end - self.warmup_steps), 0.0, 1.0)
         left = 1 - done if self.kind == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
         return rise * (self.end_factor + (1 - self.end_factor) * left)

@@ -198,7 +198,9 @@ class DecoderLm(Experiment):
     def head_dim(self) -> int:
         """Size of one head."""
         if self.HEAD_DIM is None and self.MODEL_DIM % self.NUM_HEADS:
-            raise UsageError(f"NUM_HEADS = {self.NUM_HEADS} must divide MODEL_DIM = {self.MODEL_DIM}, or HEAD_DIM be set.")
+            raise UsageError(
+                f"NUM_HEADS = {self.NUM_HEADS} must divide MODEL_DIM = {self.MODEL_DIM}, or HEAD_DIM be set."
+            )
         return self.HEAD_DIM or self.MODEL_DIM // self.NUM_HEADS
 
     def initializer(self, scale: float = 1.0) -> fdl.Config:
@@ -262,7 +264,7 @@ class DecoderLm(Experiment):
 
     @property
     def branch_scale(self) -> float:
-        """Factor on the initial weights that write to the residual stream: (2 * layers)^-1/2 (Radford et al. 2019, 2.3)."""
+        """Factor on the initial weights of residual branches: (2 layers)^-1/2 (Radford et al. 2019, section 2.3)."""
         return (2 * self.NUM_LAYERS) ** -0.5
 
     def mixer(self) -> fdl.Config:

@@ -6,7 +6,7 @@ from registry.experiments.decoder import DecoderLm
 
 @register
 class StdlibTiny(DecoderLm):
-    """The demo: a byte-level transformer on the source of Python's standard library, about three minutes on two CPU cores."""
+    """The demo: a byte-level transformer on Python's standard library, about three minutes on two CPU cores."""
 
     ACTIVATION = "squared_relu"
     SEQ_LEN = 64
@@ -20,7 +20,7 @@ class StdlibTiny(DecoderLm):
 
 @register
 class StdlibSmall(StdlibTiny):
-    """StdlibTiny with 13 times the weights and four times the context, for an afternoon on two CPU cores or minutes on a GPU."""
+    """StdlibTiny with 13 times the weights and four times the context, for a GPU or a patient laptop."""
 
     NUM_LAYERS = 6
     MODEL_DIM = 384

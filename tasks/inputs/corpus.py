@@ -63,7 +63,9 @@ def _standard_library_files() -> dict[str, str]:
         if "site-packages" not in path.parts and "dist-packages" not in path.parts
     )
     listing = "".join(f"{digest.hex()} {path.stat().st_size}\n" for digest, path in sources)
-    name = f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    name = (
+        f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    )
     folder = _cache_folder()
     files = {split: str(folder / f"{name}.{split}.bin") for split in SPLITS}
     if not all(Path(path).exists() for path in files.values()):

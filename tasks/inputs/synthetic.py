@@ -13,7 +13,7 @@ class SyntheticPackedInput(IndexedInput):
     """Each segment counts up from a random token by a stride of its own, modulo the vocabulary.
 
     The stride shows in the first two tokens, so a model that looks back within the segment predicts the rest, and one
-    that looks into other segments gains nothing. Rows hold as many whole segments as fit; the rest is padding of weight 0.
+    that looks into other segments gains nothing. Rows hold as many whole segments as fit, then padding of weight 0.
     """
 
     vocab_size: int
@@ -42,7 +42,9 @@ class SyntheticPackedInput(IndexedInput):
             if segment > 1 and start + length > self.seq_len:
                 break
             length = min(length, self.seq_len - start)
-            tokens = (rng.integers(self.vocab_size) + rng.integers(1, self.max_stride + 1) * np.arange(length + 1)) % self.vocab_size
+            tokens = (
+                rng.integers(self.vocab_size) + rng.integers(1, self.max_stride + 1) * np.arange(length + 1)
+            ) % self.vocab_size
             here = slice(start, start + length)
             inputs[here], targets[here] = tokens[:-1], tokens[1:]
             weights[here], segment_ids[here], positions[here] = 1, segment, np.arange(length)

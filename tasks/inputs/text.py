@@ -39,7 +39,9 @@ class TextInput(IndexedInput):
         need = self.seq_len + 1 if self.shuffle else 2
         if len(data) < need:
             where = self.path or "the standard library"
-            raise UsageError(f"The {self.split} split of '{where}' has {len(data)} bytes, fewer than the {need} needed.")
+            raise UsageError(
+                f"The {self.split} split of '{where}' has {len(data)} bytes, fewer than the {need} needed."
+            )
         return data
 
     def num_batches(self) -> int | None:

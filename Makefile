@@ -1,0 +1,41 @@
+# Every target makes .venv on first use, with the newest supported Python it finds (or PYTHON=/path/to/python3.12).
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+RUN = .venv/bin/python
+DEMO = runs/demo
+STAMP = .venv/.made-by-make
+
+.PHONY: help venv demo test lint bench
+help:
+	@echo "make demo   set up, train the demo on the standard library's source (about three minutes), sample from it"
+	@echo "make test   set up, run the tests"
+	@echo "make lint   set up, check format, style, types and the direction of imports"
+	@echo "make bench  set up, run the side-by-side measurements"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv --clear .venv
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(RUN) -m runners.main --exp=tiny.StdlibTiny --workdir=$(DEMO)
+	$(RUN) -m runners.main --workdir=$(DEMO) --mode=sample --prompt="def " --max_new_tokens=256
+	@echo "Report page: $(DEMO)/report.html"
+
+test: $(STAMP)
+	$(RUN) -m pytest -n 2
+
+lint: $(STAMP)
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m pyright
+	.venv/bin/lint-imports
+
+bench: $(STAMP)
+	$(RUN) -m benchmarks.loop
+	$(RUN) -m benchmarks.decoding
