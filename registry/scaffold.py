@@ -21,11 +21,10 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
     source = path.read_text() if path.exists() else ""
     if any(isinstance(node, ast.ClassDef) and node.name == cls for node in ast.parse(source).body):
         raise UsageError(f"{path} has a class {cls} already: choose another name.")
-    imports = [
-        line
-        for line in ("from registry.experiment import register", f"from {base.__module__} import {base.__name__}")
-        if line not in source
-    ]
+    wanted = ["from registry.experiment import register"]
+    if base.__module__ != module:
+        wanted.append(f"from {base.__module__} import {base.__name__}")
+    imports = "".join(f"{line}\n" for line in wanted if line not in source)
     body = f'''
     @register
     class {cls}({base.__name__}):
@@ -34,15 +33,17 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
         # Set what differs; `python -m registry show {cls_key(base)}` lists all knobs.
         SEED = {base.SEED}
     '''
-    head = "" if source else f'"""Experiments on top of {cls_key(base)}."""\n\n'
+    source = source or f'"""Experiments on top of {cls_key(base)}."""\n'
+    start = _behind_docstring(source)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        head
-        + "\n".join(imports)
-        + "\n" * bool(imports)
-        + source.rstrip()
-        + "\n" * bool(source)
-        + "\n"
-        + textwrap.dedent(body)
-    )
+    text = f"{source[:start]}{imports and chr(10)}{imports}{source[start:].rstrip()}\n\n{textwrap.dedent(body)}"
+    path.write_text(text)
     return path
+
+
+def _behind_docstring(source: str) -> int:
+    """Where imports may be put: behind the module's docstring, if it has one."""
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is None:
+        return 0
+    return len("".join(source.splitlines(keepends=True)[: tree.body[0].end_lineno]))

@@ -35,8 +35,6 @@ class Checkpoints:
             create=not read_only,
         )
         folder = (workdir / FOLDER).absolute()
-        if read_only and not folder.is_dir():
-            raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
         self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "extra"))
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
@@ -103,6 +101,12 @@ class Checkpoints:
             self._manager.close()
         except OSError as error:
             raise VortaroError(f"Writing a checkpoint failed: {error}.") from error
+
+
+def require_checkpoints(workdir: str) -> None:
+    """Raises a UsageError unless the run folder has some."""
+    if not Path(workdir, FOLDER).is_dir():
+        raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
 
 
 def _loss(metrics: dict[str, float]) -> float:

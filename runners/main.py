@@ -5,6 +5,7 @@ python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 """
 
 import argparse
+import importlib.util
 import logging
 import os
 import sys
@@ -92,7 +93,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say; returns the exit code."""
     _prepare_devices(options)
+    if options.wandb is not None and importlib.util.find_spec("wandb") is None:
+        raise UsageError("--wandb needs the package wandb: pip install 'vortaro[wandb]'.")
     from registry.resolve import resolve
+    from runners.checkpoints import require_checkpoints
     from runners.session import Session
     from runners.workdir import open_workdir, recorded
 
@@ -102,6 +106,9 @@ def run(options: argparse.Namespace) -> int:
         name, overrides, smoke = before["experiment"], [*before["overrides"], *options.set], before["smoke"] or smoke
     experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
     session = Session(experiment)
+    if options.mode in ("sample", "validation", "test"):
+        require_checkpoints(options.workdir)
+    session.require_data(options.mode)
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, allow_changes=options.allow_changes)
     if options.mode == "train":
         from runners.train import TrainOptions, train

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from layers.errors import UsageError
 from runners.workdir import write_atomically
 
 METRICS = "metrics.jsonl"
@@ -22,11 +21,7 @@ class MetricsLog:
     def __init__(
         self, workdir: Path, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
     ):
-        """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped.
-
-        Raises:
-          UsageError: W&B is asked for and not installed.
-        """
+        """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped."""
         self._path = workdir / METRICS
         kept = [line for line in read(workdir) if line["step"] <= resume_at]
         write_atomically(self._path, "".join(_dump(line) for line in kept))
@@ -98,8 +93,6 @@ def _installed(package: str) -> bool:
 
 
 def _open_wandb(workdir: Path, project: str, config: Mapping[str, Any]) -> Any:
-    if not _installed("wandb"):
-        raise UsageError("--wandb needs the package wandb: pip install 'vortaro[wandb]'.")
     wandb = importlib.import_module("wandb")
     # The run's id is its folder's name, so that a resumed run goes on in the same curves.
     return wandb.init(project=project, id=workdir.resolve().name, dir=str(workdir), config=dict(config), resume="allow")

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,10 +27,10 @@ class Session:
       UsageError: the experiment does not pass its check on these devices.
     """
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: Experiment, devices: Sequence[jax.Device] | None = None):
         self.experiment = experiment
         self.name = cls_key(type(experiment))
-        devices = jax.devices()
+        devices = jax.devices() if devices is None else devices
         self.mesh_shape = experiment.mesh_shape(len(devices))
         check(experiment, self.mesh_shape)
         self.task: Task = build(experiment.Task(), "task")
@@ -39,6 +39,14 @@ class Session:
         kinds = (AxisType.Auto,) * len(self.mesh_shape)
         self.mesh = jax.make_mesh(tuple(self.mesh_shape.values()), tuple(self.mesh_shape), kinds, devices=devices)
         self.shard = Shard(jax.process_index(), jax.process_count())
+
+    def require_data(self, mode: str) -> None:
+        """Raises a UsageError unless the data that a mode reads can be read."""
+        if mode in ("train", "profile"):
+            self.train.input.require_data()
+        split = "validation" if mode == "train" else mode
+        if split in self.test.inputs:
+            self.test.inputs[split].require_data()
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -98,7 +106,7 @@ class Session:
     def mfu(self, tokens_per_second: float) -> float | None:
         """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known."""
         peak = peak_flops(jax.devices()[0])
-        return tokens_per_second * self.flops_per_token / (peak * jax.device_count()) if peak else None
+        return tokens_per_second * self.flops_per_token / (peak * self.mesh.size) if peak else None
 
     def put(self, batch: Batch) -> Batch:
         """A host's rows as global arrays on the mesh."""

@@ -9,10 +9,12 @@ class StdlibTiny(DecoderLm):
     """The demo: a byte-level transformer on Python's standard library, about three minutes on two CPU cores."""
 
     ACTIVATION = "squared_relu"
-    SEQ_LEN = 64
-    LEARNING_RATE = 4e-3
+    TIED = False
+    SEQ_LEN = 256
+    BATCH_SIZE = 4
+    LEARNING_RATE = 3e-3
     NUM_STEPS = 1200
-    EVAL_ROWS = 1024
+    EVAL_ROWS = 256
     EVAL_EVERY = 200
     SAVE_EVERY = 200
     UNROLL = 4
@@ -25,8 +27,9 @@ class StdlibSmall(StdlibTiny):
     NUM_LAYERS = 6
     MODEL_DIM = 384
     NUM_HEADS = 6
-    SEQ_LEN = 256
-    LEARNING_RATE = 2e-3
+    SEQ_LEN = 1024
+    BATCH_SIZE = 16
+    LEARNING_RATE = 1e-3
     NUM_STEPS = 4000
     DROPOUT = 0.1
     UNROLL = 6
@@ -44,13 +47,12 @@ class StdlibTinyLlama(StdlibTiny):
 
 @register
 class CharTiny(DecoderLm):
-    """nanoGPT's CPU character model: 4 layers, 4 heads, 128 wide, context 64, batch 12, 2000 steps, on a text file."""
+    """nanoGPT's CPU character model: 4 layers, 4 heads, 128 wide, context 64, batch 12, 2000 steps, on a text file.
 
-    NORM = "layer"
-    POSITIONS = "learned"
-    ACTIVATION = "gelu_erf"
-    INIT_STDDEV = 0.02
-    BETA2 = 0.99
+    The sizes are nanoGPT's; positions are rotary and norms RMS, as everywhere in this family.
+    """
+
+    LEARNING_RATE = 2e-3
     SEQ_LEN = 64
     BATCH_SIZE = 12
     NUM_STEPS = 2000

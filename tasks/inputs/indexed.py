@@ -45,6 +45,10 @@ class IndexedInput(abc.ABC):
     def num_batches(self) -> int | None:
         """Batches in one pass; None where they never end."""
 
+    def require_data(self) -> None:
+        """Finds out early whether there is data to read; raises a UsageError where there is none, or too little."""
+        return
+
     def iterator(self, shard: Shard = Shard()) -> "InputIterator":
         """Batches from the first on, with a position that can be saved and restored."""
         return InputIterator(self, shard)

@@ -44,6 +44,9 @@ class TextInput(IndexedInput):
             )
         return data
 
+    def require_data(self) -> None:
+        _ = self.data
+
     def num_batches(self) -> int | None:
         return None if self.shuffle else -(-self._pass_rows() // self.batch_size)
 

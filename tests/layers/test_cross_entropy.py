@@ -1,0 +1,72 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
+from layers.errors import UsageError
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+FEATURES = jax.random.normal(KEYS[0], (2, 12, 8))
+TABLE = jax.random.normal(KEYS[1], (8, 20))
+TARGETS = jax.random.randint(KEYS[2], (2, 12), 0, 20)
+WEIGHTS = jax.random.bernoulli(KEYS[3], 0.7, (2, 12)).astype(jnp.float32)
+
+
+def objective(features, table, chunk, **options):
+    sums = chunked_cross_entropy(features, lambda x: x @ table, TARGETS, WEIGHTS, chunk, **options)
+    return sums.objective, sums
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 12, 100])
+@pytest.mark.parametrize("options", [{}, {"z_loss": 0.1, "label_smoothing": 0.2}])
+def test_chunks_change_neither_value_nor_gradient(chunk, options):
+    gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
+    (_, expected), expected_gradient = gradient(FEATURES, TABLE, None, **options)
+    (_, sums), chunked_gradient = gradient(FEATURES, TABLE, chunk, **options)
+    for a, b in zip(
+        jax.tree.leaves((sums, chunked_gradient)), jax.tree.leaves((expected, expected_gradient)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_equals_optax():
+    logits = FEATURES @ TABLE
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS)
+    sums = cross_entropy_sums(logits, TARGETS, WEIGHTS)
+    np.testing.assert_allclose(sums.loss, (losses * WEIGHTS).sum(), rtol=1e-5)
+    np.testing.assert_allclose(sums.objective, sums.loss)
+    np.testing.assert_allclose(sums.weight, WEIGHTS.sum())
+    np.testing.assert_allclose(sums.correct, ((logits.argmax(-1) == TARGETS) * WEIGHTS).sum())
+
+
+def test_label_smoothing_equals_optax_on_smooth_labels():
+    logits = FEATURES @ TABLE
+    labels = optax.smooth_labels(jax.nn.one_hot(TARGETS, 20), 0.2)
+    expected = (optax.softmax_cross_entropy(logits, labels) * WEIGHTS).sum()
+    sums = cross_entropy_sums(logits, TARGETS, WEIGHTS, label_smoothing=0.2)
+    np.testing.assert_allclose(sums.objective, expected, rtol=1e-5)
+
+
+def test_z_loss_is_the_squared_log_normalizer():
+    logits = FEATURES @ TABLE
+    extra = (
+        cross_entropy_sums(logits, TARGETS, WEIGHTS, z_loss=0.5).objective
+        - cross_entropy_sums(logits, TARGETS, WEIGHTS).objective
+    )
+    expected = 0.5 * (np.square(jax.nn.logsumexp(logits, -1)) * WEIGHTS).sum()
+    np.testing.assert_allclose(extra, expected, rtol=1e-4)
+
+
+def test_no_array_of_all_logits_is_in_the_compiled_gradient():
+    """The promise itself: with chunks of 3 no buffer has 12 positions times 20 logits."""
+    gradient = jax.jit(jax.grad(lambda f, t, chunk: objective(f, t, chunk)[0], argnums=(0, 1)), static_argnums=2)
+    whole, chunked = (gradient.lower(FEATURES, TABLE, chunk).compile().as_text() for chunk in (None, 3))
+    assert "f32[2,12,20]" in whole
+    assert "12,20]" not in chunked
+
+
+def test_chunks_must_divide():
+    with pytest.raises(UsageError, match="loss_chunk = 5 must divide the sequence length 12"):
+        objective(FEATURES, TABLE, 5)

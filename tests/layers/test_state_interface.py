@@ -1,0 +1,66 @@
+"""Every mixer, held to the state interface: any way of cutting a sequence into pieces gives the full pass."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layers.attention import Attention
+from tests.layers.test_attention import attention, params_of
+
+LENGTH = 12
+
+MIXERS = {
+    "multi_head": attention(),
+    "grouped_query_rotary": attention(num_kv_heads=2, rotary_base=100.0),
+    "multi_query_rotary_bias": attention(num_kv_heads=1, rotary_base=100.0, use_bias=True),
+}
+
+
+def test_every_mixer_is_here():
+    mixers = {type(module) for module in MIXERS.values()}
+    assert mixers == {Attention}, "a new mixer joins this test"
+
+
+@functools.cache
+def _full(name):
+    x = jax.random.normal(jax.random.key(0), (2, LENGTH, 16))
+    variables = params_of(MIXERS[name], x)
+    return x, variables
+
+
+@functools.cache
+def _pass(name):
+    return jax.jit(MIXERS[name].apply)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.sets(st.integers(1, LENGTH - 1)), boundary=st.integers(0, LENGTH), spare=st.integers(0, 3))
+def test_any_cut_gives_the_full_pass(name, cuts, boundary, spare):
+    x, variables = _full(name)
+    segment_ids = jnp.where(jnp.arange(LENGTH) < boundary, 1, 2)[None].repeat(2, axis=0)
+    expected, none = _pass(name)(variables, x, None, segment_ids)
+    assert none is None
+    state = MIXERS[name].init_state(2, LENGTH + spare)
+    pieces = []
+    edges = [0, *sorted(cuts), LENGTH]
+    for start, end in itertools.pairwise(edges):
+        y, state = _pass(name)(variables, x[:, start:end], state, segment_ids[:, start:end])
+        pieces.append(y)
+    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_padding_on_the_left_changes_nothing(name):
+    x, variables = _full(name)
+    padded = jnp.concatenate([jnp.full((2, 3, 16), 7.0), x], axis=1)
+    real = jnp.where(jnp.arange(LENGTH + 3) < 3, 0, 1)[None].repeat(2, axis=0)
+    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    y, _ = _pass(name)(variables, padded, MIXERS[name].init_state(2, LENGTH + 3), real, positions)
+    np.testing.assert_allclose(y[:, 3:], _pass(name)(variables, x)[0], atol=2e-6)

@@ -1,0 +1,188 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from registry.command_line import main
+from tests.conftest import ROOT
+
+
+def registry(capsys, *arguments):
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def data(capsys, *arguments):
+    code, out, err = registry(capsys, *arguments, "--json")
+    assert err == ""
+    return code, json.loads(out)
+
+
+def test_list_imports_no_jax_and_answers_at_once():
+    code = "import sys; from registry.command_line import main; main(['list']); print('jax' in sys.modules)"
+    spent = []
+    for _ in range(3):
+        began = time.perf_counter()
+        out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        spent.append(time.perf_counter() - began)
+    assert out.splitlines()[-1] == "False"
+    assert "tiny.StdlibTiny" in out
+
+
+def test_list(capsys):
+    _, rows = data(capsys, "list")
+    tiny = next(row for row in rows if row["name"] == "tiny.StdlibTiny")
+    assert set(tiny) == {"name", "base", "doc", "mesh"}
+    assert (tiny["base"], tiny["mesh"]) == ("DecoderLm", [-1, 1])
+    assert [row["name"] for row in data(capsys, "list", "*Small")[1]] == ["tiny.StdlibSmall"]
+    assert data(capsys, "list", "nothing-like-it")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        ("params>5e6", ["tiny.StdlibSmall"]),
+        ("params>1e6 and devices<=1", ["tiny.StdlibSmall"]),
+        ("not params>5e6 and bytes<1", []),
+    ],
+)
+def test_list_where(capsys, condition, names):
+    assert [row["name"] for row in data(capsys, "list", "--where", condition)[1]] == names
+
+
+def test_weights(capsys):
+    _, table = data(capsys, "weights", "tiny.StdlibTiny", "--set=DEVICE_MESH_SHAPE=2,4")
+    assert table["experiment"] == "tiny.StdlibTiny"
+    assert table["mesh"] == {"data": 2, "model": 4}
+    row = next(row for row in table["weights"] if row["path"].endswith("ffn_in_mf"))
+    assert row["shape"] == [4, 128, 512]
+    assert row["bytes"] == 4 * 128 * 512 * 4 == 8 * row["bytes_per_device"]
+    assert {"path", "shape", "dtype", "spec", "role", "decay", "bytes", "bytes_per_device"} <= set(row)
+    totals = table["totals"]
+    assert totals["parameters"] == sum(r["bytes"] for r in table["weights"]) // 4
+    # Two moments per weight, and two counters of four bytes (Adam's and the schedule's).
+    assert totals["optimizer_bytes_per_device"] == 2 * totals["bytes_per_device"] + 8
+
+
+def test_diff_of_two_names(capsys):
+    code, difference = data(capsys, "diff", "tiny.StdlibTiny", "tiny.StdlibSmall")
+    assert code == 1
+    layers = next(row for row in difference["knobs"] if row["knob"] == "NUM_LAYERS")
+    assert (layers["a"], layers["b"], layers["owner_b"]) == ("4", "6", "tiny.StdlibSmall")
+    assert {row["path"] for row in difference["config"]} >= {"task.model.stack.num_layers", "train.num_steps"}
+    assert difference["totals"]["parameters"]["b"] > difference["totals"]["parameters"]["a"]
+
+
+def test_diff_with_overrides_and_of_equals(capsys):
+    code, difference = data(capsys, "diff", "StdlibTiny", "--set=task.z_loss=1e-4")
+    assert code == 1
+    assert difference["config"] == [{"path": "task.z_loss", "a": "0.0", "b": "0.0001"}]
+    code, difference = data(capsys, "diff", "StdlibTiny", "StdlibTiny")
+    assert code == 0
+    assert [difference[key] for key in ("knobs", "config", "weights", "totals")] == [[], [], [], {}]
+
+
+def test_diff_shows_a_changed_spec_with_bytes_before_and_after(capsys):
+    mesh = "--set=DEVICE_MESH_SHAPE=1,4"
+    _, a = data(capsys, "weights", "StdlibTiny", mesh)
+    _, b = data(capsys, "weights", "StdlibTiny", mesh, "--set=WEIGHTS.ffn_in_mf=P(None,None)")
+    held = [next(r for r in t["weights"] if r["path"].endswith("ffn_in_mf"))["bytes_per_device"] for t in (a, b)]
+    assert held[1] == 4 * held[0]
+    _, difference = data(capsys, "diff", "StdlibTiny", "--set=WEIGHTS.ffn_in_mf=P(None,None)")
+    assert [row["path"] for row in difference["config"]] == ["task.model.stack.block.ffn.specs.ffn_in_mf"]
+    assert difference["weights"][0]["changed"] == ["spec"]
+
+
+def test_a_class_that_differs_hides_the_fields_of_the_other(capsys):
+    _, difference = data(capsys, "diff", "StdlibTiny", "--set=NORM=layer")
+    paths = [row["path"] for row in difference["config"]]
+    assert "task.model.final_norm" in paths
+    assert "task.model.final_norm.use_bias" not in paths
+
+
+def test_explain(capsys):
+    _, steps = data(capsys, "explain", "tiny.StdlibSmall", "task.optimizer.learning_rate")
+    assert [step["what"] for step in steps] == ["task.optimizer.learning_rate"] + ["LEARNING_RATE"] * 3
+    assert steps[1]["where"].startswith("StdlibSmall, ")
+    line = int(steps[1]["where"].rpartition(":")[2])
+    assert "LEARNING_RATE" in (ROOT / "registry/experiments/tiny.py").read_text().splitlines()[line - 1]
+    _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9")
+    assert (steps[0]["value"], steps[0]["where"]) == ("9", "--set")
+    _, steps = data(capsys, "explain", "StdlibTiny", "stack/block/ffn/ffn_in_mf")
+    assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
+    line = int(steps[1]["where"].rpartition(":")[2])
+    assert "ffn_in_mf=" in (ROOT / "registry/experiments/decoder.py").read_text().splitlines()[line - 1]
+    _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.epsilon")
+    assert steps[0]["where"] == "default of tasks.optimizers.Optimizer"
+    _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
+    assert steps[0] == {"what": "NUM_LAYERS", "value": "2", "where": "Smoke()"}
+
+
+def test_tree_check_and_show(capsys):
+    _, tree = data(capsys, "tree")
+    assert "tiny.StdlibSmall" in tree["children"]["tiny.StdlibTiny"]
+    _, rows = data(capsys, "check")
+    assert all(row["ok"] for row in rows)
+    assert len(rows) >= 4
+    code, rows = data(capsys, "check", "StdlibTiny", "--set=DEVICE_MESH_SHAPE=1,3")
+    assert code == 2
+    assert "do not divide" in rows[0]["reason"]
+    _, shown = data(capsys, "show", "StdlibTiny")
+    assert shown["knobs"]["SEQ_LEN"]["owner"] == "tiny.StdlibTiny"
+    assert shown["config"]["train.num_steps"] == "1200"
+
+
+@pytest.mark.parametrize("verb", [["list"], ["show", "StdlibTiny"], ["weights", "StdlibTiny"], ["tree"]])
+def test_what_a_pipe_gets_is_plain_and_stable(capsys, verb):
+    first, second = (registry(capsys, *verb)[1] for _ in range(2))
+    assert first == second
+    assert "\x1b" not in first
+    assert "…" not in first, "nothing is cut"
+
+
+def test_new_writes_an_experiment_that_passes_its_check(command, tmp_path):
+    done = command("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
+    assert done.returncode == 0, done.stderr
+    assert "my_models.py" in done.stdout
+    assert command("registry", "check", "my_models.Wide").returncode == 0
+    assert command("registry", "new", "my_models.Wide", "my_models.Wider").returncode == 0
+    text = (tmp_path / "my_models.py").read_text()
+    assert text.count("class Wide") == 2
+    again = command("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
+    assert again.returncode == 2
+    assert "has a class Wide already" in again.stderr
+    assert (tmp_path / "my_models.py").read_text() == text
+    done = command("registry", "diff", "my_models.Wide", "my_models.Wider", "--json")
+    assert done.returncode == 0, done.stderr
+    listed = command("registry", "list", "--import=my_models", "--json")
+    assert {"my_models.Wide", "my_models.Wider"} <= {row["name"] for row in json.loads(listed.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lst"], "no verb 'lst'. Did you mean 'list'"),
+        (["show"], "show takes one name, but 0 names were given"),
+        (["show", "StdlibTinny"], "no experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
+        (["diff", "StdlibTiny"], "diff of one name needs --set"),
+        (["list", "--where", "parms>1"], "--where knows no 'parms'. Did you mean 'params'"),
+        (["list", "--where", "params>"], "is no condition"),
+        (["list", "--where", "__import__('os')"], "is no condition"),
+        (
+            ["explain", "StdlibTiny", "NUM_LAYER"],
+            "no knob, config path or weight 'NUM_LAYER'. Did you mean 'NUM_LAYERS'",
+        ),
+        (["new", "StdlibTiny", "NoModule"], "should read module.Name"),
+        (["list", "--jsn"], "unrecognized arguments: --jsn"),
+        ([], "the following arguments are required: verb"),
+    ],
+)
+def test_bad_requests(capsys, arguments, says):
+    code, out, err = registry(capsys, *arguments)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+    assert out == ""

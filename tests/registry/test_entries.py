@@ -1,0 +1,79 @@
+"""What every entry must keep, generated: a new entry gets these tests without a line."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from registry import golden, index
+from registry.checks import check
+from registry.resolve import find, resolve
+from registry.snapshot import snapshot
+from runners.session import Session
+
+ENTRIES = sorted(index.entries())
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_golden(name):
+    row = golden.compare(resolve(name))
+    assert row["ok"], row["reason"]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_check(name):
+    check(resolve(name))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_smoke_has_the_same_table_rows(name):
+    rows = [
+        {(r["path"], r["role"], r["spec"]) for r in snapshot(resolve(name, smoke=smoke))["weights"]} for smoke in (0, 1)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_smoke_trains_on_every_device_with_the_losses_of_one(name):
+    losses = {}
+    for shape in ("1,1", "2,4"):
+        experiment = resolve(name, [f"DEVICE_MESH_SHAPE={shape}", "LOG_EVERY=1"], smoke=True)
+        count = int(np.prod(experiment.DEVICE_MESH_SHAPE))
+        losses[shape] = train(Session(experiment, jax.devices()[:count]), 12)
+    np.testing.assert_allclose(losses["1,1"], losses["2,4"], rtol=2e-4)
+    assert np.mean(losses["1,1"][-3:]) < np.mean(losses["1,1"][:3])
+
+
+def train(session: Session, steps: int) -> list[float]:
+    with session.placed():
+        batches = session.batches(session.train.input)
+        batch, _ = next(batches)
+        update = session.compile_step(batch)
+        state, losses = session.init(), []
+        for _ in range(steps):
+            state = update(state, batch, session.seed)
+            losses.append(float(state.sums.loss / state.sums.weight))
+            batch, _ = next(batches)
+    return losses
+
+
+def test_golden_files_have_entries():
+    assert sorted(path.stem for path in golden.FOLDER.glob("*.json")) == ENTRIES
+
+
+def test_a_change_shows_in_the_golden_comparison(tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    assert "has no golden file" in golden.compare(resolve("StdlibTiny"))["reason"]
+    golden.compare(resolve("StdlibTiny"), update=True)
+    assert golden.compare(resolve("StdlibTiny"))["ok"]
+    row = golden.compare(resolve("StdlibTiny", ["NUM_LAYERS=5"]))
+    assert not row["ok"]
+    assert "NUM_LAYERS" in row["reason"]
+    stored = json.loads((tmp_path / "tiny.StdlibTiny.json").read_text())
+    assert stored["totals"]["parameters"] == 853_120
+
+
+def test_stated_sizes():
+    assert snapshot(find("CharTiny")())["totals"]["parameters"] == 853_120
+    assert snapshot(find("StdlibSmall")())["totals"]["parameters"] == 12 * 6 * 384**2 + 256 * 384 + 13 * 384

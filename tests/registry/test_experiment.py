@@ -1,0 +1,185 @@
+import pytest
+
+from layers.errors import SpecError, UsageError
+from layers.specs import P, Specs
+from registry.checks import check
+from registry.experiment import Experiment, cls_key, owner, register
+from registry.experiments.tiny import StdlibTiny
+from registry.resolve import resolve
+from tests.models import Small
+
+
+def test_a_subclass_sets_knobs_and_what_follows_follows():
+    class Wide(StdlibTiny):
+        MODEL_DIM = 256
+
+    assert Wide().Task().model.stack.block.mixer.model_dim == 256
+    assert Wide().Task().model.stack.block.ffn.hidden_dim == 1024
+    assert StdlibTiny().Task().model.stack.block.mixer.model_dim == 128
+
+
+def test_an_undeclared_knob_is_refused():
+    with pytest.raises(UsageError, match=r"sets LEARNIN_RATE, which no base declares. Did you mean 'LEARNING_RATE'"):
+
+        class Typo(StdlibTiny):
+            LEARNIN_RATE = 1.0
+
+
+def test_an_annotation_declares_a_knob():
+    class New(StdlibTiny):
+        NUM_EXPERTS: int = 8
+
+    assert New.knobs()["NUM_EXPERTS"] == 8
+    assert "NUM_EXPERTS" not in StdlibTiny.knobs()
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, {1}])
+def test_a_mutable_knob_is_refused(value):
+    with pytest.raises(UsageError, match="can be changed in place"):
+        StdlibTiny.derive(DEVICE_MESH_SHAPE=value)
+
+
+def test_a_row_no_base_has_is_refused():
+    with pytest.raises(UsageError, match=r"row 'ffn_inn_mf' that no base has. Did you mean 'ffn_in_mf'"):
+
+        class Typo(StdlibTiny):
+            WEIGHTS = StdlibTiny.WEIGHTS | Specs(ffn_inn_mf=P(None, None))
+
+
+def test_configs_are_fresh_at_every_call():
+    experiment = StdlibTiny()
+    experiment.Task().model.stack.num_layers = 99
+    assert experiment.Task().model.stack.num_layers == 4
+    assert experiment.Task() is not experiment.Task()
+
+
+def test_an_entry_needs_a_docstring():
+    with pytest.raises(UsageError, match="needs a docstring"):
+
+        @register
+        class Silent(StdlibTiny):
+            pass
+
+
+def test_owner_names_who_set_a_knob():
+    assert owner(StdlibTiny, "SEQ_LEN") == "tiny.StdlibTiny"
+    assert owner(StdlibTiny, "NUM_HEADS") == "decoder.DecoderLm"
+    assert owner(StdlibTiny, "SEED") == cls_key(Experiment)
+    assert owner(type(resolve("StdlibTiny", ["SEED=3"])), "SEED") == "--set"
+    assert owner(type(resolve("StdlibTiny", smoke=True)), "NUM_LAYERS") == "Smoke()"
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "sizes"),
+    [
+        ((2, 4), 8, {"data": 2, "model": 4}),
+        ((-1, 4), 8, {"data": 2, "model": 4}),
+        ((-1, 1), 8, {"data": 8, "model": 1}),
+        ((-1, 2), None, {"data": 1, "model": 2}),
+    ],
+)
+def test_mesh_shapes(shape, devices, sizes):
+    assert StdlibTiny.derive(DEVICE_MESH_SHAPE=shape)().mesh_shape(devices) == sizes
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "says"),
+    [
+        (
+            (8, 16),
+            8,
+            r"wants 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\)\), but 8 are here: try --smoke, --host_devices=128",
+        ),
+        ((-1, 3), 8, "wants a multiple of 3 devices"),
+        ((-1, -1), 8, "one at most may be -1"),
+        ((0, 8), 8, "sizes are at least 1"),
+        ((8,), 8, "differ in length"),
+    ],
+)
+def test_bad_mesh_shapes(shape, devices, says):
+    with pytest.raises(UsageError, match=says):
+        StdlibTiny.derive(DEVICE_MESH_SHAPE=shape)().mesh_shape(devices)
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "folded"),
+    [((8, 16), 8, (2, 4)), ((8, 16), 1, (1, 1)), ((1, 1), 2, (2, 1)), ((-1, 1), 4, (4, 1)), ((16, 16), 6, (2, 3))],
+)
+def test_a_smoke_mesh_folds_onto_the_devices(shape, devices, folded):
+    smoke = StdlibTiny.derive(DEVICE_MESH_SHAPE=shape, smoke=True)()
+    assert tuple(smoke.mesh_shape(devices).values()) == folded
+
+
+def with_config(change):
+    class Changed(Small):
+        def Task(self):
+            config = super().Task()
+            change(config)
+            return config
+
+    return Changed()
+
+
+def share(config):
+    config.model.stack.block.ffn_norm = config.model.stack.block.mixer_norm
+
+
+class NewActivation(Small):
+    ACTIVATIONS: Specs = Small.ACTIVATIONS | Specs(gate_bsf=P(None, None, None))
+
+
+BAD = {
+    "a spec without weight": (
+        lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_gate_mf=P(None, None)))(),
+        r"WEIGHTS of .*Small states 'ffn_gate_mf' = P\(None, None\), but no weight takes it",
+    ),
+    "a weight without spec": (
+        lambda: Small.derive(WEIGHTS=Specs(**{k: v for k, v in Small.WEIGHTS.items() if k != "ffn_in_mf"}))(),
+        r"Weight 'ffn_in_mf' of FeedForward has no partition spec: state one .* \(P\(None, None\) replicates it\)",
+    ),
+    "an unknown axis": (
+        lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_in_mf=P("modle", None)))(),
+        r"names 'modle'. Did you mean 'model'",
+    ),
+    "an unknown axis of an optional row": (
+        lambda: Small.derive(OPTIONAL_WEIGHTS=Small.OPTIONAL_WEIGHTS | Specs(ffn_gate_mf=P("modle", None)))(),
+        r"OPTIONAL_WEIGHTS.ffn_gate_mf = .* names mesh axis 'modle'",
+    ),
+    "an indivisible dimension": (
+        lambda: Small.derive(DEVICE_MESH_SHAPE=(1, 3))(),
+        r"is split by .* into 3 parts, which do not divide it",
+    ),
+    "an indivisible batch": (
+        lambda: Small.derive(DEVICE_MESH_SHAPE=(8, 1), BATCH_SIZE=12)(),
+        r"Dimension 12 of train.input: a batch of 12 rows",
+    ),
+    "an indivisible microbatch": (
+        lambda: Small.derive(DEVICE_MESH_SHAPE=(4, 1), MICROBATCHES=4)(),
+        r"a batch of 8 rows in 4 microbatches.*into 4 parts",
+    ),
+    "more microbatches than rows": (
+        lambda: Small.derive(MICROBATCHES=3)(),
+        "batch_size = 8 must be divisible by task.microbatches = 3",
+    ),
+    "a shared module": (
+        lambda: with_config(share),
+        r"One config stands at task.model.stack.block.\w+ and task.model.stack.block.\w+, which would tie weights",
+    ),
+    "an activation nobody places": (
+        NewActivation,
+        "ACTIVATIONS states 'gate_bsf', but no layer places such an array",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_check_refuses(name):
+    make, says = BAD[name]
+    with pytest.raises(SpecError if "spec" in name or "axis" in name else UsageError, match=says):
+        check(make())
+
+
+def test_check_accepts_what_is_right():
+    check(Small())
+    check(Small.derive(DEVICE_MESH_SHAPE=(2, 4))())
+    check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), MICROBATCHES=4, GATED=True, USE_BIAS=True, NORM="layer")())

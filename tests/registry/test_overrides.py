@@ -1,0 +1,138 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layers.errors import UsageError
+from layers.specs import P
+from registry.build import build, from_json, to_json
+from registry.resolve import resolve
+from registry.values import convert, parse, show
+
+scalars = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none())
+
+
+@given(st.one_of(scalars, st.lists(scalars, min_size=1).map(tuple)))
+def test_values_are_read_as_they_are_shown(value):
+    assert parse(show(value)) == value
+    assert type(parse(show(value))) is type(value)
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.sampled_from(["data", "model"]), st.just(("data", "model")))).map(lambda s: P(*s))
+)
+def test_specs_are_read_as_they_are_shown(spec):
+    assert parse(show(spec)) == spec
+
+
+@given(st.text())
+def test_any_text_is_read_without_an_error(text):
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "value"),
+    [
+        ("1e3", int, 1000),
+        ("3", float, 3.0),
+        ("none", int | None, None),
+        ("7", int | None, 7),
+        ("2,4", tuple[int, ...], (2, 4)),
+        ("8", tuple[int, ...], (8,)),
+        ("true", bool, True),
+        ("123", str, "123"),
+    ],
+)
+def test_typed(text, hint, value):
+    assert convert(parse(text), hint, "KNOB") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("1.5", int), ("true", int), ("1", bool), ("x", float), ("none", int), ("1,a", tuple[int, ...])]
+)
+def test_mistyped(text, hint):
+    with pytest.raises(UsageError, match="KNOB takes"):
+        convert(parse(text), hint, "KNOB")
+
+
+def test_a_knob_changes_all_that_depends_on_it():
+    experiment = resolve("StdlibTiny", ["MODEL_DIM=64", "DEVICE_MESH_SHAPE=2,4"])
+    assert experiment.Task().model.stack.block.ffn.hidden_dim == 256
+    assert experiment.mesh_shape() == {"data": 2, "model": 4}
+    assert experiment.overrides == ("MODEL_DIM=64", "DEVICE_MESH_SHAPE=2,4")
+
+
+def test_config_paths():
+    settings = [
+        "task.optimizer.learning_rate=1",
+        "task.optimizer.schedule.kind=linear",
+        "task.loss_chunk=16",
+        "task.loss_chunk=none",
+        "task.optimizer.clipping.value=0.5",
+        "task.model.stack.block.ffn.specs.ffn_in_mf=P(None,None)",
+        "train.num_steps=7",
+        "test.inputs.validation.max_rows=3",
+    ]
+    experiment = resolve("StdlibTiny", settings)
+    for _ in range(2):  # at every call
+        config = experiment.Task()
+        assert config.optimizer.learning_rate == 1.0
+        assert config.optimizer.schedule.kind == "linear"
+        assert config.loss_chunk is None
+        assert config.optimizer.clipping.value == 0.5
+        assert config.model.stack.block.ffn.specs["ffn_in_mf"] == P(None, None)
+    assert experiment.Train().num_steps == 7
+    assert experiment.Test().inputs["validation"].max_rows == 3
+    assert experiment.Test().inputs["test"].max_rows is None
+
+
+def test_held_out_data_follows_the_training_path():
+    """A run on a user's file is judged on that file."""
+    experiment = resolve("StdlibTiny", ["train.input.path=/some/file"])
+    assert experiment.Test().inputs["validation"].path == "/some/file"
+    assert experiment.Test().inputs["validation"].split == "validation"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("LEARNINGRATE=3", "no knob or config 'LEARNINGRATE'. Did you mean 'LEARNING_RATE'"),
+        ("tsk.z_loss=1", "no knob or config 'tsk'. Did you mean 'task'"),
+        ("task.optimzer.learning_rate=1", "no 'optimzer' in task. Did you mean 'optimizer'"),
+        ("task.optimizer.learning_rat=1", "no 'learning_rat' in task.optimizer. Did you mean 'learning_rate'"),
+        ("train.num_steps.x=1", "train.num_steps is one value, 1200: there is nothing under it"),
+        ("task.optimizer=1", "task.optimizer is a config of its own: set one of its fields"),
+        ("task=1", "'task' is a whole config"),
+        ("NUM_LAYERS=two", "NUM_LAYERS takes int, not 'two'"),
+        ("NUM_LAYERS.x=2", "NUM_LAYERS is one value"),
+        ("task.z_loss=high", "task.z_loss takes float, not 'high'"),
+        ("POSITIONS=rotory", r"POSITIONS takes one of 'rotary'.*Did you mean 'rotary'"),
+        ("OPTIMIZER=adam", r"OPTIMIZER takes one of .*Did you mean 'adamw'"),
+        ("WEIGHTS.ffn_in=P()", "no row 'ffn_in' to set by 'WEIGHTS.ffn_in'. Did you mean 'ffn_in_mf'"),
+        ("WEIGHTS.ffn_in_mf=data", r"takes a spec, as in WEIGHTS.ffn_in_mf=P\('data', 'model'\)"),
+        ("WEIGHTS.ffn_in_mf=P('data')", "has 1 entries, but its letters 'mf' name 2"),
+        ("NUM_LAYERS", "should read PATH=VALUE"),
+        ("=3", "should read PATH=VALUE"),
+    ],
+)
+def test_bad_overrides(assignment, says):
+    with pytest.raises(UsageError, match=says):
+        resolve("StdlibTiny", [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "root", "says"),
+    [
+        ("train.num_steps=0", "Train", "train: num_steps = 0 must be at least 1"),
+        ("WARMUP_STEPS=5000", "Task", "cosine schedule needs decay_steps above warmup_steps = 5000"),
+        ("NUM_HEADS=3", "Task", "NUM_HEADS = 3 must divide MODEL_DIM = 128"),
+    ],
+)
+def test_values_that_no_constructor_takes(assignment, root, says):
+    with pytest.raises(UsageError, match=says):
+        build(getattr(resolve("StdlibTiny", [assignment]), root)(), root.lower())
+
+
+def test_configs_survive_json():
+    config = resolve("StdlibTiny").Task()
+    assert from_json(to_json(config)) == config
+    assert build(from_json(to_json(config)), "task").weight_table().rows == build(config, "task").weight_table().rows

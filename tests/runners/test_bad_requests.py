@@ -1,0 +1,119 @@
+"""Every bad request gets one clear sentence and exit code 2; nothing is left half-written."""
+
+import json
+
+import pytest
+
+from runners.main import main
+
+
+def run(capsys, *arguments):
+    code = main([*arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--exp=tiny.StdlibTinny"], "no experiment 'tiny.StdlibTinny'. Did you mean 'tiny.StdlibTiny'"),
+        (["--mode=trian"], "no mode 'trian'. Did you mean 'train'"),
+        (["--set=LEARNINGRATE=1"], "no knob or config 'LEARNINGRATE'. Did you mean 'LEARNING_RATE'"),
+        (["--set=task.optimzer.beta1=1"], "no 'optimzer' in task. Did you mean 'optimizer'"),
+        (["--set=NUM_LAYERS=two"], "NUM_LAYERS takes int, not 'two'"),
+        (["--set=DEVICE_MESH_SHAPE=2,2"], "wants 4 devices (DEVICE_MESH_SHAPE = (2, 2)), but 8 are here"),
+        (["--set=BATCH_SIZE=12"], "Dimension 12 of train.input: a batch of 12 rows"),
+        (["--set=DEVICE_MESH_SHAPE=1,8"], "is split by"),
+        (["--set=WEIGHTS.ffn_in_mf=P('data')"], "has 1 entries, but its letters 'mf' name 2"),
+        (["--set=WEIGHTS.ffn_in_mf=P('modle',None)"], "names 'modle'. Did you mean 'model'"),
+        (["--set=TEXT_PATH=/no/such/file"], "The text file '/no/such/file' cannot be read: No such file or directory."),
+        (["--wrokdir=x"], "no flag '--wrokdir=x'. Did you mean '--workdir'"),
+        (["--import=no_such_module"], "no module 'no_such_module'"),
+        (["--host_devices=0"], "--host_devices=0 must be at least 1"),
+        (["--host_devices=x"], "invalid int value"),
+        (["--wandb=project"], "--wandb needs the package wandb"),
+    ],
+)
+def test_one_sentence(capsys, tmp_path, arguments, says):
+    workdir = tmp_path / "run"
+    code, out, err = run(capsys, "--exp=tiny.StdlibTiny", f"--workdir={workdir}", *arguments)
+    assert code == 2
+    assert says in err
+    assert err.startswith("vortaro: ")
+    assert err.count("\n") == 1, "one line"
+    assert "Traceback" not in out + err
+
+
+def test_an_empty_text_file(capsys, tmp_path):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    path = tmp_path / "empty.txt"
+    code, _, err = run(
+        capsys, "--exp=tiny.StdlibTiny", f"--workdir={tmp_path / 'run'}", f"--set=train.input.path={path}"
+    )
+    assert code == 2
+    assert err == f"vortaro: The text file '{path}' is empty.\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "--exp=tiny.StdlibTiny", "--smoke", f"--workdir={tmp_path / 'file' / 'run'}")
+    assert code == 2
+    assert "cannot be written: Not a directory. Choose another --workdir." in err
+
+
+def test_no_workdir(capsys):
+    code, _, err = run(capsys, "--exp=tiny.StdlibTiny")
+    assert code == 2
+    assert "Say where the run lives: --workdir=" in err
+
+
+@pytest.mark.parametrize("mode", ["sample", "validation", "test"])
+def test_modes_that_need_a_checkpoint_write_nothing_without_one(capsys, tmp_path, mode):
+    workdir = tmp_path / "run"
+    code, _, err = run(capsys, "--exp=tiny.StdlibTiny", "--smoke", f"--mode={mode}", f"--workdir={workdir}")
+    assert code == 2
+    assert "holds no checkpoints: train first" in err
+    assert not workdir.exists()
+
+
+def test_no_experiment_and_no_run_folder(capsys, tmp_path):
+    code, _, err = run(capsys, f"--workdir={tmp_path / 'run'}")
+    assert code == 2
+    assert "is no run folder (it has no experiment.json): give --exp=NAME" in err
+
+
+def test_an_unreadable_run_folder(capsys, tmp_path):
+    (tmp_path / "experiment.json").write_text("{ not json")
+    code, _, err = run(capsys, f"--workdir={tmp_path}")
+    assert code == 2
+    assert "cannot be read as an experiment" in err
+
+
+def test_an_import_error_in_a_users_module_is_shown_whole(command, tmp_path):
+    (tmp_path / "broken_models.py").write_text("def make():\n    raise RuntimeError('the reason')\n\nmake()\n")
+    done = command("runners.main", "--exp=broken_models.Model", "--workdir=run")
+    assert done.returncode == 2
+    assert "Importing 'broken_models' failed" in done.stderr
+    assert 'broken_models.py", line 2, in make' in done.stderr
+    assert "RuntimeError: the reason" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_of_another_experiment(command, tmp_path):
+    (tmp_path / "run").mkdir()
+    smoke = ("--smoke", "--workdir=run", "--no-tensorboard", "--set=NUM_STEPS=6", "--set=WARMUP_STEPS=1")
+    assert command("runners.main", "--exp=tiny.StdlibTiny", *smoke).returncode == 0
+    before = (tmp_path / "run" / "experiment.json").read_bytes()
+    other = command("runners.main", "--exp=tiny.StdlibTinyLlama", *smoke)
+    assert other.returncode == 2
+    assert "holds a run of another experiment, tiny.StdlibTiny (the difference is above)" in other.stderr
+    assert "GATED" in other.stdout
+    changed = command("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1")
+    assert changed.returncode == 2
+    assert "this experiment with other settings" in changed.stderr
+    assert "LEARNING_RATE" in changed.stdout
+    assert (tmp_path / "run" / "experiment.json").read_bytes() == before
+    allowed = command("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1", "--allow_changes")
+    assert allowed.returncode == 0, allowed.stderr
+    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["knobs"]["LEARNING_RATE"]["value"] == "0.1"

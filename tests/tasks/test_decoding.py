@@ -1,0 +1,111 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from tasks.decoding import Sampler, generate, pad_prompts
+from tests.models import task_of, train_losses
+
+TASK = task_of()
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return train_losses(30, LEARNING_RATE=1e-2)[1].variables
+
+
+def run(variables, prompts, new_tokens=12, sampler=None, seed=0, stop_id=None):
+    tokens, real = pad_prompts(prompts)
+    sampler = sampler or Sampler(temperature=0.0)
+    drawn = generate(
+        TASK, variables, tokens, real, jax.random.key(seed), new_tokens=new_tokens, sampler=sampler, stop_id=stop_id
+    )
+    return np.asarray(drawn).tolist()
+
+
+def uncached_argmax(variables, prompt, new_tokens):
+    tokens = list(prompt)
+    for _ in range(new_tokens):
+        features, _ = TASK.model.apply(variables, jnp.array([tokens]))
+        logits = TASK.model.apply(variables, features, method="logits")
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("prompt", [[3], [1, 3, 5, 7], list(range(0, 30, 2))])
+def test_greedy_equals_uncached_argmax_token_for_token(variables, prompt):
+    assert run(variables, [prompt]) == [uncached_argmax(variables, prompt, 12)]
+
+
+def test_prompts_of_different_lengths_do_not_disturb_each_other(variables):
+    prompts = [[3, 4], [1, 3, 5, 7, 9, 11], [9]]
+    together = run(variables, prompts)
+    assert together == [run(variables, [prompt])[0] for prompt in prompts]
+
+
+def test_one_compiled_loop_for_any_number_of_tokens():
+    tokens, real = pad_prompts([[1, 2]])
+    abstract = TASK.weight_table().abstract
+    lowered = generate.lower(TASK, abstract, tokens, real, jax.random.key(0), new_tokens=256, sampler=Sampler())
+    text = lowered.as_text()
+    assert text.count("stablehlo.while") >= 1
+    assert len(text) < 500_000, "not unrolled over tokens"
+
+
+def test_stop_ends_a_row_and_fills_it(variables):
+    free = run(variables, [[1, 3], [2, 3]])
+    stop = free[0][3]
+    stopped = run(variables, [[1, 3], [2, 3]], stop_id=stop)
+    end = free[0].index(stop)
+    assert stopped[0] == free[0][: end + 1] + [stop] * (11 - end)
+    end = free[1].index(stop) if stop in free[1] else 11
+    assert stopped[1][: end + 1] == free[1][: end + 1]
+
+
+def test_same_seed_same_sample(variables):
+    sampler = Sampler(temperature=1.0)
+    assert run(variables, [[1]], sampler=sampler) == run(variables, [[1]], sampler=sampler)
+    assert run(variables, [[1]] * 4, sampler=sampler) != run(variables, [[1]] * 4, sampler=sampler, seed=1)
+
+
+LOGITS = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]]))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kept"),
+    [
+        (Sampler(), 4),
+        (Sampler(top_k=2), 2),
+        (Sampler(top_k=9), 4),
+        (Sampler(top_p=0.5), 1),
+        (Sampler(top_p=0.51), 2),
+        (Sampler(top_p=0.9), 3),
+        (Sampler(top_k=3, top_p=0.8), 2),
+        (Sampler(top_p=1e-6), 1),
+    ],
+)
+def test_what_may_be_drawn(sampler, kept):
+    assert np.isfinite(sampler.keep(LOGITS)).sum() == kept
+    assert np.isfinite(sampler.keep(LOGITS)[0, :kept]).all()
+
+
+def test_frequencies_follow_temperature():
+    draw = jax.vmap(lambda rng, t: Sampler(temperature=0.5)(LOGITS, rng)[0], in_axes=(0, None))
+    drawn = draw(jax.random.split(jax.random.key(0), 4000), 0)
+    squared = np.square([0.5, 0.25, 0.15, 0.1])
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, squared / squared.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"temperature": -1.0}, "temperature = -1.0"), ({"top_k": 0}, "top_k = 0"), ({"top_p": 1.5}, "top_p = 1.5")],
+)
+def test_bad_samplers(fields, says):
+    with pytest.raises(UsageError, match=says):
+        Sampler(**fields)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(UsageError, match="prompt is empty"):
+        pad_prompts([[1], []])
