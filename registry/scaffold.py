@@ -36,8 +36,8 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
     source = source or f'"""Experiments on top of {cls_key(base)}."""\n'
     start = _behind_docstring(source)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = f"{source[:start]}{imports and chr(10)}{imports}{source[start:].rstrip()}\n\n{textwrap.dedent(body)}"
-    path.write_text(text)
+    blank = "\n" if imports and start else ""
+    path.write_text(f"{source[:start]}{blank}{imports}{source[start:]}".rstrip() + "\n\n" + textwrap.dedent(body))
     return path
 
 

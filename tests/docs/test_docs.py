@@ -1,0 +1,65 @@
+"""The commands in the documentation work, as they stand, and its figures and links are real."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.index import entries
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "WORKSPACE.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+WITH_COMMANDS = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_commands_run_in_order(page, tmp_path):
+    """In an empty folder, one after the other, with `python` being this one."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "XLA_FLAGS": "",
+    }
+    script = "set -e\n" + "\n".join(BLOCK.findall(page.read_text())).replace("--smoke", "--smoke --no-tensorboard")
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_diff_in_the_readme_is_what_the_tool_prints():
+    shown = re.search(r"<!-- diff -->\n```\n(.*?)```\n<!-- end -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-m", "registry", "diff", "tiny.StdlibTiny", "tiny.StdlibSmall"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "132"},
+    )
+    strip = lambda text: [line.rstrip() for line in text.splitlines() if line.strip()]
+    assert shown is not None
+    assert strip(shown[1]) == strip(done.stdout)
+
+
+def test_the_map_names_every_module():
+    text = (ROOT / "WORKSPACE.md").read_text()
+    for folder in ("registry", "runners", "benchmarks"):
+        for path in (ROOT / folder).glob("[!_]*.py"):
+            assert path.name in text or path.stem in text, path
+
+
+def test_entries_shown_in_the_readme_exist():
+    named = set(re.findall(r"\b(?:tiny)\.[A-Z]\w+", (ROOT / "README.md").read_text()))
+    assert named
+    assert named <= set(entries())

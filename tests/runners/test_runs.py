@@ -1,0 +1,241 @@
+"""Real runs in real processes: trained, resumed, interrupted, damaged, sampled from."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks import kills
+from tests.conftest import ROOT
+
+SETTINGS = ("NUM_STEPS=30", "SAVE_EVERY=10", "EVAL_EVERY=10", "LOG_EVERY=7", "WARMUP_STEPS=2", "DROPOUT=0.1")
+FLAGS = ["--smoke", "--no-tensorboard", *(f"--set={setting}" for setting in SETTINGS)]
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run folder of an undisturbed run, and what it printed."""
+    workdir = tmp_path_factory.mktemp("runs") / "calm"
+    done = subprocess.run(
+        kills.command(workdir, SETTINGS), capture_output=True, text=True, cwd=ROOT, env=one_device(), check=True
+    )
+    return workdir, done.stdout
+
+
+def one_device():
+    import os
+
+    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of that folder to do things to."""
+    return shutil.copytree(finished[0], tmp_path / "copy")
+
+
+def test_what_a_run_leaves(finished):
+    workdir, out = finished
+    names = {path.name for path in workdir.iterdir()}
+    assert names == {"experiment.json", "experiment.txt", "weights.txt", "metrics.jsonl", "checkpoints", "report.html"}
+    assert "Done: 30 steps" in out
+    assert str(workdir / "report.html") in out
+    assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [20, 30]
+    record = json.loads((workdir / "experiment.json").read_text())
+    assert record["experiment"] == "tiny.StdlibTiny"
+    assert record["smoke"]
+    assert record["knobs"]["DROPOUT"] == {"value": "0.1", "owner": "--set"}
+    assert record["versions"]["jax"]
+    assert "ffn_in_mf" in (workdir / "weights.txt").read_text()
+    page = (workdir / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "ffn_in_mf" in page
+
+
+def test_metrics(finished):
+    train = [line for line in lines(finished[0]) if line["split"] == "train"]
+    assert [line["step"] for line in train] == [7, 14, 21, 28, 30]
+    assert [line["tokens_seen"] for line in train] == [step * 8 * 32 for step in (7, 14, 21, 28, 30)]
+    for line in train:
+        assert line["perplexity"] == pytest.approx(np.exp(line["loss"]))
+        assert line["bits_per_byte"] == pytest.approx(line["loss"] / np.log(2))
+        names = (
+            "objective bits_per_token accuracy grad_norm param_norm learning_rate tokens_per_second steps_per_second"
+        )
+        assert set(names.split()) <= set(line)
+        assert "mfu" not in line, "a CPU's peak is not known"
+    validation = [line for line in lines(finished[0]) if line["split"] == "validation"]
+    assert [line["step"] for line in validation] == [10, 20, 30]
+    assert validation[-1]["loss"] < validation[0]["loss"]
+
+
+def test_a_finished_run_has_nothing_left_to_do(copy, command):
+    before = kills.metrics(copy)
+    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert "Resumed at step 30" in done.stdout
+    assert kills.metrics(copy) == before
+
+
+def test_killed_and_restarted_it_ends_in_the_same_bits(tmp_path):
+    settings = (*SETTINGS[2:], "NUM_STEPS=120", "SAVE_EVERY=10")
+    at, differing = kills.compare(kills=3, seed=1, folder=tmp_path, settings=settings)
+    assert differing == []
+    assert max(at) > 0, "no kill came during training"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_next_start_goes_on(tmp_path, number, code):
+    workdir = tmp_path / "run"
+    settings = (*SETTINGS[1:], "NUM_STEPS=100000", "SAVE_EVERY=100000", "EVAL_EVERY=none")
+    process = subprocess.Popen(
+        kills.command(workdir, settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=one_device()
+    )
+    deadline = time.monotonic() + 120
+    while not (workdir / "metrics.jsonl").exists() or not lines_so_far(workdir):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == code, out
+    name = signal.Signals(number).name
+    assert f"{name}: saved step" in out
+    step = int(out.rpartition("saved step ")[2].split()[0])
+    assert (workdir / "checkpoints" / str(step)).is_dir()
+
+
+def lines_so_far(workdir):
+    return (workdir / "metrics.jsonl").read_text().count("\n")
+
+
+DAMAGE = {
+    "a truncated file": lambda folder: [truncate(path) for path in largest(folder)],
+    "missing files": lambda folder: shutil.rmtree(folder / "state"),
+    "an empty folder": lambda folder: [shutil.rmtree(folder), folder.mkdir()],
+}
+
+
+def largest(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 2000]
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_aloud(copy, command, damage, finished):
+    DAMAGE[damage](copy / "checkpoints" / "30")
+    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Checkpoint 30 is damaged and passed over" in done.stdout
+    assert "Resumed at step 20" in done.stdout
+    assert (copy / "damaged_checkpoints" / "30").exists(), "nothing is lost"
+    assert kills.metrics(copy) == kills.metrics(finished[0])
+    a, b = kills.last_state(copy), kills.last_state(finished[0])
+    assert [name for name in a if not np.array_equal(a[name], b[name])] == []
+
+
+def test_all_checkpoints_damaged(copy, command):
+    for step in ("20", "30"):
+        shutil.rmtree(copy / "checkpoints" / step / "state")
+    done = command("runners.main", f"--workdir={copy}", "--mode=sample")
+    assert done.returncode == 2
+    assert "Checkpoint 30 is damaged" in done.stdout
+    assert "holds no checkpoint that can be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_blows_up_stops_and_keeps_the_last_good_checkpoint(command, tmp_path):
+    bad = ["--set=LEARNING_RATE=1e38", "--set=CLIP_NORM=none", "--set=WEIGHT_DECAY=0", "--set=OPTIMIZER=sgd"]
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad)
+    assert done.returncode == 1
+    assert "is not finite. The run stops without saving it; no checkpoint was saved before" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_skipping_bad_updates_goes_on(command, tmp_path):
+    bad = ["--set=LEARNING_RATE=1e38", "--set=CLIP_NORM=none", "--set=WEIGHT_DECAY=0", "--set=OPTIMIZER=sgd"]
+    skip = "--set=task.non_finite=skip"
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad, skip)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "run")[-2]["skipped_updates"] > 20
+
+
+def test_sampling_from_the_command_line(copy, command):
+    flags = (f"--workdir={copy}", "--mode=sample", "--prompt=def ", "--max_new_tokens=20", "--no-stop")
+    first, second = (command("runners.main", *flags) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("def ")
+    assert first.stdout.rpartition("[")[0] == second.stdout.rpartition("[")[0]
+    assert "[20 tokens in " in first.stdout
+    other = command("runners.main", *flags, "--sample_seed=1")
+    assert other.stdout.rpartition("[")[0] != first.stdout.rpartition("[")[0]
+    two = command("runners.main", *flags, "--prompt=import os", "--num_samples=2", "--checkpoint=best")
+    assert "--- sample 4" in two.stdout
+    assert sorted(path.name for path in (copy / "samples").iterdir()) == ["00000030-seed0.txt", "00000030-seed1.txt"]
+    assert "Latest sample" in (copy / "report.html").read_text()
+    missing = command("runners.main", *flags, "--checkpoint=7")
+    assert missing.returncode == 2
+    assert "There is no checkpoint '7': choose last, best or one of 20, 30." in missing.stderr
+
+
+def test_judging_a_split(copy, command):
+    done = command("runners.main", f"--workdir={copy}", "--mode=validation")
+    assert done.returncode == 0, done.stderr
+    stored = [line for line in lines(copy) if line["split"] == "validation"]
+    assert f"loss {stored[-1]['loss']:.4f}" in done.stdout
+    assert len(stored) == 3, "that step's line was there"
+
+
+def test_profiling(command, tmp_path):
+    done = command(
+        "runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", "--mode=profile", "--profile_steps=2", *FLAGS
+    )
+    assert done.returncode == 0, done.stderr
+    assert "FLOP/s in matrix products" in done.stdout
+    assert list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))
+
+
+def test_a_mesh_of_eight_gives_the_losses_of_one(finished, command, tmp_path):
+    flags = ("--host_devices=8", "--set=DEVICE_MESH_SHAPE=2,4")
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "data=2 model=4" in done.stdout
+    ours, theirs = ([line["loss"] for line in lines(folder)] for folder in (tmp_path / "run", finished[0]))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_a_run_goes_on_on_another_mesh(copy, command):
+    shutil.rmtree(copy / "checkpoints" / "30")
+    mesh = "--set=DEVICE_MESH_SHAPE=2,4"
+    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS, "--host_devices=8", mesh)
+    assert done.returncode == 0, done.stderr
+    assert "Resumed at step 20" in done.stdout
+    assert lines(copy)[-1]["step"] == 30
+
+
+def test_tensorboard_events(command, tmp_path):
+    pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'vortaro[tensorboard]'")
+    flags = [flag for flag in FLAGS if flag != "--no-tensorboard"]
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "the libraries keep quiet"
+    folders = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
+    assert {"train", "validation"} <= folders
+
+
+def test_synthetic_data_needs_no_text(command):
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, "--set=DATA=synthetic")
+    assert done.returncode == 0, done.stderr
+    assert "bits/byte" not in done.stdout
