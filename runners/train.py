@@ -168,7 +168,8 @@ class _Run:
         if self.saved == step:
             return
         self._stop_if_bad(self.state.bad_step.item())
-        self.checkpoints.save(step, self.state, self.extra, self.loss if self.loss_step == step else None)
+        # A copy: the checkpoint is written while training goes on.
+        self.checkpoints.save(step, self.state, dict(self.extra), self.loss if self.loss_step == step else None)
         self.saved = step
 
     def _stop_if_bad(self, bad_step: int) -> None:

@@ -26,7 +26,10 @@ def run(capsys, *arguments):
         (["--set=DEVICE_MESH_SHAPE=1,8"], "is split by"),
         (["--set=WEIGHTS.ffn_in_mf=P('data')"], "has 1 entries, but its letters 'mf' name 2"),
         (["--set=WEIGHTS.ffn_in_mf=P('modle',None)"], "names 'modle'. Did you mean 'model'"),
-        (["--set=TEXT_PATH=/no/such/file"], "The text file '/no/such/file' cannot be read: No such file or directory."),
+        (
+            ["--smoke", "--set=TEXT_PATH=/no/such/file"],
+            "The text file '/no/such/file' cannot be read: No such file or directory.",
+        ),
         (["--wrokdir=x"], "no flag '--wrokdir=x'. Did you mean '--workdir'"),
         (["--import=no_such_module"], "no module 'no_such_module'"),
         (["--host_devices=0"], "--host_devices=0 must be at least 1"),
@@ -39,6 +42,7 @@ def test_one_sentence(capsys, tmp_path, arguments, says):
     code, out, err = run(capsys, "--exp=tiny.StdlibTiny", f"--workdir={workdir}", *arguments)
     assert code == 2
     assert says in err
+    assert not workdir.exists(), "nothing half-written"
     assert err.startswith("vortaro: ")
     assert err.count("\n") == 1, "one line"
     assert "Traceback" not in out + err
@@ -47,9 +51,8 @@ def test_one_sentence(capsys, tmp_path, arguments, says):
 def test_an_empty_text_file(capsys, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     path = tmp_path / "empty.txt"
-    code, _, err = run(
-        capsys, "--exp=tiny.StdlibTiny", f"--workdir={tmp_path / 'run'}", f"--set=train.input.path={path}"
-    )
+    flags = ("--smoke", f"--workdir={tmp_path / 'run'}", f"--set=train.input.path={path}")
+    code, _, err = run(capsys, "--exp=tiny.StdlibTiny", *flags)
     assert code == 2
     assert err == f"vortaro: The text file '{path}' is empty.\n"
     assert not (tmp_path / "run").exists()
