@@ -6,6 +6,7 @@ python -m benchmarks.decoding
 import argparse
 import sys
 import time
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.decoding import Sampler, generate
+from tasks.language_model_task import LanguageModelTask
 
 
 def cached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.ndarray, float]:
@@ -29,14 +31,15 @@ def cached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.nda
 
 def uncached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.ndarray, float]:
     """The same tokens by a jitted full pass over a padded buffer for each one."""
+    model = cast(LanguageModelTask, session.task).model
     length = prompt.shape[1]
     buffer = jnp.pad(jnp.asarray(prompt), ((0, 0), (0, new_tokens)))
 
     @jax.jit
     def step(variables, buffer, end):
-        features, _ = session.task.model.apply(variables, buffer)
+        features, _ = model.apply(variables, buffer)
         last = jax.lax.dynamic_slice_in_dim(features, end - 1, 1, axis=1)
-        logits = session.task.model.apply(variables, last, method="logits")[:, 0]
+        logits = model.apply(variables, last, method="logits")[:, 0]
         return jax.lax.dynamic_update_slice_in_dim(buffer, logits.argmax(-1)[:, None].astype(jnp.int32), end, axis=1)
 
     jax.block_until_ready(step(variables, buffer, length))

@@ -40,7 +40,7 @@ def bare(session: Session, steps: int) -> float:
 def looped(session: Session) -> float:
     """Steps per second that the runner reports for all windows but the first, with reading, metrics and logging."""
     with tempfile.TemporaryDirectory() as folder:
-        workdir = open_workdir(folder, session.experiment, session.mesh_shape, allow_changes=False)
+        workdir = open_workdir(folder, session.experiment, session.mesh_shape)
         train(session, workdir, TrainOptions(tensorboard=False))
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     seconds = [1 / line["steps_per_second"] for line in lines if line["split"] == "train"][1:]

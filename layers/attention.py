@@ -131,7 +131,7 @@ class Attention(nn.Module):
 
     def _attend(self, query, key, value, mask, plain: bool) -> Float[Array, "b s n d"]:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        if self._use_cudnn():
+        if self._use_cudnn(plain):
             causal, mask = (self.causal, None) if plain else (False, mask[:, None])
             return jax.nn.dot_product_attention(
                 query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
@@ -150,10 +150,11 @@ class Attention(nn.Module):
         mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
         return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
-    def _use_cudnn(self) -> bool:
+    def _use_cudnn(self, plain: bool) -> bool:
         if self.implementation != "auto":
             return self.implementation == "cudnn"
-        allowed = self.dropout_rate == 0 and self.dtype in ("bfloat16", "float16") and self.head_dim % 8 == 0
+        # A mask would be an array of all scores, which flash attention is there to avoid.
+        allowed = plain and self.dropout_rate == 0 and self.dtype == "bfloat16" and self.head_dim % 8 == 0
         return allowed and jax.default_backend() == "gpu"
 
 

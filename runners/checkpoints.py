@@ -18,7 +18,7 @@ class Checkpoints:
     """The checkpoints in a run folder. Each is written to a temporary name and renamed when whole."""
 
     def __init__(self, workdir: Path, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
-        self._workdir = workdir
+        self._workdir, self._read_only = workdir, read_only
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep_last)]
         if keep_best:
             # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
@@ -81,7 +81,7 @@ class Checkpoints:
         return found
 
     def _put_aside(self, step: int) -> None:
-        if self._manager._options.read_only:
+        if self._read_only:
             return
         aside = self._workdir / DAMAGED
         aside.mkdir(exist_ok=True)

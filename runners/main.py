@@ -109,7 +109,8 @@ def run(options: argparse.Namespace) -> int:
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
     session.require_data(options.mode)
-    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, allow_changes=options.allow_changes)
+    record = {"allow_changes": options.allow_changes, "record": options.mode in ("train", "profile")}
+    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
     if options.mode == "train":
         from runners.train import TrainOptions, train
 

@@ -53,7 +53,7 @@ class MetricsLog:
             self._wandb.finish()
 
     def _open_tensorboard(self, workdir: Path) -> None:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # its C++ side has much to say about missing GPUs
         import tensorflow as tf
         from clu import metric_writers
 

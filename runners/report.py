@@ -28,7 +28,8 @@ table { border-collapse: collapse; font-size: 13px; width: 100% }
 th { text-align: left; border-bottom: 2px solid #ccc }
 th, td { padding: .25rem .7rem .25rem 0; vertical-align: top }
 td { border-bottom: 1px solid #eee; font-family: ui-monospace, monospace }
-td.n, th.n { text-align: right } .cards { display: flex; gap: 1rem; flex-wrap: wrap; margin: 1.2rem 0 }
+td.n, th.n { text-align: right; white-space: nowrap }
+.cards { display: flex; gap: 1rem; flex-wrap: wrap; margin: 1.2rem 0 }
 .card { background: #f4f6f8; border-radius: .5rem; padding: .6rem 1rem } .card b { display: block; font-size: 1.3rem }
 details summary { cursor: pointer; color: #335 }
 pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wrap }

@@ -21,8 +21,10 @@ EXPERIMENT = "experiment.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
 
 
-def open_workdir(path: str, experiment: Experiment, mesh: dict[str, int], *, allow_changes: bool) -> Path:
-    """Makes the folder or goes on in it, and writes down the experiment.
+def open_workdir(
+    path: str, experiment: Experiment, mesh: dict[str, int], *, allow_changes: bool = False, record: bool = True
+) -> Path:
+    """Makes the folder or goes on in it; writes down the experiment, unless not to `record` it.
 
     Raises:
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
@@ -33,6 +35,8 @@ def open_workdir(path: str, experiment: Experiment, mesh: dict[str, int], *, all
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / EXPERIMENT).exists():
             _refuse_changes(folder, now, allow_changes)
+        if not record:
+            return folder
         write_atomically(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
         with (folder / "experiment.txt").open("w") as file:
             render.experiment(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))

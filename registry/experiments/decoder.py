@@ -82,7 +82,7 @@ class DecoderLm(Experiment):
     SAVE_EVERY: int = 250
 
     # Computation
-    DTYPE: Literal["float32", "bfloat16", "float16"] = "float32"
+    DTYPE: Literal["float32", "bfloat16"] = "float32"
     REMAT: str = "none"
     UNROLL: int = 1  # layers per iteration of the scan over layers
     LOSS_CHUNK: int | None = None

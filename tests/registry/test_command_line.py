@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -21,13 +20,9 @@ def data(capsys, *arguments):
     return code, json.loads(out)
 
 
-def test_list_imports_no_jax_and_answers_at_once():
+def test_list_imports_no_jax():
     code = "import sys; from registry.command_line import main; main(['list']); print('jax' in sys.modules)"
-    spent = []
-    for _ in range(3):
-        began = time.perf_counter()
-        out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        spent.append(time.perf_counter() - began)
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "False"
     assert "tiny.StdlibTiny" in out
 

@@ -1,5 +1,6 @@
 """Real runs in real processes: trained, resumed, interrupted, damaged, sampled from."""
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -226,7 +227,8 @@ def test_a_run_goes_on_on_another_mesh(copy, command):
 
 
 def test_tensorboard_events(command, tmp_path):
-    pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'vortaro[tensorboard]'")
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("needs TensorFlow: pip install 'vortaro[tensorboard]'")
     flags = [flag for flag in FLAGS if flag != "--no-tensorboard"]
     done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *flags)
     assert done.returncode == 0, done.stderr
