@@ -6,7 +6,7 @@ python -m benchmarks.decoding
 import argparse
 import sys
 import time
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,12 @@ def uncached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.n
 
     @jax.jit
     def step(variables, buffer, end):
-        features, _ = model.apply(variables, buffer)
+        result: Any = model.apply(variables, buffer)
+        features, _ = result
         last = jax.lax.dynamic_slice_in_dim(features, end - 1, 1, axis=1)
-        logits = model.apply(variables, last, method="logits")[:, 0]
-        return jax.lax.dynamic_update_slice_in_dim(buffer, logits.argmax(-1)[:, None].astype(jnp.int32), end, axis=1)
+        logits: Any = model.apply(variables, last, method="logits")
+        token = logits[:, 0].argmax(-1)[:, None].astype(jnp.int32)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, token, end, axis=1)
 
     jax.block_until_ready(step(variables, buffer, length))
     began = time.perf_counter()

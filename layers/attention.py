@@ -90,7 +90,7 @@ class Attention(nn.Module):
         Raises:
           UsageError: the head counts do not divide, or a state is given to attention that is not causal.
         """
-        if self.num_heads % self.num_kv_heads:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise UsageError(f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}.")
         if state is not None and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
@@ -151,10 +151,20 @@ class Attention(nn.Module):
         return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
     def _use_cudnn(self, plain: bool) -> bool:
+        if self.implementation == "cudnn" and self.dropout_rate:
+            raise UsageError(
+                "implementation = 'cudnn' has no dropout on attention probabilities: set one or the other."
+            )
         if self.implementation != "auto":
             return self.implementation == "cudnn"
         # A mask would be an array of all scores, which flash attention is there to avoid.
-        allowed = plain and self.dropout_rate == 0 and self.dtype == "bfloat16" and self.head_dim % 8 == 0
+        allowed = (
+            plain
+            and self.dropout_rate == 0
+            and self.dtype == "bfloat16"
+            and self.head_dim % 8 == 0
+            and self.head_dim <= 128
+        )
         return allowed and jax.default_backend() == "gpu"
 
 

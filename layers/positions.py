@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.errors import UsageError
 from layers.initializers import Initializer
 from layers.specs import Specs
 from layers.weight import weight
@@ -16,6 +17,8 @@ def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float
 
     Channel j < D/2 turns with channel j + D/2 by the angle `position * base^(-2j/D)`; angles in float32.
     """
+    if x.shape[-1] % 2:
+        raise UsageError(f"Rotary positions turn pairs of channels: head_dim = {x.shape[-1]} must be even.")
     half = x.shape[-1] // 2
     frequency_d = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_bsnd = positions[:, :, None, None].astype(jnp.float32) * frequency_d

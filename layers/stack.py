@@ -50,6 +50,9 @@ class Stack(nn.Module):
         if self.remat not in REMAT_POLICIES:
             raise UsageError(f"There is no remat policy '{self.remat}'. {did_you_mean(self.remat, REMAT_POLICIES)}")
 
+        if self.num_layers < 1 or self.unroll < 1:
+            raise UsageError(f"num_layers = {self.num_layers} and unroll = {self.unroll} must be at least 1.")
+
         def body(block, carry, layer_state, segment_ids, positions):
             return block(carry, layer_state, segment_ids, positions)
 

@@ -20,7 +20,7 @@ def build(config: fdl.Config, name: str) -> Any:
         return fdl.build(config)
     except VortaroError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).partition("\n")[0]
         place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")
         raise UsageError(f"{name}{place}: {reason}.") from error

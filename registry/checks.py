@@ -1,10 +1,12 @@
 """What must hold of an experiment before it runs."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fiddle as fdl
 import flax.linen as nn
+import jax
 from fiddle import daglish
 
 from layers.errors import SpecError, UsageError, did_you_mean
@@ -12,6 +14,9 @@ from layers.specs import show_spec
 from registry.build import build
 from registry.experiment import Experiment, cls_key
 from registry.overrides import ROOTS
+from tasks.batch import empty_batch
+from tasks.inputs.indexed import IndexedInput
+from tasks.task import Task
 from tasks.weight_table import axes_of, check_spec
 
 
@@ -23,10 +28,13 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     """
     mesh = experiment.mesh_shape() if mesh is None else mesh
     name = cls_key(type(experiment))
-    configs = {root: getattr(experiment, method)() for root, method in ROOTS.items()}
+    with clear_errors(name):
+        configs = {root: getattr(experiment, method)() for root, method in ROOTS.items()}
     _no_shared_modules(configs["task"])
     task, train, test = (build(config, root) for root, config in configs.items())
-    table = task.weight_table()
+    with clear_errors(name):
+        table = task.weight_table()
+        _trace_loss(task, train.input)
     table.check(mesh)
     unused = set(experiment.WEIGHTS) - {row.key for row in table}
     for key in sorted(unused):
@@ -48,6 +56,22 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
             )
         rows = f"{where}: a batch of {source.batch_size} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
         check_spec(rows, placement, (source.batch_size // pieces, source.seq_len), mesh)
+
+
+@contextlib.contextmanager
+def clear_errors(name: str) -> Iterator[None]:
+    """Turns what Python and jax raise at sizes that make no sense into one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError, IndexError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"{name} cannot be built with these settings: {reason}.") from error
+
+
+def _trace_loss(task: Task, source: IndexedInput) -> None:
+    """Runs the loss without arrays: shapes that do not fit show here."""
+    batch = empty_batch(source.batch_size, source.seq_len)
+    jax.eval_shape(lambda variables: task.loss(variables, batch)[0], task.weight_table().abstract)
 
 
 def _no_shared_modules(config: fdl.Config) -> None:

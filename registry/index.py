@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from layers.errors import UsageError
+
 FAMILIES = Path(__file__).parent / "experiments"
 ENTRY_POINTS = "vortaro.experiments"
 
@@ -33,7 +35,11 @@ def entries() -> dict[str, Entry]:
     """All entries by key: our own families and those that installed packages announce by entry point."""
     modules = [(f"registry.experiments.{path.stem}", path) for path in sorted(FAMILIES.glob("[!_]*.py"))]
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        spec = importlib.util.find_spec(point.value)
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except ImportError as error:
+            where = point.dist.name if point.dist else "an installed package"
+            raise UsageError(f"The entry point '{point.name}' of {where} leads nowhere: {error}.") from error
         if spec is not None and spec.origin is not None:
             modules.append((point.value, Path(spec.origin)))
     classes = {}

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
@@ -56,20 +57,51 @@ class Checkpoints:
           which: "last", "best" or a step.
         """
         if which != "last":
-            return self._restore(self._step(which), abstract)
-        for step in reversed(self.steps()):
+            step = self._step(which)
             try:
                 return self._restore(step, abstract)
+            except (OSError, ValueError, KeyError) as error:
+                raise UsageError(f"Checkpoint {step} cannot be read: {_reason(error)}") from error
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return self._restore(step, abstract)
+            except (VortaroError, MemoryError, jax.errors.JaxRuntimeError):
+                raise  # nothing is wrong with the files
             except Exception as error:  # orbax raises what its storage layers raise: any of it means unreadable
-                reason = str(error).strip().partition("\n")[0][:200]
-                print(f"Checkpoint {step} is damaged and passed over: {reason}", flush=True)
+                print(f"Checkpoint {step} is damaged and passed over: {_reason(error)}", flush=True)
                 self._put_aside(step)
+        if steps:
+            raise UsageError(
+                f"None of the checkpoints {steps} in '{self._workdir}' can be read: choose another workdir."
+            )
         return None
 
+    def require(self, abstract: TrainState, which: str) -> tuple[TrainState, dict[str, Any]]:
+        """`restore`, where there must be a checkpoint; raises a UsageError where there is none."""
+        restored = self.restore(abstract, which)
+        if restored is None:
+            raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
+        return restored
+
     def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        self._compare(step, abstract)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["extra"]
+
+    def _compare(self, step: int, abstract: TrainState) -> None:
+        """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
+        folder = (self._workdir / FOLDER / str(step) / "state").absolute()
+        stored = _shapes(ocp.StandardCheckpointer().metadata(folder).item_metadata)
+        wanted = _shapes(abstract)
+        for path in sorted(stored.keys() | wanted.keys()):
+            if stored.get(path) != wanted.get(path):
+                have, want = (str(side.get(path, "missing")) for side in (stored, wanted))
+                raise UsageError(
+                    f"Checkpoint {step} in '{self._workdir}' does not fit the experiment: {path} is {have} there and "
+                    f"{want} here. Start in another --workdir."
+                )
 
     def _step(self, which: str) -> int:
         steps = self.steps()
@@ -107,6 +139,19 @@ def require_checkpoints(workdir: str) -> None:
     """Raises a UsageError unless the run folder has some."""
     if not Path(workdir, FOLDER).is_dir():
         raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of a tree's arrays by path, the same for attributes, keys and numbers."""
+    leaves = jax.tree_util.tree_leaves_with_path(getattr(tree, "tree", tree))
+    return {
+        "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): tuple(leaf.shape)
+        for path, leaf in leaves
+    }
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def _loss(metrics: dict[str, float]) -> float:

@@ -1,9 +1,7 @@
 """Judging a checkpoint on a held-out split."""
 
-import json
 from pathlib import Path
 
-from layers.errors import UsageError
 from runners import metrics_log
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate
@@ -18,17 +16,12 @@ def judge(session: Session, workdir: Path, split: str, checkpoint: str) -> int:
       UsageError: there is no checkpoint.
     """
     with session.placed():
-        restored = Checkpoints(workdir, read_only=True).restore(session.abstract_state, checkpoint)
-        if restored is None:
-            raise UsageError(
-                f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir})."
-            )
-        state, _ = restored
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, checkpoint)
         scalars = evaluate(session, state.variables, split)
     step = int(state.step)
     print(f"{session.name} step {step} {split}: {summary(scalars)}")
     known = {(line["step"], line["split"]) for line in metrics_log.read(workdir)}
     if (step, split) not in known:
         with (workdir / metrics_log.METRICS).open("a") as file:
-            file.write(json.dumps({"step": step, "split": split, **scalars}) + "\n")
+            file.write(metrics_log.dump({"step": step, "split": split, **scalars}))
     return 0

@@ -57,9 +57,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--allow_changes", action="store_true", help="go on in a workdir of a changed experiment")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
-    add("--coordinator", metavar="HOST:PORT", help="of a run over several processes")
-    add("--num_processes", type=int, help="of that run")
-    add("--process_id", type=int, help="this process, from 0")
     add(
         "--tensorboard",
         action=argparse.BooleanOptionalAction,
@@ -151,10 +148,6 @@ def _prepare_devices(options: argparse.Namespace) -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={options.host_devices}".strip()
         os.environ["JAX_PLATFORMS"] = "cpu"
-    if options.coordinator is not None:
-        import jax
-
-        jax.distributed.initialize(options.coordinator, options.num_processes, options.process_id)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,12 +1,15 @@
 """Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import math
 import os
+import secrets
+import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +27,21 @@ class MetricsLog:
         """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped."""
         self._path = workdir / METRICS
         kept = [line for line in read(workdir) if line["step"] <= resume_at]
-        write_atomically(self._path, "".join(_dump(line) for line in kept))
+        write_atomically(self._path, "".join(dump(line) for line in kept))
         self._file = self._path.open("a")
         self._worker = ThreadPoolExecutor(1)
         self._clu: dict[str, Any] = {}
+        self._opened: Future[None] | None = None
         self._wandb = None
         if tensorboard and _installed("clu") and _installed("tensorflow"):
             # TensorFlow, which clu writes events with, takes seconds to import: training does not wait for it.
-            self._worker.submit(self._open_tensorboard, workdir)
+            self._opened = self._worker.submit(self._open_tensorboard, workdir)
         if wandb is not None:
             self._wandb = _open_wandb(workdir, wandb, config)
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a split at a step."""
-        self._file.write(_dump({"step": step, "split": split, **scalars}))
+        self._file.write(dump({"step": step, "split": split, **scalars}))
         self._file.flush()
         self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
         if self._wandb is not None:
@@ -46,6 +50,8 @@ class MetricsLog:
     def close(self) -> None:
         """Waits until all is written."""
         self._worker.shutdown()
+        if self._opened is not None and (error := self._opened.exception()) is not None:
+            print(f"No TensorBoard events were written: {error}", flush=True)
         self._file.close()
         for writer in self._clu.values():
             writer.close()
@@ -53,9 +59,9 @@ class MetricsLog:
             self._wandb.finish()
 
     def _open_tensorboard(self, workdir: Path) -> None:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # its C++ side has much to say about missing GPUs
-        import tensorflow as tf
-        from clu import metric_writers
+        with _quiet_native_code():
+            import tensorflow as tf
+            from clu import metric_writers
 
         tf.config.set_visible_devices([], "GPU")  # the memory is for jax
 
@@ -80,12 +86,28 @@ def read(workdir: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _dump(line: Mapping[str, Any]) -> str:
+def dump(line: Mapping[str, Any]) -> str:
     """One line; JSON has no infinity or NaN, so those stand as null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
     }
     return json.dumps(finite) + "\n"
+
+
+@contextlib.contextmanager
+def _quiet_native_code() -> Iterator[None]:
+    """Drops what native libraries write to standard error while they load; what Python writes still comes through."""
+    native, python, null = os.dup(2), sys.stderr, os.open(os.devnull, os.O_WRONLY)
+    with os.fdopen(os.dup(2), "w", buffering=1) as ours:
+        sys.stderr = ours
+        os.dup2(null, 2)
+        try:
+            yield
+        finally:
+            os.dup2(native, 2)
+            sys.stderr = python
+            os.close(native)
+            os.close(null)
 
 
 def _installed(package: str) -> bool:
@@ -94,5 +116,8 @@ def _installed(package: str) -> bool:
 
 def _open_wandb(workdir: Path, project: str, config: Mapping[str, Any]) -> Any:
     wandb = importlib.import_module("wandb")
-    # The run's id is its folder's name, so that a resumed run goes on in the same curves.
-    return wandb.init(project=project, id=workdir.resolve().name, dir=str(workdir), config=dict(config), resume="allow")
+    # The folder keeps the run's id, so that a resumed run goes on in the same curves.
+    file = workdir / "wandb_id.txt"
+    if not file.exists():
+        write_atomically(file, secrets.token_hex(4))
+    return wandb.init(project=project, id=file.read_text(), dir=str(workdir), config=dict(config), resume="allow")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+from layers.errors import UsageError
 from registry.render import amount
 from runners.session import Session
 
@@ -14,6 +15,8 @@ WARMUP = 3
 
 def profile(session: Session, workdir: Path, steps: int) -> int:
     """Times `steps` training steps, then traces as many into profile/ for Perfetto and TensorBoard."""
+    if steps < 1:
+        raise UsageError(f"--profile_steps={steps} must be at least 1.")
     with session.placed():
         batches = session.batches(session.train.input)
         batch, _ = next(batches)

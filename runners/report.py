@@ -44,7 +44,7 @@ def write(workdir: Path) -> Path:
         f"<h1>{_text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
         f"<p class=doc>{_text(' '.join('--set=' + o for o in data['overrides']))}</p>",
         _cards(data, lines),
-        f"<img alt='curves' src='data:image/png;base64,{_curves(lines)}'>" if lines else "<p>No metrics yet.</p>",
+        _curves(lines) or "<p>No metrics yet.</p>",
         _samples(workdir),
         "<h2>Weights</h2>",
         _weights(data),
@@ -124,9 +124,11 @@ def _samples(workdir: Path) -> str:
 
 
 def _curves(lines: Sequence[dict[str, Any]]) -> str:
+    shown = [(key, label) for key, label in CURVES if any(line.get(key) is not None for line in lines)]
+    if not shown:
+        return ""
     from matplotlib.figure import Figure
 
-    shown = [(key, label) for key, label in CURVES if any(line.get(key) is not None for line in lines)]
     figure = Figure(figsize=(11, 3.1 * ((len(shown) + 1) // 2)), layout="constrained")
     axes = figure.subplots((len(shown) + 1) // 2, 2, squeeze=False).ravel()
     for axis, (key, label) in zip(axes, shown, strict=False):
@@ -148,4 +150,4 @@ def _curves(lines: Sequence[dict[str, Any]]) -> str:
         axis.set_axis_off()
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=110)
-    return base64.b64encode(image.getvalue()).decode()
+    return f"<img alt=curves src='data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}'>"

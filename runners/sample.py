@@ -46,12 +46,7 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
     with session.placed():
-        restored = Checkpoints(workdir, read_only=True).restore(session.abstract_state, options.checkpoint)
-        if restored is None:
-            raise UsageError(
-                f"'{workdir}' holds no checkpoint that can be read: train first (--mode=train --workdir={workdir})."
-            )
-        state, _ = restored
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
         stop_id = vocabulary.stop_id if options.stop else None
         choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}
         arguments = (session.task, state.variables, tokens, real, jax.random.key(options.seed))

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
+from layers.errors import UsageError
 from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key
@@ -38,15 +40,21 @@ class Session:
         self.test: TestProgram = build(experiment.Test(), "test")
         kinds = (AxisType.Auto,) * len(self.mesh_shape)
         self.mesh = jax.make_mesh(tuple(self.mesh_shape.values()), tuple(self.mesh_shape), kinds, devices=devices)
-        self.shard = Shard(jax.process_index(), jax.process_count())
+        self.batch_sharding = NamedSharding(self.mesh, experiment.ACTIVATIONS["tokens_bs"])
 
     def require_data(self, mode: str) -> None:
-        """Raises a UsageError unless the data that a mode reads can be read."""
+        """Raises a UsageError unless the data that a mode reads is there, and enough of it."""
         if mode in ("train", "profile"):
-            self.train.input.require_data()
+            source, steps = self.train.input, self.train.num_steps
+            source.require_data()
+            end = source.num_batches()
+            if end is not None and end < steps:
+                raise UsageError(f"train.input ends after {end} batches, but train.num_steps = {steps}.")
         split = "validation" if mode == "train" else mode
         if split in self.test.inputs:
             self.test.inputs[split].require_data()
+            if self.test.inputs[split].num_batches() == 0:
+                raise UsageError(f"test.inputs.{split} holds no batch: there would be nothing to judge by.")
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -108,25 +116,41 @@ class Session:
         peak = peak_flops(jax.devices()[0])
         return tokens_per_second * self.flops_per_token / (peak * self.mesh.size) if peak else None
 
-    def put(self, batch: Batch) -> Batch:
-        """A host's rows as global arrays on the mesh."""
-        spec = self.experiment.ACTIVATIONS["tokens_bs"]
-        sharding = NamedSharding(self.mesh, spec)
-        return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+    def shard(self, source: IndexedInput) -> Shard:
+        """The rows that this host's devices hold; hosts that hold copies of a part read the same rows.
+
+        Raises:
+          UsageError: they are not one of so many equal parts.
+        """
+        shape = (source.batch_size, source.seq_len)
+        indices = self.batch_sharding.addressable_devices_indices_map(shape).values()
+        held = [index[0].indices(shape[0]) for index in indices if index is not None]
+        start, stop = min(low for low, _, _ in held), max(high for _, high, _ in held)
+        if shape[0] % (stop - start) or start % (stop - start):
+            raise UsageError(f"This host's devices hold rows {start} to {stop} of {shape[0]}: order the mesh by hosts.")
+        return Shard(start // (stop - start), shape[0] // (stop - start))
+
+    def put(self, batch: Batch, rows: int) -> Batch:
+        """A host's part of a batch of so many rows, as global arrays on the mesh."""
+
+        def place(part: np.ndarray) -> jax.Array:
+            return jax.make_array_from_process_local_data(self.batch_sharding, part, (rows, part.shape[1]))
+
+        return jax.tree.map(place, batch)
 
     def batches(
         self, source: IndexedInput, start: dict[str, Any] | None = None
     ) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
-        iterator = source.iterator(self.shard)
+        iterator = source.iterator(self.shard(source))
         if start is not None:
             iterator.restore(start)
         with ThreadPoolExecutor(1) as worker:
-            following = worker.submit(self._next, iterator)
+            following = worker.submit(self._next, iterator, source.batch_size)
             while (current := following.result()) is not None:
-                following = worker.submit(self._next, iterator)
+                following = worker.submit(self._next, iterator, source.batch_size)
                 yield current
 
-    def _next(self, iterator: InputIterator) -> tuple[Batch, dict[str, Any]] | None:
+    def _next(self, iterator: InputIterator, rows: int) -> tuple[Batch, dict[str, Any]] | None:
         batch = next(iterator, None)
-        return None if batch is None else (self.put(batch), iterator.state())
+        return None if batch is None else (self.put(batch, rows), iterator.state())

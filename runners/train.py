@@ -19,6 +19,7 @@ from runners.evaluate import evaluate, fetch
 from runners.metrics_log import MetricsLog
 from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session
+from runners.workdir import sole_use
 from tasks.metrics import language_scalars
 
 
@@ -32,7 +33,7 @@ class TrainOptions:
 
 def train(session: Session, workdir: Path, options: TrainOptions) -> int:
     """Trains to the end, or until a signal asks to stop; returns the exit code."""
-    with session.placed():
+    with sole_use(workdir), session.placed():
         return _Run(session, workdir, options).run()
 
 
@@ -101,7 +102,7 @@ class _Run:
                 self._ask(step)
             if self.program.eval_every and step % self.program.eval_every == 0:
                 self._beside(self._evaluate, step)
-            if step % self.program.save_every == 0:
+            if step % self.program.save_every == 0 and step < self.program.num_steps:
                 self._beside(self._save, step)
             if self.signal is not None:
                 self._report()
@@ -151,6 +152,7 @@ class _Run:
     def _beside(self, work: Any, step: int) -> None:
         """Does something that is not training, and leaves its time out of the throughput."""
         self._report()
+        jax.block_until_ready(self.state.step)  # steps under way are training
         began = time.perf_counter()
         work(step)
         self.aside += time.perf_counter() - began
@@ -158,6 +160,7 @@ class _Run:
     def _evaluate(self, step: int) -> None:
         if self.loss_step == step or "validation" not in self.session.test.inputs:
             return
+        self._stop_if_bad(self.state.bad_step.item())
         scalars = evaluate(self.session, self.state.variables, "validation")
         self.loss, self.loss_step = scalars["loss"], step
         self.log.write(step, "validation", scalars)
@@ -184,8 +187,11 @@ class _Run:
 
     def _finish(self) -> int:
         step = int(self.state.step)
-        if self.signal is None and self.saved != step:
-            self._evaluate(step)
+        if self.saved != step:
+            if self.signal is None:
+                self._evaluate(step)
+                # Its last window was reported: should the run be made longer, the next one starts anew.
+                self.state = self.state.replace(sums=jax.tree.map(jnp.zeros_like, self.state.sums))
             self._save(step)
         self.checkpoints.close()
         report.write(self.workdir)

@@ -1,9 +1,12 @@
 """The run folder: what was run, with which versions, and whether today's experiment is still the same."""
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,23 @@ def open_workdir(
             f"The workdir '{path}' cannot be written: {error.strerror or error}. Choose another --workdir."
         ) from error
     return folder
+
+
+@contextlib.contextmanager
+def sole_use(workdir: Path) -> Iterator[None]:
+    """Inside, no other process may train in the folder; the system lets go of the lock when this one dies.
+
+    Raises:
+      UsageError: another process has it.
+    """
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"Another process trains in '{workdir}': wait for it, or choose another --workdir."
+            ) from error
+        yield
 
 
 def recorded(path: str) -> Snapshot:

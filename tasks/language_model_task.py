@@ -36,6 +36,10 @@ class LanguageModelTask:
         "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
     )
 
+    def __post_init__(self):
+        if self.microbatches < 1 or (self.loss_chunk is not None and self.loss_chunk < 1):
+            raise ValueError("microbatches and loss_chunk must be at least 1")
+
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """The model's variables, in `Weight` boxes."""
         return self.model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)

@@ -113,8 +113,9 @@ class Optimizer:
 def _slot_spec(row: WeightRow, shape: tuple[int, ...], owner: tuple[str, ...]) -> P:
     if shape == row.shape:
         return row.spec
-    if len(shape) != len(row.shape) - 1:
-        return P(*[None] * len(shape))  # the placeholder of a slot that is not used
-    second, largest = np.argsort(row.shape)[-2:]  # the dimensions that optax factors
-    reduced = largest if "v_row" in owner else second
-    return P(*np.delete(np.array([*row.spec, None], object), reduced)[:-1])
+    if len(row.shape) > 1:
+        second, largest = (int(dim) for dim in np.argsort(row.shape)[-2:])  # the dimensions that optax factors
+        reduced = largest if "v_row" in owner else second
+        if shape == tuple(np.delete(row.shape, reduced)):
+            return P(*[entry for dim, entry in enumerate(row.spec) if dim != reduced])
+    return P(*[None] * len(shape))  # the placeholder of a slot that is not used

@@ -21,7 +21,7 @@ class TrainState(struct.PyTreeNode):
     variables: Any  # the model's variables
     optimizer: Any  # the optimizer's state
     sums: MetricSums  # metrics since the last report
-    bad_step: jax.Array  # int32: first step with a loss or gradient that is not finite, 0 for none
+    bad_step: jax.Array  # int32: first step with a loss, gradient or update that is not finite, 0 for none
     skipped: jax.Array  # int32: updates dropped for that reason
 
 
@@ -52,9 +52,10 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     rng = jax.random.fold_in(seed, state.step)
     gradient, output = _gradient(task, state.variables, batch, rng)
     norm = optax.global_norm(gradient)
-    finite = jnp.isfinite(output.metrics.objective) & jnp.isfinite(norm)
     params = state.variables["params"]
     updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, params)
+    sizes = (output.metrics.objective, norm, optax.global_norm(updates))
+    finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     variables = {**output.variables, "params": optax.apply_updates(params, updates)}
     metrics = output.metrics.replace(grad_norm=norm, steps=jnp.int32(1))
     skipped = state.skipped

@@ -37,6 +37,13 @@ class IndexedInput(abc.ABC):
     batch_size: int  # rows over all hosts
     seq_len: int  # positions per row
 
+    def __post_init__(self):
+        for name in ("batch_size", "seq_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if getattr(self, "seed", 0) < 0:
+            raise ValueError("seed must be at least 0")
+
     @abc.abstractmethod
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         """The shard's rows of batch `index`: the same bits at every call, on every host count."""

@@ -1,5 +1,6 @@
 """Real runs in real processes: trained, resumed, interrupted, damaged, sampled from."""
 
+import fcntl
 import importlib.util
 import json
 import shutil
@@ -46,7 +47,14 @@ def copy(finished, tmp_path):
 def test_what_a_run_leaves(finished):
     workdir, out = finished
     names = {path.name for path in workdir.iterdir()}
-    assert names == {"experiment.json", "experiment.txt", "weights.txt", "metrics.jsonl", "checkpoints", "report.html"}
+    assert names - {".lock"} == {
+        "experiment.json",
+        "experiment.txt",
+        "weights.txt",
+        "metrics.jsonl",
+        "checkpoints",
+        "report.html",
+    }
     assert "Done: 30 steps" in out
     assert str(workdir / "report.html") in out
     assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [20, 30]
@@ -152,7 +160,7 @@ def test_all_checkpoints_damaged(copy, command):
     done = command("runners.main", f"--workdir={copy}", "--mode=sample")
     assert done.returncode == 2
     assert "Checkpoint 30 is damaged" in done.stdout
-    assert "holds no checkpoint that can be read" in done.stderr
+    assert "None of the checkpoints [20, 30]" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -171,6 +179,7 @@ def test_skipping_bad_updates_goes_on(command, tmp_path):
     done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad, skip)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "run")[-2]["skipped_updates"] > 20
+    assert np.isfinite(lines(tmp_path / "run")[-1]["loss"]), "the weights stayed good"
 
 
 def test_sampling_from_the_command_line(copy, command):
@@ -189,6 +198,37 @@ def test_sampling_from_the_command_line(copy, command):
     missing = command("runners.main", *flags, "--checkpoint=7")
     assert missing.returncode == 2
     assert "There is no checkpoint '7': choose last, best or one of 20, 30." in missing.stderr
+
+
+def test_checkpoints_of_another_size_are_refused_and_kept(copy, command):
+    """They are whole: to call them damaged would throw the run away."""
+    before = (copy / "metrics.jsonl").read_bytes()
+    flags = (f"--workdir={copy}", *FLAGS, "--set=NUM_LAYERS=3", "--allow_changes")
+    done = command("runners.main", "--exp=tiny.StdlibTiny", *flags)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Checkpoint 30 in" in done.stderr
+    assert "does not fit the experiment" in done.stderr
+    assert not (copy / "damaged_checkpoints").exists()
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_longer_run_goes_on_from_the_end(copy, command):
+    done = command(
+        "runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42", "--allow_changes"
+    )
+    assert done.returncode == 0, done.stderr
+    train = [line for line in lines(copy) if line["split"] == "train"]
+    assert [line["step"] for line in train][-2:] == [35, 42]
+    assert train[-1]["tokens_seen"] == 42 * 8 * 32
+    assert [line["step"] for line in lines(copy) if line["split"] == "validation"][-1] == 42
+
+
+def test_one_process_at_a_time(copy, command):
+    with (copy / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
+    assert done.returncode == 2
+    assert "Another process trains in" in done.stderr
 
 
 def test_judging_a_split(copy, command):

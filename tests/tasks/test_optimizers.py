@@ -114,5 +114,14 @@ def test_factored_slots_drop_the_reduced_dimension():
         assert pick(slots.v_col).shape == (2, 32)
         assert (pick(spec.v_row), pick(spec.v_col)) == (row, column)
         assert pick(spec.v) == P(None)
-    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
-    assert all(len(spec) == len(leaf.shape) for leaf, spec in leaves)
+
+
+@pytest.mark.parametrize("method", ["adamw", "adafactor", "lion", "sgd"])
+@pytest.mark.parametrize("smallest", [4, 128])
+def test_every_slot_can_be_placed_on_a_mesh(method, smallest):
+    chosen = optimizer(method, min_dim_size_to_factor=smallest)
+    state = jax.eval_shape(chosen.build(TABLE).init, TABLE.abstract["params"])
+    mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(chosen.state_specs(TABLE, state)), strict=True):
+        assert len(spec) == len(leaf.shape)
+        jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape)  # raises where it cannot be split
