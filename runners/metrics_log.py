@@ -63,7 +63,7 @@ class MetricsLog:
             import tensorflow as tf
             from clu import metric_writers
 
-        tf.config.set_visible_devices([], "GPU")  # the memory is for jax
+            tf.config.set_visible_devices([], "GPU")  # the memory is for jax
 
         for split in ("train", "validation", "test"):
             self._clu[split] = metric_writers.SummaryWriter(str(workdir / "tensorboard" / split))
