@@ -3,12 +3,16 @@
 import flax.linen as nn
 import jax
 
+from layers.errors import UsageError
+
 
 def dropout(module: nn.Module, x: jax.Array, rate: float) -> jax.Array:
     """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate) (Srivastava et al. 2014).
 
     Without a "dropout" random stream (evaluation, decoding), or with rate 0, returns `x`.
     """
+    if not 0 <= rate < 1:
+        raise UsageError(f"A dropout rate of {rate} makes no sense: it is at least 0 and below 1.")
     if rate == 0 or not module.has_rng("dropout"):
         return x
     keep = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x.shape)

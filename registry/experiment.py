@@ -9,6 +9,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import Specs
+from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
 ENTRIES = "registry.experiments."
@@ -23,7 +24,7 @@ class Experiment:
     has need the annotation (`WEIGHTS: Specs = ...`).
 
     Raises (when a subclass is made):
-      UsageError: an undeclared knob or row, or a knob whose value can be changed in place.
+      UsageError: an undeclared knob or row, or a value of the wrong type or one that can be changed in place.
     """
 
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
@@ -39,6 +40,7 @@ class Experiment:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         declared = inspect.get_annotations(cls)
+        types = knob_types(cls)
         for name, value in vars(cls).items():
             if not name.isupper():
                 continue
@@ -46,12 +48,13 @@ class Experiment:
             if name not in known and name not in declared:
                 raise UsageError(
                     f"{cls.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
-                    f"(A new knob is declared by its annotation: `{name}: int = ...`.)"
+                    f"(A new knob is declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
                 )
             if isinstance(value, list | dict | set):
                 raise UsageError(
                     f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...)."
                 )
+            convert(value, types[name], f"{cls.__name__}.{name}")
             if isinstance(value, Specs) and name not in declared:
                 rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
                 for row in set(value) - rows:
@@ -106,7 +109,7 @@ class Experiment:
         if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
             raise UsageError(f"DEVICE_MESH_SHAPE = {shape}: sizes are at least 1, and one at most may be -1.")
         fixed = math.prod(size for size in shape if size != -1)
-        if devices is not None and self.smoke:
+        if devices is not None and self.smoke and owner(type(self), "DEVICE_MESH_SHAPE") != "--set":
             return dict(zip(axes, _fold(shape, devices), strict=True))
         if devices is not None and (devices % fixed if -1 in shape else devices != fixed):
             folded = ",".join(map(str, _fold(shape, devices)))

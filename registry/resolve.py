@@ -54,6 +54,9 @@ def find(name: str) -> type[Experiment]:
         if isinstance(found, type) and issubclass(found, Experiment):
             return found
         keys = [key for key in REGISTRY if key.startswith(f"{module}.")] or keys
+    elif module and module not in {key.rpartition(".")[0] for key in keys}:
+        near = did_you_mean(wanted, keys)
+        raise UsageError(f"There is no experiment '{name}', and no module '{module}' on the Python path. {near}")
     raise UsageError(f"There is no experiment '{name}'. {did_you_mean(wanted, _spellings(wanted, keys))}")
 
 

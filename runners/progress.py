@@ -1,6 +1,5 @@
 """What a person sees of a running training: a bar on a terminal, plain lines elsewhere."""
 
-import time
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -12,7 +11,7 @@ class TrainingProgress:
 
     def __init__(self, total: int, start: int):
         self._console = Console(highlight=False, soft_wrap=True)
-        self._total, self._start, self._began = total, start, time.perf_counter()
+        self._total = total
         self._bar = None
         if self._console.is_terminal:
             columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
@@ -34,8 +33,7 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=words)
             return
-        done = step - self._start
-        left = (time.perf_counter() - self._began) / max(done, 1) * (self._total - step)
+        left = (self._total - step) / scalars["steps_per_second"]
         self.say(f"step {step:>6}/{self._total}  {words}  {clock(left)} left")
 
     def say(self, line: str) -> None:

@@ -42,7 +42,7 @@ def write(workdir: Path) -> Path:
     lines = list(metrics_log.read(workdir))
     parts = [
         f"<h1>{_text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
-        f"<p class=doc>{_text(' '.join('--set=' + o for o in data['overrides']))}</p>",
+        f"<p class=doc>{_text(' '.join([data.get('doc', ''), *('--set=' + o for o in data['overrides'])]))}</p>",
         _cards(data, lines),
         _curves(lines) or "<p>No metrics yet.</p>",
         _samples(workdir),

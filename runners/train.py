@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from layers.errors import VortaroError
+from registry.experiment import owner
 from registry.snapshot import load
+from registry.values import show
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
@@ -81,6 +83,11 @@ class _Run:
         mesh = " ".join(f"{axis}={size}" for axis, size in self.session.mesh_shape.items())
         device = jax.devices()[0].device_kind
         self.progress.say(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
+        if self.session.experiment.smoke:
+            cls = type(self.session.experiment)
+            small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
+            self.progress.say(f"Made small by --smoke, whatever the class says: {' '.join(small)}")
+        self.progress.say(f"Data: {self.program.input.describe()}")
         if self.start:
             self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
 

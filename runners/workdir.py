@@ -111,6 +111,7 @@ def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
 def _provenance(experiment: Experiment) -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
+        "doc": (type(experiment).__doc__ or "").strip().partition("\n")[0],
         "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in ROOTS.items()},
         "versions": {"python": platform.python_version(), **versions},
     }

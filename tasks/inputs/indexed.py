@@ -52,6 +52,10 @@ class IndexedInput(abc.ABC):
     def num_batches(self) -> int | None:
         """Batches in one pass; None where they never end."""
 
+    def describe(self) -> str:
+        """What is read, for a person."""
+        return type(self).__name__
+
     def require_data(self) -> None:
         """Finds out early whether there is data to read; raises a UsageError where there is none, or too little."""
         return

@@ -23,6 +23,9 @@ class SyntheticPackedInput(IndexedInput):
     batches: int | None = None  # batches in one pass; None never ends
     offset: int = 0  # number of the first batch: splits of one seed stay apart by it
 
+    def describe(self) -> str:
+        return f"synthetic packed rows over {self.vocab_size} tokens"
+
     def num_batches(self) -> int | None:
         return self.batches
 

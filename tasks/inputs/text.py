@@ -44,6 +44,10 @@ class TextInput(IndexedInput):
             )
         return data
 
+    def describe(self) -> str:
+        where = "the source of Python's standard library" if self.path is None else f"the text file '{self.path}'"
+        return f"{where}, {len(self.data):,} bytes in its {self.split} split"
+
     def require_data(self) -> None:
         _ = self.data
 

@@ -29,7 +29,10 @@ def test_spellings(name):
     [
         ("StdlibTinny", "no experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         ("tiny.StdlibTinny", "Did you mean 'tiny.StdlibTiny'"),
-        ("no.such.module.Name", "no experiment 'no.such.module.Name'"),
+        (
+            "no.such.module.Name",
+            "'no.such.module.Name', and no module 'no.such.module' on the Python path",
+        ),
         ("", "no experiment ''"),
     ],
 )

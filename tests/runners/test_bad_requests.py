@@ -41,6 +41,8 @@ def run(capsys, *arguments):
         (["--smoke", "--set=LOSS_CHUNK=5"], "loss_chunk = 5 must divide the sequence length 32"),
         (["--smoke", "--set=MICROBATCHES=0"], "must be at least 1"),
         (["--smoke", "--set=SEED=-1"], "seed must be at least 0"),
+        (["--smoke", "--set=DROPOUT=1.5"], "dropout rate of 1.5 makes no sense"),
+        (["--smoke", "--set=DEVICE_MESH_SHAPE=2,2"], "wants 4 devices"),
         (["--host_devices=0"], "--host_devices=0 must be at least 1"),
         (["--host_devices=x"], "invalid int value"),
         (["--wandb=project"], "--wandb needs the package wandb"),
