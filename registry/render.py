@@ -80,25 +80,29 @@ def weights(data: dict[str, Any], out: Console | None = None) -> None:
     out.print(_totals(data))
 
 
+WEIGHT_COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "decay", "bytes", "per device")
+WEIGHT_NUMBERS = ("shape", "bytes", "per device")
+
+
+def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One row of the weight table as people read it, under WEIGHT_COLUMNS."""
+    return (
+        row["path"].removeprefix("params/"),
+        "x".join(map(str, row["shape"])),
+        row["dtype"],
+        row["spec"],
+        row["role"],
+        row["init"],
+        "yes" if row["decay"] else "no",
+        size(row["bytes"]),
+        size(row["bytes_per_device"]),
+    )
+
+
 def weight_table(data: dict[str, Any]) -> Table:
     """The weight table of a snapshot."""
-    rows = [
-        (
-            row["path"].removeprefix("params/"),
-            "x".join(map(str, row["shape"])),
-            row["dtype"],
-            row["spec"],
-            row["role"],
-            row["init"],
-            "yes" if row["decay"] else "no",
-            size(row["bytes"]),
-            size(row["bytes_per_device"]),
-        )
-        for row in data["weights"]
-    ]
-    columns = ("weight", "shape", "dtype", "spec", "role", "init", "decay", "bytes", "per device")
     title = f"{data['experiment']} on {mesh_text(data['mesh'])}"
-    return table(columns, rows, title=title, right=("shape", "bytes", "per device"))
+    return table(WEIGHT_COLUMNS, map(weight_cells, data["weights"]), title=title, right=WEIGHT_NUMBERS)
 
 
 def _totals(data: dict[str, Any]) -> str:

@@ -97,25 +97,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Seque
 
 
 def _weights(data: dict[str, Any]) -> str:
-    columns = ("weight", "shape", "dtype", "spec", "role", "init", "decay", "bytes", "per device")
-    rows = (
-        (
-            row["path"],
-            "x".join(map(str, row["shape"])),
-            row["dtype"],
-            row["spec"],
-            row["role"],
-            row["init"],
-            "yes" if row["decay"] else "no",
-            render.size(row["bytes"]),
-            render.size(row["bytes_per_device"]),
-        )
-        for row in data["weights"]
-    )
     totals = data["totals"]
     held, slots = (render.size(totals[f"{kind}bytes_per_device"]) for kind in ("", "optimizer_"))
     say = f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"
-    return say + _table(columns, rows, numbers=("shape", "bytes", "per device"))
+    return say + _table(render.WEIGHT_COLUMNS, map(render.weight_cells, data["weights"]), render.WEIGHT_NUMBERS)
 
 
 def _samples(workdir: Path) -> str:
