@@ -94,6 +94,8 @@ class Checkpoints:
         """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
         folder = (self._workdir / FOLDER / str(step) / "state").absolute()
         stored = _shapes(ocp.StandardCheckpointer().metadata(folder).item_metadata)
+        if not stored:
+            raise ValueError("it does not say what arrays it holds")
         wanted = _shapes(abstract)
         for path in sorted(stored.keys() | wanted.keys()):
             if stored.get(path) != wanted.get(path):
