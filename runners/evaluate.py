@@ -21,7 +21,7 @@ def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
         raise UsageError(f"test.inputs.{split} never ends: give it an end (shuffle=false for text).")
     total = MetricSums.zero()
     for batch, _ in session.batches(inputs[split]):
-        total = total + session.metrics_of(variables, batch)
+        total = session.settle(total + session.metrics_of(variables, batch))
     return language_scalars(fetch(total))
 
 

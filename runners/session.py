@@ -130,6 +130,15 @@ class Session:
             raise UsageError(f"This host's devices hold rows {start} to {stop} of {shape[0]}: order the mesh by hosts.")
         return Shard(start // (stop - start), shape[0] // (stop - start))
 
+    def settle(self, arrays: Any) -> Any:
+        """Waits for the arrays where several virtual CPU devices share few threads.
+
+        With many programs under way at once their collectives can wait for each other for ever there; elsewhere, work
+        is queued ahead.
+        """
+        crowded = self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu"
+        return jax.block_until_ready(arrays) if crowded else arrays
+
     def put(self, batch: Batch, rows: int) -> Batch:
         """A host's part of a batch of so many rows, as global arrays on the mesh."""
 

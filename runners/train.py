@@ -102,7 +102,7 @@ class _Run:
         seed = self.session.seed
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         for step in range(self.start + 1, self.program.num_steps + 1):
-            self.state = update(self.state, batch, seed)
+            self.state = self.session.settle(update(self.state, batch, seed))
             self.extra["input"] = position
             self._report()  # of the steps before: the device is busy with this one meanwhile
             if step % self.program.log_every == 0 or step == self.program.num_steps:
