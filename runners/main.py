@@ -64,8 +64,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="write TensorBoard events (needs the extra)",
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
-    sampling = parser.add_argument_group("sample")
-    add = sampling.add_argument
+    _add_mode_flags(parser)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+    if options.mode not in MODES:
+        raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    if options.workdir is None:
+        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
+    return options
+
+
+def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that one or a few modes read."""
+    add = parser.add_argument_group("sample").add_argument
     add("--prompt", action="append", help="text to go on from; repeatable")
     add("--max_new_tokens", type=int, default=256)
     add("--temperature", type=float, default=0.8, help="0 is greedy")
@@ -76,15 +89,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--stop", action=argparse.BooleanOptionalAction, default=True, help="end at the vocabulary's stop token")
     add("--checkpoint", default="last", help="last, best or a step; for sample, validation and test")
     parser.add_argument_group("profile").add_argument("--profile_steps", type=int, default=10)
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
-    if options.mode not in MODES:
-        raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
-    if options.workdir is None:
-        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
-    return options
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-SPLITS = ("train", "validation", "test")
-
 
 class MetricSums(struct.PyTreeNode):
     """Sums since the last report; float32 scalars, tokens and steps int32."""
