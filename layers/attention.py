@@ -1,6 +1,6 @@
 """Softmax attention: multi-head, grouped-query, multi-query; packed rows; a key/value cache."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -37,6 +37,10 @@ class Attention(nn.Module):
         "key_mkd",
         "value_mkd",
         "attention_out_ndm",
+        "query_ma",
+        "key_ma",
+        "value_ma",
+        "attention_out_am",
         "query_bias_nd",
         "key_bias_kd",
         "value_bias_kd",
@@ -44,6 +48,7 @@ class Attention(nn.Module):
         "query_bsnd",
         "key_bskd",
         "value_bskd",
+        "mixed_bsnd",
     )
 
     specs: Specs
@@ -54,8 +59,14 @@ class Attention(nn.Module):
     head_dim: int
     initializer: Initializer  # of query, key and value
     out_initializer: Initializer  # of the output projection
+    query_initializer: Initializer | None = None  # of the query; None is `initializer`
     rotary_base: float | None = None  # rotary position embedding with this base; None leaves position to others
     scale: float | None = None  # factor on the scores; None is head_dim^-1/2
+    logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
+    relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
+    extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
+    merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, split as one
+    head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
     causal: bool = True
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the attention probabilities
@@ -65,17 +76,34 @@ class Attention(nn.Module):
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` positions."""
-        shape = (batch_size, capacity, self.num_kv_heads, self.head_dim)
+        shape = (batch_size, capacity, self._kv_slots, self.head_dim)
         empty = jnp.zeros(shape, self.dtype)
         return KeyValueCache(empty, empty, jnp.zeros((batch_size, capacity), jnp.int32), jnp.int32(0))
 
     def _project(self, x, name: str, letter: str, heads: int):
-        shape = (self.model_dim, heads, self.head_dim)
-        w = weight(self, f"{name}_m{letter}d", shape, init=self.initializer, role="hidden", fan_in=self.model_dim)
-        y = jnp.einsum("bsm,mhd->bshd", x, w.astype(self.dtype))
+        initializer = self.query_initializer if name == "query" else None
+        init: Any = {"init": initializer or self.initializer, "role": "hidden", "fan_in": self.model_dim}
+        if self.merged_heads:
+            w_ma = weight(self, f"{name}_ma", (self.model_dim, heads * self.head_dim), **init)
+            y = jnp.einsum("bsm,ma->bsa", x, w_ma.astype(self.dtype))
+            y = y.reshape(*x.shape[:2], heads, self.head_dim)
+        else:
+            w_mhd = weight(self, f"{name}_m{letter}d", (self.model_dim, heads, self.head_dim), **init)
+            y = jnp.einsum("bsm,mhd->bshd", x, w_mhd.astype(self.dtype))
         if self.use_bias:
-            y += weight(self, f"{name}_bias_{letter}d", shape[1:], init=Constant(), role="bias").astype(self.dtype)
+            shape = (heads, self.head_dim)
+            y += weight(self, f"{name}_bias_{letter}d", shape, init=Constant(), role="bias").astype(self.dtype)
+        slots = self._slots if letter == "n" else self._kv_slots
+        y = jnp.pad(y, ((0, 0), (0, 0), (0, slots - heads), (0, 0)))
         return constrain(y, self.activations, f"{name}_bs{letter}d")
+
+    @property
+    def _slots(self) -> int:
+        return self.num_heads if self.head_slots is None else self.head_slots
+
+    @property
+    def _kv_slots(self) -> int:
+        return self._slots if self.num_kv_heads == self.num_heads else self.num_kv_heads
 
     @nn.compact
     def __call__(
@@ -92,32 +120,51 @@ class Attention(nn.Module):
         """
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise UsageError(f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}.")
+        if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
+            raise UsageError(
+                f"head_slots = {self.head_slots} must be at least num_heads = {self.num_heads}, and goes with "
+                f"multi-head or multi-query attention."
+            )
         if state is not None and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
         query = self._project(x, "query", "n", self.num_heads)
         key = self._project(x, "key", "k", self.num_kv_heads)
         value = self._project(x, "value", "k", self.num_kv_heads)
+        start: Any = 0 if state is None else state.index
         if self.rotary_base is not None:
             if positions is None:
-                start = 0 if state is None else state.index
                 positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
             query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
         if state is None:
             mask = self._mask(segment_ids, segment_ids, 0, x.shape[1], x.shape[1])
         else:
             segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-            start, state = state.index, _append(state, key, value, segment_ids)
+            state = _append(state, key, value, segment_ids)
             key, value = state.key_btkd, state.value_btkd
             mask = self._mask(segment_ids, state.segment_ids_bt, start, x.shape[1], key.shape[1])
-        mixed = self._attend(query, key, value, mask, plain=state is None and segment_ids is None)
-        shape = (self.num_heads, self.head_dim, self.model_dim)
+        bias_nqt = None
+        if self.relative_bias is not None:
+            bias_nqt = self.relative_bias(start, x.shape[1], key.shape[1])
+            bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
+        plain = state is None and segment_ids is None
+        mixed = self._attend(query, key, value, mask, bias_nqt, plain)
+        return self._output(constrain(mixed, self.activations, "mixed_bsnd")), state
+
+    def _output(self, mixed: Float[Array, "b s n d"]) -> Float[Array, "b s m"]:
+        mixed = mixed[:, :, : self.num_heads]
         fan_in = self.num_heads * self.head_dim
-        w_ndm = weight(self, "attention_out_ndm", shape, init=self.out_initializer, role="hidden", fan_in=fan_in)
-        y = jnp.einsum("bsnd,ndm->bsm", mixed, w_ndm.astype(self.dtype))
+        init: Any = {"init": self.out_initializer, "role": "hidden", "fan_in": fan_in}
+        if self.merged_heads:
+            w_am = weight(self, "attention_out_am", (fan_in, self.model_dim), **init)
+            y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w_am.astype(self.dtype))
+        else:
+            shape = (self.num_heads, self.head_dim, self.model_dim)
+            w_ndm = weight(self, "attention_out_ndm", shape, **init)
+            y = jnp.einsum("bsnd,ndm->bsm", mixed, w_ndm.astype(self.dtype))
         if self.use_bias:
             b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
             y += b_m.astype(self.dtype)
-        return y, state
+        return y
 
     def _mask(self, query_ids, key_ids, start, queries: int, keys: int) -> Bool[Array, "#b s t"]:
         """True where a query may look: at or before itself (if causal), and in its own segment."""
@@ -129,7 +176,7 @@ class Attention(nn.Module):
             mask = mask & (query_ids[:, :, None] == key_ids[:, None, :])
         return mask
 
-    def _attend(self, query, key, value, mask, plain: bool) -> Float[Array, "b s n d"]:
+    def _attend(self, query, key, value, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         if self._use_cudnn(plain):
             causal, mask = (self.causal, None) if plain else (False, mask[:, None])
@@ -137,35 +184,47 @@ class Attention(nn.Module):
                 query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
             )
         batch, length, heads, dim = query.shape
-        group = heads // self.num_kv_heads
+        group = heads // self._kv_slots
         # Heads in front: one matrix product per key head, the queries of its group below one another.
         query_bkqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
         query_bkqd = query_bkqd.reshape(batch, -1, group * length, dim)
         key_bktd, value_bktd = key.swapaxes(1, 2), value.swapaxes(1, 2)
         scores = jnp.einsum("bkqd,bktd->bkqt", query_bkqd, key_bktd, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, -1, group, length, key.shape[1])
+        if self.logit_cap is not None:
+            scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
+        if bias_nqt is not None:
+            scores += bias_nqt.reshape(1, -1, group, *bias_nqt.shape[1:])
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        probabilities = _softmax(scores, self.extra_logit).astype(self.dtype)
         probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, key.shape[1])
         mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
         return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
     def _use_cudnn(self, plain: bool) -> bool:
-        if self.implementation == "cudnn" and self.dropout_rate:
-            raise UsageError(
-                "implementation = 'cudnn' has no dropout on attention probabilities: set one or the other."
-            )
+        asked = {
+            "dropout on attention probabilities": self.dropout_rate != 0,
+            "logit_cap": self.logit_cap is not None,
+            "relative_bias": self.relative_bias is not None,
+            "extra_logit": self.extra_logit is not None,
+        }
+        missing = [name for name, wanted in asked.items() if wanted]
+        if self.implementation == "cudnn" and missing:
+            raise UsageError(f"implementation = 'cudnn' has no {missing[0]}: set one or the other.")
         if self.implementation != "auto":
             return self.implementation == "cudnn"
         # A mask would be an array of all scores, which flash attention is there to avoid.
-        allowed = (
-            plain
-            and self.dropout_rate == 0
-            and self.dtype == "bfloat16"
-            and self.head_dim % 8 == 0
-            and self.head_dim <= 128
-        )
+        allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
         return allowed and jax.default_backend() == "gpu"
+
+
+def _softmax(scores: Float[Array, "... t"], extra_logit: float | None) -> Float[Array, "... t"]:
+    """Softmax over keys; with an extra logit z, `exp(scores) / (sum exp(scores) + exp(z))`."""
+    if extra_logit is None:
+        return jax.nn.softmax(scores, axis=-1)
+    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
+    unnormalized = jnp.exp(scores - largest)
+    return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
 
 
 def _append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:

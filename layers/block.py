@@ -23,8 +23,9 @@ class ResidualBlock(nn.Module):
     mixer_norm: nn.Module
     mixer: nn.Module  # obeys the state interface: (x, state, segment_ids, positions) -> (y, state)
     ffn_norm: nn.Module | None
-    ffn: nn.Module
+    ffn: nn.Module  # (x, segment_ids) -> y
     parallel: bool = False
+    mask_padding: bool = False  # zero the stream at padding (segment id 0) in front of each branch
     dropout_rate: float = 0.0  # on what each branch adds to the residual stream
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
@@ -39,14 +40,47 @@ class ResidualBlock(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
+        if self.mask_padding:
+            x = zero_padding(x, segment_ids)
         normed = self.mixer_norm(x)
         mixed, state = self.mixer(normed, state, segment_ids, positions)
         mixed = dropout(self, mixed, self.dropout_rate)
         if self.parallel:
-            fed = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
+            fed = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
             x = x + mixed + dropout(self, fed, self.dropout_rate)
         else:
             x = constrain(x + mixed, self.activations, "residual_bsm")
-            fed = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x))
+            if self.mask_padding:
+                x = zero_padding(x, segment_ids)
+            fed = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
             x = x + dropout(self, fed, self.dropout_rate)
         return constrain(x, self.activations, "residual_bsm"), state
+
+
+class Chain(nn.Module):
+    """Blocks of different kinds in a row, as one block: what a Stack repeats where layers alternate."""
+
+    blocks: tuple[nn.Module, ...]  # each obeys the state interface
+
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """The blocks' empty states, in order."""
+        return tuple(block.init_state(batch_size, capacity) for block in self.blocks)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: Any = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], Any]:
+        states = []
+        for index, block in enumerate(self.blocks):
+            x, after = block(x, None if state is None else state[index], segment_ids, positions)
+            states.append(after)
+        return x, None if state is None else tuple(states)
+
+
+def zero_padding(x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
+    """`x` with zeros where the segment id is 0; `x` itself where rows have no segments."""
+    return x if segment_ids is None else x * (segment_ids != 0)[..., None].astype(x.dtype)

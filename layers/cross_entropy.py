@@ -25,8 +25,9 @@ def cross_entropy_sums(
     weights: Float[Array, "b s"],
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
 ) -> LossSums:
-    """Cross-entropy of one piece, in float32.
+    """Cross-entropy of one piece, in float32. Logits from `vocab_size` on are padding, which no target names.
 
     With p the softmax of the logits and e = label_smoothing, the objective at a position is
     `-(1 - e) log p[target] - e mean_v(log p[v]) + z_loss * log(Z)^2` (Szegedy et al. 2016, section 7; z-loss:
@@ -38,7 +39,8 @@ def cross_entropy_sums(
     loss = log_z - target_logit
     objective = loss
     if label_smoothing:
-        uniform = log_z - jnp.mean(logits, axis=-1)
+        used = logits.shape[-1] if vocab_size is None else vocab_size
+        uniform = log_z - jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) < used, logits, 0), axis=-1) / used
         objective = (1 - label_smoothing) * loss + label_smoothing * uniform
     if z_loss:
         objective = objective + z_loss * jnp.square(log_z)
@@ -59,6 +61,7 @@ def chunked_cross_entropy(
     chunk: int | None = None,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    vocab_size: int | None = None,
 ) -> LossSums:
     """`cross_entropy_sums` of `to_logits(features)`, never holding the logits of more than `chunk` positions a row.
 
@@ -69,7 +72,7 @@ def chunked_cross_entropy(
     """
     length = targets.shape[1]
     if chunk is None or chunk >= length:
-        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing)
+        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing, vocab_size)
     if length % chunk:
         raise UsageError(f"loss_chunk = {chunk} must divide the sequence length {length}.")
 
@@ -78,7 +81,7 @@ def chunked_cross_entropy(
 
     @jax.checkpoint
     def piece(features, targets, weights):
-        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing)
+        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing, vocab_size)
 
     def add(total: LossSums, xs) -> tuple[LossSums, None]:
         return jax.tree.map(jnp.add, total, piece(*xs)), None

@@ -1,11 +1,12 @@
 """Token embedding and the way back from features to logits, tied or not."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
 from layers.specs import Specs
 from layers.weight import weight
@@ -20,22 +21,30 @@ class Embedding(nn.Module):
     vocab_size: int
     model_dim: int
     initializer: Initializer
+    table_rows: int | None = None  # rows stored: those from vocab_size on are padding for the split; None is vocab_size
     scale: float = 1.0  # factor on the looked-up vectors
     logits_scale: float = 1.0  # factor on the logits of a tied head
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
 
     def setup(self):
-        shape = (self.vocab_size, self.model_dim)
-        self.table_vm = weight(self, "embedding_vm", shape, init=self.initializer, role="embedding", fan_in=1)
+        used = (self.vocab_size, self.model_dim)
+        shape = (self.vocab_size if self.table_rows is None else self.table_rows, self.model_dim)
+        if shape < used:
+            raise UsageError(f"table_rows = {shape[0]} must be at least vocab_size = {self.vocab_size}.")
+        init: Any = {"init": self.initializer, "role": "embedding", "fan_in": 1}
+        self.table_vm = weight(self, "embedding_vm", shape, used=used, **init)
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale
 
     def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
-        """Logits in float32: products of features with every token's vector."""
+        """Logits in float32: products of features with every token's vector; the least there are for padding."""
         table_vm = self.table_vm.astype(self.dtype)
-        return self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
+        logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
+        if logits.shape[-1] == self.vocab_size:
+            return logits
+        return jnp.where(jnp.arange(logits.shape[-1]) < self.vocab_size, logits, jnp.finfo(jnp.float32).min)
 
 
 class Unembedding(nn.Module):

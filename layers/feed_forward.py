@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from layers.activations import activation
 from layers.dropout import dropout
@@ -47,7 +47,8 @@ class FeedForward(nn.Module):
         return constrain(y, self.activations, "hidden_bsf")
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b s m"]) -> Float[Array, "b s m"]:
+    def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
+        """Each position on its own; `segment_ids` are for layers that must tell padding from text."""
         act = activation(self.activation)
         h = self._dense_in(x, "ffn_in")
         h = act(self._dense_in(x, "ffn_gate")) * h if self.gated else act(h)

@@ -41,6 +41,20 @@ class FanIn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FanInUniform:
+    """Uniform on +-`scale * sqrt(3 / fan_in)`: the standard deviation of FanIn with bounded values."""
+
+    scale: float = 1.0  # factor on 1 / sqrt(fan_in)
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        limit = self.scale * (3 / fan_in) ** 0.5
+        return jax.random.uniform(key, shape, minval=-limit, maxval=limit).astype(dtype)
+
+    def __str__(self) -> str:
+        return f"fan_in_uniform({self.scale:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant:
     """The same value everywhere."""
 

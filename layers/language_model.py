@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.specs import Specs, constrain
@@ -33,6 +34,7 @@ class LanguageModel(nn.Module):
     stack: nn.Module
     final_norm: nn.Module | None
     head: Unembedding | None  # None ties the head to the embedding
+    mask_padding: bool = False  # zero the features at padding (segment id 0)
     dropout_rate: float = 0.0  # on the embedding
 
     def init_state(self, batch_size: int, capacity: int) -> ModelState:
@@ -57,6 +59,7 @@ class LanguageModel(nn.Module):
         layers = None if state is None else state.layers
         x, layers = self.stack(x, layers, segment_ids, positions)
         x = x if self.final_norm is None else self.final_norm(x)
+        x = zero_padding(x, segment_ids) if self.mask_padding else x
         if self.is_initializing() and self.head is not None:
             self.head(x[:, :1])
         if state is not None:

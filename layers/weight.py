@@ -18,6 +18,11 @@ Role = Literal["embedding", "hidden", "output", "scale", "bias", "state"]
 ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "state")
 
 
+GRADIENT = "gradient"
+"""Collection of stand-ins: where it has an array under a weight's name, the weight's gradient goes to that array, in
+its dtype, and none to the weight."""
+
+
 class Weight(struct.PyTreeNode, meta.AxisMetadata):
     """A weight boxed with its row: what it is for and where it lives."""
 
@@ -27,6 +32,7 @@ class Weight(struct.PyTreeNode, meta.AxisMetadata):
     role: Role = struct.field(pytree_node=False)
     init: str = struct.field(pytree_node=False)  # the initializer, in words
     fan_in: int = struct.field(pytree_node=False)  # inputs summed into one output
+    used: tuple[int, ...] = struct.field(pytree_node=False)  # its shape without padding, one layer of a stack
 
     def unbox(self) -> Any:
         return self.value
@@ -54,6 +60,7 @@ def weight(
     role: Role,
     fan_in: int | None = None,
     collection: str = "params",
+    used: tuple[int, ...] | None = None,
 ) -> jax.Array:
     """Makes (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
 
@@ -65,6 +72,7 @@ def weight(
       role: what it is for; learning-rate scale and decay follow from it.
       fan_in: inputs summed into one output; by default all dimensions but the last.
       collection: "params" for weights trained by gradient, any other name for state that is not.
+      used: the part of `shape` that is not padding; None is all of it.
 
     Raises:
       SpecError: `module.specs` has no row for `key`.
@@ -74,8 +82,30 @@ def weight(
 
     def make(rng: jax.Array) -> Weight:
         value = init(rng, shape, module.param_dtype, fan_in)
-        return Weight(value, key=key, spec=spec, role=role, init=str(init), fan_in=fan_in)
+        row: Any = {"key": key, "spec": spec, "role": role, "init": str(init), "fan_in": fan_in}
+        return Weight(value, used=shape if used is None else used, **row)
 
     if collection == "params":
-        return module.param(key, make)
+        value = module.param(key, make)
+        if module.has_variable(GRADIENT, key):
+            value = _take_gradient(value, module.get_variable(GRADIENT, key))
+        return value
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
+
+
+@jax.custom_vjp
+def _take_gradient(value: jax.Array, stand_in: jax.Array) -> jax.Array:
+    """`value`; its cotangent goes to `stand_in`."""
+    del stand_in
+    return value
+
+
+def _forward(value: jax.Array, stand_in: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return value, jax.numpy.zeros(0, stand_in.dtype)  # the dtype alone is kept for the way back
+
+
+def _backward(kept: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
+    return None, cotangent.astype(kept.dtype)
+
+
+_take_gradient.defvjp(_forward, _backward)

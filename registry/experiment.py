@@ -9,6 +9,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import Specs
+from registry.device_order import DeviceOrder
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
@@ -29,6 +30,7 @@ class Experiment:
 
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
     DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; one -1 takes all that remain
+    DEVICE_ORDER: DeviceOrder = "auto"  # which device stands where in the mesh; "auto" follows the machine's links
     WEIGHTS: Specs = Specs()  # where each weight lives; every row must place a weight
     OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that only some settings of the knobs have
     ACTIVATIONS: Specs = Specs()  # where activations live; `tokens_bs` places the batch
@@ -96,6 +98,11 @@ class Experiment:
     def knobs(cls) -> dict[str, Any]:
         """Every knob with its value, in the order of declaration."""
         return {name: getattr(cls, name) for name in knob_types(cls)}
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh as written, a -1 counted as 1: no number of its own can disagree with the mesh."""
+        return math.prod(self.mesh_shape().values())
 
     def mesh_shape(self, devices: int | None = None) -> dict[str, int]:
         """Axis sizes on so many devices; None takes the shape as written, a -1 as 1.

@@ -84,7 +84,8 @@ def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> 
     state = jax.eval_shape(task.optimizer.build(table).init, table.abstract["params"])
     specs = task.optimizer.state_specs(table, state)
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in leaves)
+    slots = [(leaf, spec) for leaf, spec in leaves if leaf.shape]  # a scalar counts updates: no slot of a weight
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in slots)
 
 
 def load(path: Path) -> Snapshot:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 from layers.errors import UsageError, did_you_mean
 from runners.session import Session
 from tasks.metrics import MetricSums, language_scalars
@@ -19,12 +21,12 @@ def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
         raise UsageError(f"Test() of {session.name} has no split '{split}'. {did_you_mean(split, inputs)}")
     if inputs[split].num_batches() is None:
         raise UsageError(f"test.inputs.{split} never ends: give it an end (shuffle=false for text).")
-    total = MetricSums.zero()
+    total = session.task.zero_sums()
     for batch, _ in session.batches(inputs[split]):
         total = session.settle(total + session.metrics_of(variables, batch))
     return language_scalars(fetch(total))
 
 
-def fetch(sums: MetricSums) -> dict[str, float]:
+def fetch(sums: MetricSums) -> dict[str, Any]:
     """Sums as Python numbers; waits for the device."""
-    return {field.name: getattr(sums, field.name).item() for field in dataclasses.fields(sums)}
+    return dataclasses.asdict(jax.tree.map(lambda leaf: leaf.item(), sums))

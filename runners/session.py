@@ -2,17 +2,18 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from layers.errors import UsageError
 from registry.build import build
 from registry.checks import check
+from registry.device_order import DeviceOrder, device_ids
 from registry.experiment import Experiment, cls_key
 from runners.flops import matmul_flops, peak_flops
 from tasks.batch import Batch, empty_batch
@@ -20,6 +21,16 @@ from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
 from tasks.train_step import TrainState, init_state, state_specs, train_step
+
+
+def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh of these axis sizes with the devices in that order."""
+    sizes, axes = tuple(shape.values()), tuple(shape)
+    kinds = (AxisType.Auto,) * len(axes)
+    if order == "auto":
+        return jax.make_mesh(sizes, axes, kinds, devices=devices)
+    by_id = np.array(sorted(devices, key=lambda device: device.id))
+    return Mesh(by_id[device_ids(order, sizes)], axes, kinds)
 
 
 class Session:
@@ -38,8 +49,7 @@ class Session:
         self.task: Task = build(experiment.Task(), "task")
         self.train: TrainProgram = build(experiment.Train(), "train")
         self.test: TestProgram = build(experiment.Test(), "test")
-        kinds = (AxisType.Auto,) * len(self.mesh_shape)
-        self.mesh = jax.make_mesh(tuple(self.mesh_shape.values()), tuple(self.mesh_shape), kinds, devices=devices)
+        self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices)
         self.batch_sharding = NamedSharding(self.mesh, experiment.ACTIVATIONS["tokens_bs"])
 
     def require_data(self, mode: str) -> None:

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from layers.cross_entropy import chunked_cross_entropy
 from layers.language_model import LanguageModel
+from layers.reports import LOSSES, METRICS
 from layers.specs import Specs
+from layers.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers import Optimizer
@@ -30,8 +32,10 @@ class LanguageModelTask:
     batch_placement: Specs  # rows `tokens_bs`: how a batch is split over the mesh
     z_loss: float = 0.0  # weight of log(Z)^2 in the objective
     label_smoothing: float = 0.0  # weight of the uniform distribution in the target
+    normalizer: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets, or over all positions
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
     microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
+    gradient_dtype: str = "float32"  # what gradients are kept in; "bfloat16" halves their memory
     non_finite: Literal["stop", "skip"] = (
         "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
     )
@@ -55,10 +59,21 @@ class LanguageModelTask:
         """One row per weight."""
         return self.table
 
+    @functools.cached_property
+    def report_names(self) -> list[str]:
+        """Names under which the model's layers report numbers."""
+        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        read = lambda variables, tokens: _by_name(self.model.apply(variables, tokens, mutable=[METRICS])[1])
+        return sorted(jax.eval_shape(read, self.table.abstract, tokens))
+
+    def zero_sums(self) -> MetricSums:
+        """Metric sums with nothing counted yet."""
+        return MetricSums.zero(self.report_names)
+
     def loss(
         self, variables: Any, batch: Batch, state: Any = None, rng: jax.Array | None = None
     ) -> tuple[jax.Array, LossOutput]:
-        """The objective summed over targets.
+        """The objective, times what it is to be divided by (`LossOutput.normalizer`).
 
         Args:
           variables: the model's variables; "params" and any collections without gradient.
@@ -66,10 +81,12 @@ class LanguageModelTask:
           state: continues the sequences that it remembers (truncated back-propagation); None starts new ones.
           rng: for dropout; None turns dropout off, and leaves collections without gradient as they are.
         """
-        mutable = [name for name in variables if name != "params"] if rng is not None else []
+        mutable = [name for name in variables if name not in ("params", GRADIENT)] if rng is not None else []
         rngs = {} if rng is None else {"dropout": rng}
         arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
-        (features, state), updated = self.model.apply(variables, *arguments, rngs=rngs, mutable=mutable)
+        reports = [LOSSES, METRICS]
+        (features, state), updated = self.model.apply(variables, *arguments, rngs=rngs, mutable=mutable + reports)
+        added, reported = (updated.pop(name, {}) for name in reports)
         sums = chunked_cross_entropy(
             features,
             functools.partial(self._logits, variables),
@@ -78,17 +95,23 @@ class LanguageModelTask:
             self.loss_chunk,
             self.z_loss,
             self.label_smoothing,
+            self.model.embedding.vocab_size,
         )
+        normalizer = sums.weight if self.normalizer == "weights" else jnp.float32(batch.weights.size)
+        # Terms of layers are means already.
+        objective = sums.objective + normalizer * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(added))
         token_bytes = jnp.asarray(self.vocabulary.token_bytes())
         metrics = MetricSums.zero().replace(
-            objective=sums.objective,
+            objective=objective,
+            normalizer=normalizer,
             loss=sums.loss,
             correct=sums.correct,
             weight=sums.weight,
             bytes=jnp.sum(token_bytes[batch.targets] * batch.weights),
             tokens=jnp.sum(batch.weights > 0, dtype=jnp.int32),
+            reports={name: normalizer * value for name, value in _by_name(reported).items()},
         )
-        return sums.objective, LossOutput(sums.weight, metrics, {**variables, **updated}, state)
+        return objective, LossOutput(normalizer, metrics, {**variables, **updated}, state)
 
     def _logits(self, variables: Any, features: jax.Array) -> jax.Array:
         logits: Any = self.model.apply(variables, features, method="logits")
@@ -109,3 +132,11 @@ class LanguageModelTask:
     def context_limit(self) -> int | None:
         """Positions the model can tell apart; None is no limit."""
         return getattr(self.model.positions, "max_length", None)
+
+
+def _by_name(reported: Any) -> dict[str, jax.Array]:
+    """Means over layers of what was reported under one name."""
+    values: dict[str, list[jax.Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(reported):
+        values.setdefault(path[-1].key, []).append(jnp.mean(leaf))
+    return {name: sum(means) / len(means) for name, means in values.items()}

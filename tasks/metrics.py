@@ -1,7 +1,8 @@
 """Scalars a person reads, from the sums a device keeps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from flax import struct
 class MetricSums(struct.PyTreeNode):
     """Sums since the last report; float32 scalars, tokens and steps int32."""
 
-    objective: jax.Array  # weighted objective
+    objective: jax.Array  # what is minimised, times `normalizer`
+    normalizer: jax.Array  # what the objective and the reports are divided by for means
     loss: jax.Array  # weighted cross-entropy in nats
     correct: jax.Array  # weighted hits
     weight: jax.Array  # loss weights
@@ -19,19 +21,20 @@ class MetricSums(struct.PyTreeNode):
     tokens: jax.Array  # targets of weight above zero
     grad_norm: jax.Array  # gradient norm, summed over steps
     steps: jax.Array  # updates
+    reports: dict[str, jax.Array]  # what layers report (see layers.reports), times `normalizer`
 
     @classmethod
-    def zero(cls) -> "MetricSums":
+    def zero(cls, reports: Iterable[str] = ()) -> "MetricSums":
         """Nothing counted yet."""
         f, i = jnp.float32(0), jnp.int32(0)
-        return cls(f, f, f, f, f, i, f, i)
+        return cls(f, f, f, f, f, f, i, f, i, dict.fromkeys(reports, f))
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         return jax.tree.map(jnp.add, self, other)
 
 
-def language_scalars(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss (nats per token), perplexity, bits per token, bits per byte, accuracy, objective, from fetched sums.
+def language_scalars(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Loss (nats per token), perplexity, bits per token, bits per byte, accuracy, objective, layers' reports.
 
     `bits_per_byte` is left out where tokens stand for no text; all are left out where no target counted.
     """
@@ -41,10 +44,11 @@ def language_scalars(sums: Mapping[str, float]) -> dict[str, float]:
     loss = sums["loss"] / weight
     scalars = {
         "loss": loss,
-        "objective": sums["objective"] / weight,
+        "objective": sums["objective"] / sums["normalizer"],
         "perplexity": math.exp(loss) if loss < 700 else math.inf,
         "bits_per_token": loss / math.log(2),
         "accuracy": sums["correct"] / weight,
+        **{name: total / sums["normalizer"] for name, total in sums["reports"].items()},
     }
     if sums["bytes"]:
         scalars["bits_per_byte"] = sums["loss"] / math.log(2) / sums["bytes"]

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import optax
 
 from layers.specs import P
+from tasks.adafactor import factored_dims, scale_by_adafactor
 from tasks.schedules import Schedule
 from tasks.weight_table import WeightRow, WeightTable
 
@@ -72,7 +72,7 @@ class Optimizer:
         """The transformation for the weights of `table` (its "params" part)."""
         params = table.tree(lambda row: row)["params"]
         factors = jax.tree.map(lambda row: getattr(self.role_factors, row.role, 1.0), params)
-        chain = [*self.clipping.build(), *self._scale()]
+        chain = [*self.clipping.build(), *self._scale(params)]
         if self.weight_decay:
             chain.append(optax.add_decayed_weights(self.weight_decay, jax.tree.map(lambda row: row.decay, params)))
         if set(jax.tree.leaves(factors)) != {1.0}:
@@ -80,18 +80,14 @@ class Optimizer:
         chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
         return optax.chain(*chain)
 
-    def _scale(self) -> list[optax.GradientTransformation]:
+    def _scale(self, rows: Any) -> list[optax.GradientTransformation]:
         if self.method == "adamw":
             return [optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)]
         if self.method == "lion":  # Chen et al. 2023, algorithm 2
             return [optax.scale_by_lion(self.beta1, self.beta2)]
         if self.method == "sgd":
             return [optax.trace(self.beta1)] if self.beta1 else []
-        return [  # Shazeer and Stern 2018, algorithm 4, without first moment
-            optax.scale_by_factored_rms(min_dim_size_to_factor=self.min_dim_size_to_factor),
-            optax.clip_by_block_rms(1.0),
-            optax.scale_by_param_block_rms(),
-        ]
+        return [scale_by_adafactor(rows, self.min_dim_size_to_factor)]
 
     def state_specs(self, table: WeightTable, state: Any) -> Any:
         """Partition specs in the shape of `state`, the abstract state of `build(table)`.
@@ -103,19 +99,16 @@ class Optimizer:
         def spec(path: Any, leaf: Any) -> P:
             names = tuple(str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
             for start in range(len(names)):
-                if names[start:] in rows:
-                    return _slot_spec(rows[names[start:]], leaf.shape, names[:start])
+                for end in (len(names), -1):  # the slot of a weight, or one of its several slots
+                    if names[start:end] in rows:
+                        return self._slot_spec(rows[names[start:end]], names[end:])
             return P(*[None] * len(leaf.shape))
 
         return jax.tree_util.tree_map_with_path(spec, state)
 
-
-def _slot_spec(row: WeightRow, shape: tuple[int, ...], owner: tuple[str, ...]) -> P:
-    if shape == row.shape:
-        return row.spec
-    if len(row.shape) > 1:
-        second, largest = (int(dim) for dim in np.argsort(row.shape)[-2:])  # the dimensions that optax factors
-        reduced = largest if "v_row" in owner else second
-        if shape == tuple(np.delete(row.shape, reduced)):
-            return P(*[entry for dim, entry in enumerate(row.spec) if dim != reduced])
-    return P(*[None] * len(shape))  # the placeholder of a slot that is not used
+    def _slot_spec(self, row: WeightRow, slot: tuple[str, ...]) -> P:
+        dims = factored_dims(row, self.min_dim_size_to_factor)
+        if dims is None or slot not in (("row",), ("column",)):
+            return row.spec
+        reduced = dims[slot == ("column",)]
+        return P(*[entry for dim, entry in enumerate(row.spec) if dim != reduced])

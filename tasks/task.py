@@ -15,7 +15,7 @@ from tasks.weight_table import WeightTable
 class LossOutput(struct.PyTreeNode):
     """What a loss gives beside its value."""
 
-    weight: Any  # sum of loss weights: divide the loss by it for the mean
+    normalizer: Any  # divide the loss by it for what is minimised
     metrics: MetricSums
     variables: Any  # the variables, those without gradient updated
     state: Any  # the mixers' state behind this batch, where one was handed in
@@ -34,6 +34,9 @@ class Task(Protocol):
     def microbatches(self) -> int: ...
 
     @property
+    def gradient_dtype(self) -> str: ...
+
+    @property
     def non_finite(self) -> str: ...
 
     def init(self, rng: jax.Array, batch: Batch) -> Any: ...
@@ -43,6 +46,8 @@ class Task(Protocol):
     ) -> tuple[jax.Array, LossOutput]: ...
 
     def weight_table(self) -> WeightTable: ...
+
+    def zero_sums(self) -> MetricSums: ...
 
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None

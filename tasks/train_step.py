@@ -9,6 +9,7 @@ from flax import struct
 from flax.core import meta
 
 from layers.specs import P
+from layers.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.task import LossOutput, Task
@@ -30,7 +31,7 @@ def init_state(task: Task, rng: jax.Array, batch: Batch) -> TrainState:
     variables = meta.unbox(task.init(rng, batch))
     optimizer = task.optimizer.build(task.weight_table()).init(variables["params"])
     zero = jnp.int32(0)
-    return TrainState(zero, variables, optimizer, MetricSums.zero(), zero, zero)
+    return TrainState(zero, variables, optimizer, task.zero_sums(), zero, zero)
 
 
 def state_specs(task: Task, batch: Batch) -> TrainState:
@@ -62,7 +63,7 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     if task.non_finite == "skip":
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
         variables, optimizer = keep(variables, state.variables), keep(optimizer, state.optimizer)
-        metrics = keep(metrics, MetricSums.zero())
+        metrics = keep(metrics, task.zero_sums())
         skipped += jnp.where(finite, 0, 1)
     step = state.step + 1
     fresh = state.step % log_every == 0
@@ -74,12 +75,19 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
 def _gradient(task: Task, variables: Any, batch: Batch, rng: jax.Array) -> tuple[Any, LossOutput]:
     """The gradient of the mean objective over the batch, worked through in `task.microbatches` pieces."""
 
-    def objective(params, variables, batch, rng):
-        return task.loss({**variables, "params": params}, batch, rng=rng)
+    narrow = task.gradient_dtype != "float32"
+    target = GRADIENT if narrow else "params"  # what the objective is differentiated by
+
+    def objective(arrays, variables, batch, rng):
+        loss, output = task.loss({**variables, target: arrays}, batch, rng=rng)
+        kept = {name: value for name, value in output.variables.items() if name != GRADIENT}
+        return loss, output.replace(variables=kept)
 
     def piece(variables, batch, rng):
-        gradient, output = jax.grad(objective, has_aux=True)(variables["params"], variables, batch, rng)
-        return gradient, output
+        arrays = variables["params"]
+        if narrow:
+            arrays = jax.tree.map(lambda w: jnp.zeros(w.shape, task.gradient_dtype), arrays)
+        return jax.grad(objective, has_aux=True)(arrays, variables, batch, rng)
 
     if task.microbatches == 1:
         gradient, output = piece(variables, batch, rng)
@@ -94,10 +102,11 @@ def _gradient(task: Task, variables: Any, batch: Batch, rng: jax.Array) -> tuple
             total_gradient, total_output = total
             gradient, output = piece(total_output.variables, batch, jax.random.fold_in(rng, index))
             total_output = output.replace(
-                weight=total_output.weight + output.weight, metrics=total_output.metrics + output.metrics
+                normalizer=total_output.normalizer + output.normalizer, metrics=total_output.metrics + output.metrics
             )
             return (jax.tree.map(jnp.add, total_gradient, gradient), total_output), None
 
         start = (zero[0], zero[1].replace(variables=variables))
         (gradient, output), _ = jax.lax.scan(add, start, (jnp.arange(task.microbatches), pieces))
-    return jax.tree.map(lambda g: g / jnp.maximum(output.weight, 1e-9), gradient), output
+    scale = 1 / jnp.maximum(output.normalizer, 1e-9)
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient), output

@@ -26,17 +26,23 @@ class WeightRow:
     role: str
     init: str
     fan_in: int
+    used: tuple[int, ...]  # the shape of one layer without padding
     decay: bool  # does weight decay act on it
 
     @property
+    def stacked(self) -> int:
+        """How many leading dimensions number layers."""
+        return len(self.shape) - len(self.used)
+
+    @property
     def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        """Number of elements, padding left out."""
+        return math.prod(self.shape[: self.stacked]) * math.prod(self.used)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole weight."""
-        return self.size * np.dtype(self.dtype).itemsize
+        """Bytes of the whole weight, padding included."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def bytes_per_device(self, mesh: Mapping[str, int]) -> int:
         """Bytes of one device's part on a mesh of these axis sizes."""
@@ -123,5 +129,6 @@ def _row(path: Any, leaf: Any, decays: Callable[[str], bool]) -> WeightRow:
         role=leaf.role,
         init=leaf.init,
         fan_in=leaf.fan_in,
+        used=leaf.used,
         decay=name.startswith("params/") and decays(leaf.role),
     )

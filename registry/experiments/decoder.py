@@ -176,12 +176,16 @@ class DecoderLm(Experiment):
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
         config = self.Train().input
+        self.hold_out(config, split)
+        return config
+
+    def hold_out(self, config: fdl.Config, split: str) -> None:
+        """Turns the training input's config into that of a held-out split."""
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
         else:
             config.split, config.shuffle = split, False
             config.max_rows = self.EVAL_ROWS if split == "validation" else None
-        return config
 
     def vocabulary(self) -> fdl.Config:
         """Bytes for text, plain ids for synthetic data."""

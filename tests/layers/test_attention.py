@@ -17,7 +17,7 @@ SPECS = DecoderLm().specs.of(Attention)
 def attention(**fields):
     base = {"model_dim": 16, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4}
     init = {"initializer": FanIn(), "out_initializer": FanIn()}
-    return Attention(specs=SPECS, activations=Specs(), **{**base, **init, **fields})
+    return Attention(**{"specs": SPECS, "activations": Specs(), **base, **init, **fields})
 
 
 def params_of(module, x):

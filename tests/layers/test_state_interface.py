@@ -11,14 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.attention import Attention
+from layers.initializers import FanIn
+from layers.relative_bias import RelativeBias
+from layers.specs import P, Specs
+from registry.experiments.gshard_lm import GShardLm
 from tests.layers.test_attention import attention, params_of
 
 LENGTH = 12
 
+MERGED = {"specs": GShardLm().specs, "merged_heads": True, "head_slots": 8}
+RELATIVE = RelativeBias(
+    specs=Specs(relative_bias_nr=P(None, None)), num_heads=4, num_buckets=8, max_distance=10, initializer=FanIn()
+)
 MIXERS = {
     "multi_head": attention(),
     "grouped_query_rotary": attention(num_kv_heads=2, rotary_base=100.0),
     "multi_query_rotary_bias": attention(num_kv_heads=1, rotary_base=100.0, use_bias=True),
+    "gshard": attention(scale=1.0, extra_logit=0.0, logit_cap=2.0, relative_bias=RELATIVE, **MERGED),
+    "padded_multi_query": attention(num_kv_heads=1, relative_bias=RELATIVE, **MERGED),
 }
 
 

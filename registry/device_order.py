@@ -1,0 +1,39 @@
+"""The order of devices in a mesh: which device stands at which place."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from layers.errors import UsageError
+
+DeviceOrder = Literal["auto", "row_major", "transposed", "ring", "ring_transposed"]
+
+
+def device_ids(order: DeviceOrder, shape: Sequence[int]) -> np.ndarray:
+    """Device ids in a two-dimensional mesh of `shape`.
+
+    row_major: id = row * columns + column. transposed: id = column * rows + row. ring: rows and columns both go out
+    over the even numbers and come back over the odd ones, so that neighbours along an axis, the last and the first
+    included, are at most two apart: on a torus of two-core chips every axis is a ring of direct links.
+    ring_transposed: the ring of the transposed shape, transposed.
+
+    Raises:
+      UsageError: the mesh has not two dimensions.
+    """
+    if len(shape) != 2:
+        raise UsageError(f"DEVICE_ORDER = '{order}' is for meshes of two axes, not of shape {tuple(shape)}.")
+    rows, columns = shape
+    if order == "transposed":
+        return np.arange(rows * columns).reshape(columns, rows).T
+    if order == "ring":
+        return _out_and_back(rows)[:, None] * columns + _out_and_back(columns)
+    if order == "ring_transposed":
+        return device_ids("ring", (columns, rows)).T
+    return np.arange(rows * columns).reshape(rows, columns)
+
+
+def _out_and_back(count: int) -> np.ndarray:
+    """0, 2, 4, ..., 5, 3, 1."""
+    numbers = np.arange(count)
+    return np.concatenate([numbers[::2], numbers[1::2][::-1]])

@@ -1,0 +1,148 @@
+"""The MLPerf BERT encoders of Lingvo under their names; the docstrings state the weights."""
+
+import fiddle as fdl
+
+from layers.specs import P, Specs
+from registry.experiment import register
+from registry.experiments.gshard_lm import GShardLm
+from tasks.inputs.masked import MaskedInput
+
+
+class BertEncoder(GShardLm):
+    """A bidirectional GShard encoder with gated SiLU layers and one head of keys and values.
+
+    It learns to tell hidden tokens from those around them; the loss is a mean over hidden tokens.
+
+    The reference reads MLPerf's Wikipedia records; here the input is synthetic, or text with `--set=DATA=text`.
+    """
+
+    CAUSAL = False
+    NUM_KV_HEADS = 1
+    ACTIVATION = "silu"
+    EXTRA_LOGIT = None
+    SEQ_LEN = 512
+    BATCH_SIZE = 1024
+    LOSS_NORMALIZER = "weights"
+    Z_LOSS = 0.0
+    MASK_RATE: float = 0.12  # share of tokens that become MASK_ID
+    RANDOM_RATE: float = 0.015  # share that become a random token
+    SAME_RATE: float = 0.015  # share that stay, but are to be predicted all the same
+    MASK_ID: int = 103
+    TEXT_MASK_ID: int = 1  # a byte that text does not contain
+    NUM_STEPS = 10_000_000
+    LOG_EVERY = 200
+    SAVE_EVERY = 1000
+
+    WEIGHTS = GShardLm.WEIGHTS | Specs(embedding_vm=P("model", "data"))
+    OPTIONAL_WEIGHTS = GShardLm.OPTIONAL_WEIGHTS | Specs(position_tm=P("model", "data"))
+    ACTIVATIONS = GShardLm.ACTIVATIONS | Specs(
+        key_bskd=P("data", None, None, None), value_bskd=P("data", None, None, None)
+    )
+
+    @classmethod
+    def Smoke(cls):
+        # Hidden tokens are few and harder to tell than next ones: fewer tokens and more rows show progress early.
+        return super().Smoke().derive(VOCAB_SIZE=59 if cls.VOCAB_MULTIPLE > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
+
+    def train_input(self) -> fdl.Config:
+        return fdl.Config(
+            MaskedInput,
+            source=super().train_input(),
+            vocab_size=self.vocab_size,
+            mask_id=self.MASK_ID if self.DATA == "synthetic" else self.TEXT_MASK_ID,
+            mask_rate=self.MASK_RATE,
+            random_rate=self.RANDOM_RATE,
+            same_rate=self.SAME_RATE,
+            seed=self.SEED,
+        )
+
+    def hold_out(self, config: fdl.Config, split: str) -> None:
+        super().hold_out(config.source, split)
+
+
+@register
+class MLPerfTrainBertDense2B(BertEncoder):
+    """2.02 billion weights on 64 devices, 16 heads of 256, relative positions."""
+
+    DEVICE_MESH_SHAPE = (16, 4)
+    DEVICE_ORDER = "row_major"
+    NUM_LAYERS = 8
+    MODEL_DIM = 4096
+    FFN_DIM = 16384
+    NUM_HEADS = 16
+    HEAD_DIM = 256
+    VOCAB_SIZE = 30522
+    VOCAB_MULTIPLE = 4
+
+
+@register
+class MLPerfBertDense1T(BertEncoder):
+    """963 billion weights on 1024 devices, relative positions."""
+
+    DEVICE_MESH_SHAPE = (64, 16)
+    DEVICE_ORDER = "row_major"
+    NUM_LAYERS = 128
+    MODEL_DIM = 16384
+    FFN_DIM = 131072
+    NUM_HEADS = 256
+
+
+@register
+class MLPerfBertDense1TWider(MLPerfBertDense1T):
+    """895 billion weights on 1024 devices: a quarter of the layers, twice as wide."""
+
+    NUM_LAYERS = 32
+    MODEL_DIM = 32768
+    FFN_DIM = 262144
+    BATCH_SIZE = 4096
+
+
+@register
+class MLPerfBertDense175B(MLPerfBertDense1T):
+    """204 billion weights on 1024 devices, learned positions."""
+
+    NUM_LAYERS = 96
+    MODEL_DIM = 12288
+    FFN_DIM = 49152
+    NUM_HEADS = 96
+    POSITIONS = "learned"
+    LOG_EVERY = 20
+
+
+@register
+class MLPerfBertDense500B(MLPerfBertDense1T):
+    """482 billion weights on 1024 devices, learned positions, label smoothing."""
+
+    NUM_LAYERS = 64
+    POSITIONS = "learned"
+    BATCH_SIZE = 4096
+    VOCAB_SIZE = 30522
+    VOCAB_MULTIPLE = 16
+    LABEL_SMOOTHING = 0.1
+    LOG_EVERY = 100
+
+
+@register
+class MLPerfBertDense500B2K(MLPerfBertDense500B):
+    """482 billion weights on 2048 devices: the run that reached 63% of a TPU v4's peak."""
+
+    DEVICE_MESH_SHAPE = (256, 8)
+    DEVICE_ORDER = "transposed"
+    VOCAB_MULTIPLE = 8
+
+
+@register
+class MLPerfBertDense13B32x32(BertEncoder):
+    """14.9 billion weights on 2048 devices. Its 40 heads are padded to 64 where 32 devices share them."""
+
+    DEVICE_MESH_SHAPE = (64, 32)
+    DEVICE_ORDER = "transposed"
+    NUM_LAYERS = 40
+    MODEL_DIM = 5120
+    FFN_DIM = 20480
+    NUM_HEADS = 40
+    HEAD_SLOTS = 64
+    POSITIONS = "learned"
+    BATCH_SIZE = 4096
+    LABEL_SMOOTHING = 0.1
+    LOG_EVERY = 100

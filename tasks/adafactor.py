@@ -1,0 +1,109 @@
+"""Adafactor with slots that are placed like their weights, and layers of a stack that count as weights of their own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from tasks.weight_table import WeightRow
+
+
+class Slots(struct.PyTreeNode):
+    """Second moments of one weight: `row` and `column` where it is factored, `full` where it is not; others None."""
+
+    row: jax.Array | None = None  # mean square over the largest dimension
+    column: jax.Array | None = None  # mean square over the second largest
+    full: jax.Array | None = None
+
+
+class AdafactorState(struct.PyTreeNode):
+    """Updates made, and the slots in the shape of the weights."""
+
+    count: jax.Array
+    slots: Any
+
+
+def factored_dims(row: WeightRow, min_dim: int) -> tuple[int, int] | None:
+    """The largest and second largest dimension of a weight (of one layer, where it is stacked); None if not factored.
+
+    Dimensions of equal size: the first of them counts as the largest.
+    """
+    shape = row.shape[row.stacked :]
+    if len(shape) < 2:
+        return None
+    largest, second = (int(dim) for dim in np.argsort([-size for size in shape], kind="stable")[:2])
+    if shape[second] < min_dim:
+        return None
+    return row.stacked + largest, row.stacked + second
+
+
+def scale_by_adafactor(
+    rows: Any, min_dim: int = 128, exponent: float = 0.8, clip: float = 1.0, scale_floor: float = 1e-3
+) -> optax.GradientTransformation:
+    """Adafactor without first moment (Shazeer and Stern 2018, algorithm 4), for the weights of `rows`.
+
+    With t = 1, 2, ..., b = 1 - t^-exponent and q = g^2 + 1e-30: row <- b row + (1 - b) mean(q over the largest
+    dimension), column likewise over the second, u = g / sqrt(row / mean(row) * column); or full <- b full + (1 - b) q
+    and u = g / sqrt(full) where the second largest dimension is below `min_dim`. Then u <- u / max(1, rms(u) / clip),
+    and u <- u * max(rms(weight), scale_floor). Each layer of a stack is a weight of its own: no mean reaches over
+    layers. Arithmetic in float32 whatever the gradient's dtype.
+
+    Args:
+      rows: the WeightRows, in the shape of the weights.
+      min_dim: weights whose second largest dimension is smaller are not factored.
+      exponent: how fast the second moments forget.
+      clip: largest root mean square of an update.
+      scale_floor: weights with a smaller root mean square move as if they had this one.
+    """
+
+    def init(params: Any) -> AdafactorState:
+        del params
+        return AdafactorState(jnp.int32(0), jax.tree.map(lambda row: _empty(row, min_dim), rows))
+
+    def update(gradient: Any, state: AdafactorState, params: Any) -> tuple[Any, AdafactorState]:
+        decay = 1 - (state.count + 1).astype(jnp.float32) ** -exponent
+
+        def one(row: WeightRow, g: jax.Array, slots: Slots, w: jax.Array) -> tuple[jax.Array, Slots]:
+            own = tuple(range(row.stacked, len(row.shape)))  # the dimensions of one layer
+            g = g.astype(jnp.float32)
+            factor, slots = _precondition(g, slots, decay, factored_dims(row, min_dim), own)
+            u = g * factor
+            u /= jnp.maximum(1.0, _rms(u, own) / clip)
+            return u * jnp.maximum(_rms(w.astype(jnp.float32), own), scale_floor), slots
+
+        pairs = jax.tree.map(one, rows, gradient, state.slots, params)
+        first, second = (jax.tree.map(lambda _, pair, i=i: pair[i], rows, pairs) for i in (0, 1))
+        return first, AdafactorState(state.count + 1, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _empty(row: WeightRow, min_dim: int) -> Slots:
+    dims = factored_dims(row, min_dim)
+    if dims is None:
+        return Slots(full=jnp.zeros(row.shape))
+    largest, second = (jnp.zeros(tuple(np.delete(row.shape, dim))) for dim in dims)
+    return Slots(row=largest, column=second)
+
+
+def _precondition(g, slots: Slots, decay, dims: tuple[int, int] | None, own: tuple[int, ...]) -> tuple[Any, Slots]:
+    """One over the root of the second moment, and the slots that go on."""
+    square = jnp.square(g) + 1e-30
+    if dims is None:
+        full = decay * slots.full + (1 - decay) * square
+        return jax.lax.rsqrt(full), Slots(full=full)
+    largest, second = dims
+    row = decay * slots.row + (1 - decay) * jnp.mean(square, axis=largest)
+    column = decay * slots.column + (1 - decay) * jnp.mean(square, axis=second)
+    # The mean of `row` over the second largest dimension, at its place once the largest is gone.
+    place = second - (second > largest)
+    relative = row / jnp.mean(row, axis=place, keepdims=True)
+    factor = jnp.expand_dims(jax.lax.rsqrt(relative), largest) * jnp.expand_dims(jax.lax.rsqrt(column), second)
+    return factor, Slots(row=row, column=column)
+
+
+def _rms(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))

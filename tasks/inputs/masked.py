@@ -1,0 +1,62 @@
+"""Masked language modelling: some tokens are hidden, and are to be told from those around them."""
+
+import dataclasses
+
+import numpy as np
+
+from tasks.batch import Batch
+from tasks.inputs.indexed import IndexedInput, Shard, generator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedInput(IndexedInput):
+    """The rows of `source` with tokens to be predicted where they stand (Devlin et al. 2019, BERT, section 3.1).
+
+    Of all real tokens a share of mask_rate + random_rate + same_rate is drawn. Those become `mask_id`, a random token,
+    or stay as they are; they alone have weight 1. What is drawn in a row follows from the seed and the row's place.
+    """
+
+    source: IndexedInput
+    vocab_size: int  # random tokens are below it
+    mask_id: int  # token that stands for a hidden one
+    mask_rate: float = 0.12  # share of tokens that become mask_id
+    random_rate: float = 0.015  # share that become a random token
+    same_rate: float = 0.015  # share that stay, but are to be predicted all the same
+    seed: int = 0
+    batch_size: int = dataclasses.field(init=False, default=1)  # the source's
+    seq_len: int = dataclasses.field(init=False, default=1)  # the source's
+
+    def __post_init__(self):
+        object.__setattr__(self, "batch_size", self.source.batch_size)
+        object.__setattr__(self, "seq_len", self.source.seq_len)
+        super().__post_init__()
+        rates = (self.mask_rate, self.random_rate, self.same_rate)
+        if min(rates) < 0 or sum(rates) > 1:
+            raise ValueError(f"mask_rate, random_rate and same_rate = {rates} must be shares with a sum of at most 1")
+        if not 0 <= self.mask_id < self.vocab_size:
+            raise ValueError(f"mask_id = {self.mask_id} must be a token below vocab_size = {self.vocab_size}")
+
+    def describe(self) -> str:
+        chosen = self.mask_rate + self.random_rate + self.same_rate
+        return f"{self.source.describe()}, {chosen:.1%} of the tokens to be told from the others"
+
+    def require_data(self) -> None:
+        self.source.require_data()
+
+    def num_batches(self) -> int | None:
+        return self.source.num_batches()
+
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        batch = self.source.batch(index, shard)
+        rows = (self._hide(index, row) for row in shard.rows(self.batch_size))
+        draw, random = (np.stack(part) for part in zip(*rows, strict=True))
+        real = np.ones_like(draw, bool) if batch.segment_ids is None else batch.segment_ids != 0
+        masked = draw < self.mask_rate
+        replaced = ~masked & (draw < self.mask_rate + self.random_rate)
+        chosen = real & (draw < self.mask_rate + self.random_rate + self.same_rate)
+        inputs = np.where(masked & real, self.mask_id, np.where(replaced & real, random, batch.inputs))
+        return batch.replace(inputs=inputs.astype(np.int32), targets=batch.inputs, weights=chosen.astype(np.float32))
+
+    def _hide(self, index: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = generator(self.seed, index, row)
+        return rng.random(self.seq_len), rng.integers(self.vocab_size, size=self.seq_len)

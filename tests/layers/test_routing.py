@@ -1,0 +1,101 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layers.routing import auto_capacity, expert_choice_routing, top2_routing
+from tests.lingvo import NUMBERS
+
+LOGITS = (2 * np.sin(1.3 * (np.arange(48) + 1))).reshape(2, 6, 4).astype(np.float32)
+REAL = np.ones((2, 6), bool)
+REAL[0, 5] = False
+
+
+@pytest.mark.parametrize(("name", "capacity"), [("legacy_c2", 2), ("legacy_cf1", auto_capacity(6, 4, 1.0))])
+def test_top2_equals_the_reference(name, capacity):
+    numbers = NUMBERS["gating"][name]
+    routing = top2_routing(LOGITS, REAL, capacity)
+    expected = np.zeros(routing.combine_gsec.shape)
+    for *place, gate in numbers["combine_nonzero"]:
+        expected[tuple(place)] = gate
+    np.testing.assert_allclose(routing.combine_gsec, expected, atol=1e-6)
+    np.testing.assert_allclose(routing.aux_loss, numbers["aux_loss"], rtol=1e-6)
+    assert capacity == numbers["capacity"]
+    assert int(jnp.sum(routing.combine_gsec > 0)) == numbers["dispatch_count"]
+
+
+@pytest.mark.parametrize(("capacity", "slots"), [(2, 16), (4, 22), (8, 22)])
+def test_gates_behind_the_drop_sum_to_one(capacity, slots):
+    routing = top2_routing(LOGITS, REAL, capacity, legacy=False)
+    np.testing.assert_allclose(routing.aux_loss, 1.0467385, rtol=1e-6)
+    np.testing.assert_allclose(jnp.sum(routing.combine_gsec), 11.0, rtol=1e-6)
+    assert int(jnp.sum(routing.combine_gsec > 0)) == slots
+    np.testing.assert_allclose(routing.dropped, 1 - slots / 22, atol=1e-6)
+
+
+def test_capacity_by_factor():
+    assert [auto_capacity(6, 4, f) for f in (1.0, 2.0, 4.0)] == [4, 4, 8]
+    assert auto_capacity(6, 64, 1.0) == 4
+    assert auto_capacity(6, 4, 1.0, at_least=5) == 5
+
+
+def test_balanced_routing_has_loss_one():
+    logits = np.tile(np.eye(4, dtype=np.float32) * 1e-6, (1, 3, 1))
+    np.testing.assert_allclose(top2_routing(logits, np.ones((1, 12), bool), 8).aux_loss, 1.0, rtol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    policy=st.sampled_from(["all", "sampling", "random", "none"]),
+    capacity=st.integers(1, 9),
+    legacy=st.booleans(),
+)
+def test_every_slot_has_one_token_and_padding_none(seed, policy, capacity, legacy):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    logits = 3 * jax.random.normal(keys[0], (2, 8, 4))
+    real = jax.random.bernoulli(keys[1], 0.8, (2, 8))
+    routing = top2_routing(logits, real, capacity, policy, 0.5, legacy, keys[2])
+    taken = np.asarray(routing.combine_gsec > 0)
+    assert taken.sum(axis=1).max() <= 1
+    assert taken.sum(axis=(2, 3)).max() <= (1 if policy == "none" else 2)
+    assert not taken[~np.asarray(real)].any()
+    # First come, first served: the slots of an expert fill from the first on.
+    used = taken.any(axis=1)
+    assert (np.diff(used.astype(int), axis=-1) <= 0).all()
+    assert 0 <= float(routing.dropped) <= 1
+    assert np.asarray(routing.combine_gsec.sum((2, 3))).max() <= 1 + 1e-5
+
+
+def test_second_expert_policies():
+    logits = np.zeros((1, 4000, 4), np.float32)
+    logits[..., 0], logits[..., 1], logits[..., 2] = 5, np.log(3.0), 0  # behind the first, odds of 3 : 1 : 1
+    real, key = np.ones((1, 4000), bool), jax.random.key(1)
+
+    def share(policy, threshold=0.0):
+        routing = top2_routing(logits, real, 4000, policy, threshold, True, key)
+        return np.asarray((routing.combine_gsec > 0).sum((0, 1, 3)) / 4000)
+
+    np.testing.assert_allclose(share("all"), [1, 1, 0, 0])
+    np.testing.assert_allclose(share("none"), [1, 0, 0, 0])
+    np.testing.assert_allclose(share("sampling"), [1, 0.6, 0.2, 0.2], atol=0.03)
+    gate = 3 / (np.exp(5) + 3)
+    np.testing.assert_allclose(share("random", 0.05), [1, gate / 0.05, 0, 0], atol=0.03)
+    np.testing.assert_allclose(share("random"), [1, 1, 0, 0])
+
+
+def test_expert_choice_fills_every_expert():
+    logits = jax.random.normal(jax.random.key(0), (2, 8, 4))
+    real = np.ones((2, 8), bool)
+    real[:, 6:] = False
+    routing = expert_choice_routing(logits, real, 3)
+    taken = np.asarray(routing.combine_gsec > 0)
+    assert (taken.sum(axis=1) == 1).all()
+    assert not taken[:, 6:].any()
+    probability = np.asarray(jax.nn.softmax(logits, -1))
+    for g, e in np.ndindex(2, 4):
+        best = set(np.argsort(-probability[g, :6, e])[:3])
+        assert set(np.nonzero(taken[g, :, e].any(-1))[0]) == best
+    assert float(routing.load_max) == pytest.approx(1.0)
