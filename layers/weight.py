@@ -1,10 +1,12 @@
 """The one helper that makes weights: each carries its row of the weight table from birth."""
 
+import functools
 import math
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax import struct
 from flax.core import meta
 
@@ -20,7 +22,7 @@ ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "st
 
 GRADIENT = "gradient"
 """Collection of stand-ins: where it has an array under a weight's name, the weight's gradient goes to that array, in
-its dtype, and none to the weight."""
+its dtype, and none to the weight. A layer that computes in that dtype is handed the weight in it."""
 
 
 class Weight(struct.PyTreeNode, meta.AxisMetadata):
@@ -88,24 +90,39 @@ def weight(
     if collection == "params":
         value = module.param(key, make)
         if module.has_variable(GRADIENT, key):
-            value = _take_gradient(value, module.get_variable(GRADIENT, key))
+            stand_in = module.get_variable(GRADIENT, key)
+            computes_in = str(stand_in.dtype) if getattr(module, "dtype", None) == stand_in.dtype else value.dtype.name
+            value = _take_gradient(value, stand_in, computes_in)
         return value
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 
 
-@jax.custom_vjp
-def _take_gradient(value: jax.Array, stand_in: jax.Array) -> jax.Array:
-    """`value`; its cotangent goes to `stand_in`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _take_gradient(value: jax.Array, stand_in: jax.Array, dtype: str) -> jax.Array:
+    """`value` in `dtype`; its cotangent goes to `stand_in`."""
     del stand_in
-    return value
+    return _to_bfloat16(value) if (value.dtype, dtype) == (jnp.float32, "bfloat16") else value.astype(dtype)
 
 
-def _forward(value: jax.Array, stand_in: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return value, jax.numpy.zeros(0, stand_in.dtype)  # the dtype alone is kept for the way back
+def _forward(value: jax.Array, stand_in: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+    return _take_gradient(value, stand_in, dtype), jnp.zeros(0, stand_in.dtype)  # the way back needs its dtype alone
 
 
-def _backward(kept: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
+def _backward(dtype: str, kept: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
+    del dtype
     return None, cotangent.astype(kept.dtype)
 
 
 _take_gradient.defvjp(_forward, _backward)
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    """float32 to bfloat16, rounding to the nearest and to even, in integer arithmetic.
+
+    A plain conversion inside a scan over layers is moved out of it by the TPU compiler, which then keeps a bfloat16
+    copy of the whole stack beside the weights: as much memory as the gradient in bfloat16.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    narrow = jax.lax.bitcast_convert_type(rounded.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isnan(x), jnp.bfloat16(jnp.nan), narrow)

@@ -1,4 +1,4 @@
-"""Floating-point operations of a function, counted from its jaxpr; and what chips can do."""
+"""Floating-point operations of a function, counted from its jaxpr."""
 
 import math
 from collections.abc import Iterator
@@ -6,26 +6,6 @@ from typing import Any
 
 import jax
 from jax.extend import core
-
-# bfloat16 matrix-product operations per second and chip, from the makers' data sheets.
-PEAKS = {
-    "TPU v2": 45e12 / 2,
-    "TPU v3": 123e12 / 2,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-}
-
-
-def peak_flops(device: Any) -> float | None:
-    """The device's peak in operations per second (v2 and v3: one core is one device); None where it is not known."""
-    kind = device.device_kind
-    return next((peak for name, peak in PEAKS.items() if kind.startswith(name)), None)
 
 
 def matmul_flops(function: Any, *arguments: Any) -> int:

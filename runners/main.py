@@ -7,13 +7,13 @@ python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 import argparse
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from layers.errors import UsageError, VortaroError, did_you_mean
+from runners.virtual_devices import make_virtual_devices
 
-MODES = ("train", "validation", "test", "sample", "profile")
+MODES = ("train", "validation", "test", "sample", "profile", "plan")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,6 +71,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
     if options.mode not in MODES:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    if options.workdir is None and options.mode == "plan" and options.exp is not None:
+        options.workdir = f"plans/{options.exp}"
     if options.workdir is None:
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
     return options
@@ -89,6 +91,11 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--stop", action=argparse.BooleanOptionalAction, default=True, help="end at the vocabulary's stop token")
     add("--checkpoint", default="last", help="last, best or a step; for sample, validation and test")
     parser.add_argument_group("profile").add_argument("--profile_steps", type=int, default=10)
+    add = parser.add_argument_group("plan").add_argument
+    add("--topology", metavar="v3:8x8", help="a TPU slice, compiled for by the TPU compiler; no TPU is needed")
+    add("--chip", help="whose memory and speed count on virtual CPU devices; a topology brings its own")
+    add("--plan_step", choices=("train", "decode"), default="train", help="one update, or one token behind a context")
+    add("--sweep", action="store_true", help="plan every mesh shape and remat policy, and rank them")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
         before = recorded(options.workdir)
         name, overrides, smoke = before["experiment"], [*before["overrides"], *options.set], before["smoke"] or smoke
     experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
+    if options.mode == "plan":
+        return _plan(options, experiment)
     session = Session(experiment)
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
@@ -125,6 +134,17 @@ def run(options: argparse.Namespace) -> int:
     from runners.judge import judge
 
     return judge(session, workdir, options.mode, options.checkpoint)
+
+
+def _plan(options: argparse.Namespace, experiment) -> int:
+    from pathlib import Path
+
+    from runners.plan import PlanOptions, plan
+    from runners.sweep import sweep
+
+    fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
+    chosen = PlanOptions(devices=options.host_devices, **fields)
+    return (sweep if options.sweep else plan)(experiment, Path(options.workdir), chosen)
 
 
 def _sample(options: argparse.Namespace, session, workdir) -> int:
@@ -149,9 +169,7 @@ def _prepare_devices(options: argparse.Namespace) -> None:
     if options.host_devices is not None:
         if options.host_devices < 1:
             raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={options.host_devices}".strip()
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        make_virtual_devices(options.host_devices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,15 +1,12 @@
 """report.html: a run on one page, with its curves, its weight table and its settings."""
 
-import base64
-import html
-import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from registry import render
-from runners import metrics_log
+from runners import metrics_log, page
 from runners.workdir import EXPERIMENT, write_atomically
 
 REPORT = "report.html"
@@ -19,50 +16,28 @@ CURVES = (
     ("learning_rate", "learning rate"),
     ("grad_norm", "gradient norm"),
 )
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem }
-p.doc { color: #555; margin-top: .2rem } img { max-width: 100% }
-table { border-collapse: collapse; font-size: 13px; width: 100% }
-th { text-align: left; border-bottom: 2px solid #ccc }
-th, td { padding: .25rem .7rem .25rem 0; vertical-align: top }
-td { border-bottom: 1px solid #eee; font-family: ui-monospace, monospace }
-td.n, th.n { text-align: right; white-space: nowrap }
-.cards { display: flex; gap: 1rem; flex-wrap: wrap; margin: 1.2rem 0 }
-.card { background: #f4f6f8; border-radius: .5rem; padding: .6rem 1rem } .card b { display: block; font-size: 1.3rem }
-details summary { cursor: pointer; color: #335 }
-pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wrap }
-"""
 
 
 def write(workdir: Path) -> Path:
     """Writes the page from what the run folder holds; returns its path."""
-    data = json.loads((workdir / EXPERIMENT).read_text())
+    data = json.loads((workdir / EXPERIMENT).readpage.text())
     lines = list(metrics_log.read(workdir))
     parts = [
-        f"<h1>{_text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
-        f"<p class=doc>{_text(' '.join([data.get('doc', ''), *('--set=' + o for o in data['overrides'])]))}</p>",
+        f"<h1>{page.text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
+        f"<p class=doc>{page.text(' '.join([data.get('doc', ''), *('--set=' + o for o in data['overrides'])]))}</p>",
         _cards(data, lines),
         _curves(lines) or "<p>No metrics yet.</p>",
         _samples(workdir),
         "<h2>Weights</h2>",
-        _weights(data),
+        page.weights(data),
         "<h2>Knobs</h2>",
-        _table(("knob", "value", "set by"), ((k, v["value"], v["owner"]) for k, v in data["knobs"].items())),
+        page.table(("knob", "value", "set by"), ((k, v["value"], v["owner"]) for k, v in data["knobs"].items())),
         "<details><summary>The whole config</summary>",
-        _table(("path", "value"), data["config"].items()),
+        page.table(("path", "value"), data["config"].items()),
         "</details>",
     ]
-    title = _text(data["experiment"])
-    head = f"<meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
-    page = f"<!doctype html><html lang=en>{head}<body>{''.join(parts)}</body></html>\n"
-    write_atomically(workdir / REPORT, page)
+    write_atomically(workdir / REPORT, page.page(data["experiment"], parts))
     return workdir / REPORT
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))
 
 
 def _cards(data: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
@@ -80,32 +55,14 @@ def _cards(data: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
         ("parameters", render.amount(data["totals"]["parameters"])),
         ("tokens seen", render.amount(int(last["train"].get("tokens_seen", 0)))),
         ("tokens per second", f"{last['train'].get('tokens_per_second') or 0:,.0f}"),
-        ("mesh", render.mesh_text(data["mesh"])),
+        ("mesh", render.meshpage.text(data["mesh"])),
     ]
-    return (
-        "<div class=cards>" + "".join(f"<div class=card>{_text(k)}<b>{_text(v)}</b></div>" for k, v in cards) + "</div>"
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> str:
-    kinds = [" class=n" if column in numbers else "" for column in columns]
-    head = "".join(f"<th{kind}>{_text(column)}" for column, kind in zip(columns, kinds, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_text(cell)}" for cell, kind in zip(row, kinds, strict=True)) for row in rows
-    )
-    return f"<table><tr>{head}{body}</table>"
-
-
-def _weights(data: dict[str, Any]) -> str:
-    totals = data["totals"]
-    held, slots = (render.size(totals[f"{kind}bytes_per_device"]) for kind in ("", "optimizer_"))
-    say = f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"
-    return say + _table(render.WEIGHT_COLUMNS, map(render.weight_cells, data["weights"]), render.WEIGHT_NUMBERS)
+    return page.cards(cards)
 
 
 def _samples(workdir: Path) -> str:
     files = sorted((workdir / "samples").glob("*.txt"))
-    return f"<h2>Latest sample</h2><pre>{_text(files[-1].read_text())}</pre>" if files else ""
+    return f"<h2>Latest sample</h2><pre>{page.text(files[-1].readpage.text())}</pre>" if files else ""
 
 
 def _curves(lines: Sequence[dict[str, Any]]) -> str:
@@ -133,6 +90,4 @@ def _curves(lines: Sequence[dict[str, Any]]) -> str:
             axis.legend(frameon=False, fontsize=9)
     for axis in axes[len(shown) :]:
         axis.set_axis_off()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110)
-    return f"<img alt=curves src='data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}'>"
+    return page.image(figure, "curves")

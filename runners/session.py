@@ -11,11 +11,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from layers.errors import UsageError
+from layers.specs import P
 from registry.build import build
 from registry.checks import check
 from registry.device_order import DeviceOrder, device_ids
 from registry.experiment import Experiment, cls_key
-from runners.flops import matmul_flops, peak_flops
+from runners.chips import chip_of
+from runners.flops import matmul_flops
 from tasks.batch import Batch, empty_batch
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
 from tasks.programs import TestProgram, TrainProgram
@@ -100,14 +102,39 @@ class Session:
         make = functools.partial(init_state, self.task, batch=empty_batch(1, 1))
         return jax.jit(make, out_shardings=self.state_shardings)(self.seed)
 
+    def step(self, state: TrainState, batch: Batch, seed: jax.Array) -> TrainState:
+        """One update."""
+        return train_step(self.task, state, batch, seed, self.train.log_every)
+
+    def lower_step(self, batch: Batch, seed: Any) -> Any:
+        """The update `(state, batch, seed) -> state`, ready to be compiled; it takes over the old state's memory.
+
+        Shapes with shardings do for `batch` and `seed`.
+        """
+        jitted = jax.jit(self.step, donate_argnums=0, out_shardings=self.state_shardings)
+        return jitted.lower(self.abstract_state, batch, seed)
+
     def compile_step(self, batch: Batch) -> Any:
-        """The compiled update `(state, batch, seed) -> state`; it takes over the old state's memory."""
+        """The compiled update."""
+        return self.lower_step(batch, self.seed).compile()
 
-        def step(state: TrainState, batch: Batch, seed: jax.Array) -> TrainState:
-            return train_step(self.task, state, batch, seed, self.train.log_every)
+    def abstract(self, tree: Any, sharding: NamedSharding | None = None) -> Any:
+        """Shapes, dtypes and a sharding (None: a copy on every device) in the form of `tree`."""
+        sharding = NamedSharding(self.mesh, P()) if sharding is None else sharding
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=self.state_shardings)
-        return jitted.lower(self.abstract_state, batch, self.seed).compile()
+    @property
+    def abstract_batch(self) -> Batch:
+        """Shapes of the training input's batches, placed; one row is read to know what they hold."""
+        source = self.train.input
+        row = source.batch(0, Shard(0, source.batch_size))
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((source.batch_size, *x.shape[1:]), x.dtype), row)
+        return self.abstract(whole, self.batch_sharding)
+
+    @property
+    def abstract_seed(self) -> Any:
+        """The shape of the seed."""
+        return self.abstract(jax.eval_shape(lambda: jax.random.key(0)))
 
     @functools.cached_property
     def metrics_of(self) -> Any:
@@ -123,8 +150,8 @@ class Session:
 
     def mfu(self, tokens_per_second: float) -> float | None:
         """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known."""
-        peak = peak_flops(jax.devices()[0])
-        return tokens_per_second * self.flops_per_token / (peak * self.mesh.size) if peak else None
+        chip = chip_of(self.mesh.devices.flat[0])
+        return tokens_per_second * self.flops_per_token / (chip.flops * self.mesh.size) if chip else None
 
     def shard(self, source: IndexedInput) -> Shard:
         """The rows that this host's devices hold; hosts that hold copies of a part read the same rows.

@@ -53,7 +53,8 @@ class LanguageModelTask:
         """The weight table, from an abstract init: no array is made."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
-        return WeightTable(jax.eval_shape(self.init, jax.random.key(0), batch), self.optimizer.decays)
+        abstract = jax.eval_shape(lambda batch: self.init(jax.random.key(0), batch), batch)
+        return WeightTable(abstract, self.optimizer.decays)
 
     def weight_table(self) -> WeightTable:
         """One row per weight."""

@@ -102,4 +102,4 @@ def test_the_first_loss_is_that_of_a_guess(knobs):
     knobs = {"MODEL_DIM": 64, "VOCAB_SIZE": 128, **knobs}
     task = task_of(**knobs)
     _, output = task.loss(variables_of(task), batch_of(**knobs))
-    assert float(output.metrics.loss / output.weight) == pytest.approx(np.log(128), abs=0.8)
+    assert float(output.metrics.loss / output.metrics.weight) == pytest.approx(np.log(128), abs=0.8)

@@ -118,13 +118,15 @@ def test_collections_without_gradient_are_updated_by_the_loss():
 
 
 def test_scalars_by_hand():
-    zero = dict.fromkeys(vars(MetricSums.zero()), 0.0)
-    scalars = language_scalars({**zero, "loss": 2.0, "objective": 3.0, "weight": 4.0, "correct": 1.0, "bytes": 8.0})
+    zero = {**dict.fromkeys(vars(MetricSums.zero()), 0.0), "reports": {}}
+    sums = {"loss": 2.0, "objective": 3.0, "normalizer": 6.0, "weight": 4.0, "correct": 1.0, "bytes": 8.0}
+    scalars = language_scalars({**zero, **sums, "reports": {"router_dropped": 1.5}})
     assert scalars["loss"] == 0.5
-    assert scalars["objective"] == 0.75
+    assert scalars["objective"] == 0.5
+    assert scalars["router_dropped"] == 0.25
     assert scalars["accuracy"] == 0.25
     assert scalars["perplexity"] == pytest.approx(1.6487212707)
     assert scalars["bits_per_token"] == pytest.approx(0.7213475204)
     assert scalars["bits_per_byte"] == pytest.approx(0.3606737602)
     assert language_scalars(zero) == {}
-    assert "bits_per_byte" not in language_scalars({**zero, "weight": 1.0})
+    assert "bits_per_byte" not in language_scalars({**zero, "weight": 1.0, "normalizer": 1.0})

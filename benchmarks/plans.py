@@ -1,0 +1,97 @@
+"""Plans every GShard entry with the TPU compiler, for the slice its name means, and writes the table of docs/plans.md.
+
+    python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
+    python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
+
+Each entry is planned in a process of its own, into plans/NAME. An entry with a plan there is not planned again: remove
+its folder first.
+"""
+
+import fnmatch
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from registry.index import entries
+from registry.render import size
+
+PAGE = Path("docs/plans.md")
+BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
+FAMILIES = ("gshard", "wiki_bert")
+# Slices of so many devices. The BERT runs were MLPerf's on TPU v4, all others are on the two-core chips of v3.
+SLICES = {
+    "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
+    "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
+}
+# Tokens per second that comments in the reference promise.
+PROMISED = {
+    "DenseLm128B8x8": 3_700,
+    "DenseLm128B16x16": 18_000,
+    "DenseLm128B32x32": 62_000,
+    "DenseLm175B32x32": 51_530,
+    "DenseLm1T16x16": 1_400,
+    "DenseLm12kWide41BAdam16x16": 53_800,
+    "DenseLm12kWide41BAdam8x8": 17_400,
+    "DenseLm12kWide162BAdam16x16": 12_500,
+}
+COLUMNS = "entry | slice | mesh | weights | optimizer | temporaries | peak of memory | fits | sent per step | bound | step | tokens/s | promised"
+
+
+def main(globs: list[str]) -> int:
+    """Plans what is missing, then writes the table of all plans there are."""
+    names = [name for name in entries() if name.partition(".")[0] in FAMILIES]
+    chosen = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
+    for name in chosen:
+        if not _file(name).exists():
+            print(f"{name} on {topology(name)} ...", flush=True)
+            _plan(name)
+    rows = [_row(name, json.loads(_file(name).read_text())) for name in names if _file(name).exists()]
+    text = PAGE.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    lines = [f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|", *rows]
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
+    print(f"{len(rows)} of {len(names)} plans in {PAGE}")
+    return 0
+
+
+def topology(name: str) -> str:
+    """The slice an entry is planned for."""
+    family = name.partition(".")[0]
+    devices = 1
+    for axis in entries()[name].mesh:
+        devices *= axis
+    return SLICES[family][devices]
+
+
+def _file(name: str) -> Path:
+    return Path("plans") / name / "plan.json"
+
+
+def _plan(name: str) -> None:
+    command = ["-m", "runners.main", f"--exp={name}", "--mode=plan", f"--topology={topology(name)}"]
+    ended = subprocess.run([sys.executable, *command, f"--workdir=plans/{name}"], capture_output=True, text=True)
+    if not _file(name).exists():
+        print(ended.stdout[-2000:] + ended.stderr[-2000:], flush=True)
+
+
+def _row(name: str, plan: dict[str, Any]) -> str:
+    memory = plan["memory_bytes_per_device"]
+    mesh = "x".join(map(str, plan["mesh"].values()))
+    promised = PROMISED.get(name.rpartition(".")[2])
+    cells = [name, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
+    if "compiler" in plan:
+        asked, there = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
+        cells += ["", f"{asked} of {there}", "no", "", "", "", ""]
+    else:
+        sent = sum(exchange["bytes"] for exchange in plan["collectives"])
+        bound = max(plan["roofline"], key=plan["roofline"].get).removesuffix("_seconds").replace("_", " ")
+        share = f"{size(memory['peak'])} of {size(plan['hbm_bytes_per_device'])}"
+        cells += [size(memory["temporaries"]), share, "yes" if plan["fits"] else "no", size(sent), bound]
+        cells += [f"{plan['roofline_step_seconds']:.3g} s", f"{plan['roofline_tokens_per_second']:,.0f}"]
+    return "| " + " | ".join([*cells, f"{promised:,}" if promised else ""]) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""What accelerators can do: memory, its bandwidth, matrix products, links. From the makers' data sheets."""
+
+import dataclasses
+from typing import Any
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One device as JAX counts them: a core of TPU v2 and v3, a chip of the others."""
+
+    name: str  # as `--chip` and `--topology` call it
+    kind: str  # what jax.Device.device_kind starts with
+    flops: float  # bfloat16 matrix-product operations per second
+    hbm_bytes: int  # memory
+    hbm_bandwidth: float  # bytes per second
+    link_bandwidth: (
+        float  # bytes per second that a device sends along one mesh axis, both directions of a ring together
+    )
+
+
+# Links of TPUs: both directions of one torus axis; the two cores of a v2 or v3 chip share it. Of GPUs: NVLink one way.
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip(name="v2", kind="TPU v2", flops=22.5e12, hbm_bytes=8 * GIB, hbm_bandwidth=350e9, link_bandwidth=62e9),
+        Chip(name="v3", kind="TPU v3", flops=61.5e12, hbm_bytes=16 * GIB, hbm_bandwidth=450e9, link_bandwidth=82e9),
+        Chip(name="v4", kind="TPU v4", flops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=100e9),
+        Chip(
+            name="v5e", kind="TPU v5 lite", flops=197e12, hbm_bytes=16 * GIB, hbm_bandwidth=819e9, link_bandwidth=100e9
+        ),
+        Chip(name="v5p", kind="TPU v5", flops=459e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=200e9),
+        Chip(
+            name="v6e", kind="TPU v6 lite", flops=918e12, hbm_bytes=32 * GIB, hbm_bandwidth=1640e9, link_bandwidth=200e9
+        ),
+        Chip(
+            name="a100",
+            kind="NVIDIA A100",
+            flops=312e12,
+            hbm_bytes=80 * GIB,
+            hbm_bandwidth=2039e9,
+            link_bandwidth=300e9,
+        ),
+        Chip(
+            name="h100",
+            kind="NVIDIA H100",
+            flops=989e12,
+            hbm_bytes=80 * GIB,
+            hbm_bandwidth=3350e9,
+            link_bandwidth=450e9,
+        ),
+        Chip(
+            name="h200",
+            kind="NVIDIA H200",
+            flops=989e12,
+            hbm_bytes=141 * GIB,
+            hbm_bandwidth=4800e9,
+            link_bandwidth=450e9,
+        ),
+        Chip(
+            name="b200",
+            kind="NVIDIA B200",
+            flops=2250e12,
+            hbm_bytes=180 * GIB,
+            hbm_bandwidth=8000e9,
+            link_bandwidth=900e9,
+        ),
+    )
+}
+
+
+def chip_of(device: Any) -> Chip | None:
+    """The chip a device is; None where it is not known."""
+    fitting = [chip for chip in CHIPS.values() if device.device_kind.startswith(chip.kind)]
+    return max(fitting, key=lambda chip: len(chip.kind), default=None)

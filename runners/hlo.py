@@ -1,0 +1,163 @@
+"""What a compiled program sends between devices, read from its HLO text."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+# TPU programs fuse an all-reduce with the slice that each device keeps: a reduce-scatter under another name.
+_SCATTER = "all-reduce-scatter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of exchange along one mesh axis in one step."""
+
+    kind: str  # a name in KINDS
+    axis: str  # mesh axes whose devices take part, joined by "+"
+    count: int  # how often, times the turns of the loops it stands in
+    bytes: int  # that each device sends, in a ring
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    type: str
+    opcode: str
+    rest: str  # operands and attributes
+
+
+def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+    """All exchanges of one run of a program compiled for `mesh`, largest first.
+
+    Args:
+      text: `compiled.as_text()`.
+      mesh: axis name to size, in the order of the mesh.
+    """
+    computations, entry = _parse(text)
+    totals: dict[tuple[str, str], list[int]] = {}
+    for times, name, instruction in _walk(computations, entry, 1):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        axes, size = _group(instruction.rest, mesh)
+        if size == 1:
+            continue
+        payload = _result_bytes(instruction)
+        if name.startswith(_SCATTER):
+            kind, payload = "reduce-scatter", payload // size
+        total = totals.setdefault((kind, axes), [0, 0])
+        total[0] += times
+        total[1] += times * _sent(kind, payload, size)
+    found = [Collective(kind, axis, *total) for (kind, axis), total in totals.items()]
+    return sorted(found, key=lambda collective: -collective.bytes)
+
+
+def _sent(kind: str, payload: int, size: int) -> int:
+    """Bytes that each of `size` devices sends in a ring, for a result of `payload` bytes on each."""
+    if kind == "collective-permute":
+        return payload
+    if kind == "reduce-scatter":
+        return payload * (size - 1)
+    return (2 if kind == "all-reduce" else 1) * payload * (size - 1) // size
+
+
+def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    computations: dict[str, list[_Instruction]] = {}
+    name = entry = ""
+    for line in text.splitlines():
+        if line.endswith("{") and " -> " in line and not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0].split("(")[0]
+            entry = name if line.startswith("ENTRY") else entry
+            computations[name] = []
+        elif match := _INSTRUCTION.match(line):
+            computations[name].append(_Instruction(*match.groups()[1:]))
+    return computations, entry
+
+
+def _walk(
+    computations: dict[str, list[_Instruction]], name: str, times: int
+) -> Iterator[tuple[int, str, _Instruction]]:
+    """Every instruction reached from a computation: how often it runs, where it stands, itself."""
+    for instruction in computations.get(name, ()):
+        yield times, name, instruction
+        if instruction.opcode == "while":
+            body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
+            yield from _walk(computations, body, times * _turns(instruction.rest, computations.get(condition, [])))
+        elif instruction.opcode == "conditional":
+            for branch in re.findall(r"%([\w.\-]+)", _attribute(instruction.rest, "branch_computations")):
+                yield from _walk(computations, branch, times)
+        elif called := _attribute(instruction.rest, "calls"):
+            yield from _walk(computations, called, times)
+        elif instruction.opcode == "call":
+            yield from _walk(computations, _attribute(instruction.rest, "to_apply"), times)
+
+
+def _attribute(rest: str, name: str) -> str:
+    match = re.search(rf"\b{name}=(\{{[^}}]*\}}|%?[\w.\-]+)", rest)
+    return match[1].lstrip("%") if match else ""
+
+
+def _turns(rest: str, condition: list[_Instruction]) -> int:
+    """Turns of a loop: as the compiler states them, or the number its counter is compared with."""
+    stated = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
+    if stated:
+        return int(stated[1])
+    numbers = [int(i.rest.partition(")")[0]) for i in condition if i.opcode == "constant" and i.rest[:1].isdigit()]
+    return max(numbers, default=1)
+
+
+def _result_bytes(instruction: _Instruction) -> int:
+    arrays = _ARRAY.findall(instruction.type)
+    sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+    # What starts an exchange gives its operands too: (operand, result, ...).
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        return sizes[1]
+    return sum(sizes)
+
+
+def _width(kind: str) -> int:
+    digits = re.search(r"\d+", kind)
+    return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
+
+
+def _group(rest: str, mesh: Mapping[str, int]) -> tuple[str, int]:
+    """The axes along which a group of devices lies, and how many they are."""
+    members = _first_group(rest, math.prod(mesh.values()))
+    places = np.array(np.unravel_index(members, tuple(mesh.values())))
+    axes = [axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1]
+    return "+".join(axes), len(members)
+
+
+def _first_group(rest: str, devices: int) -> list[int]:
+    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest)
+    if pairs:
+        moved = re.findall(r"\{(\d+),(\d+)\}", rest[pairs.start() :].partition("}}")[0] + "}")
+        return next(([int(a), int(b)] for a, b in moved if a != b), [0])
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    if listed:
+        return list(map(int, listed[1].split(",")))
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
+    if iota:
+        return _transposed(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2]))[0].tolist()
+    named = re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", rest
+    )
+    if named:
+        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", named[1]), strict=True)
+        ids = _transposed(named[2], named[3]) if named[2] else np.arange(devices)
+        grid = ids.reshape(tuple(map(int, sizes)))
+        chosen = re.findall(r"'([^']+)'", named[4])
+        return grid[tuple(slice(None) if name in chosen else 0 for name in names)].ravel().tolist()
+    return list(range(devices))
+
+
+def _transposed(dims: str, order: str | None) -> np.ndarray:
+    shape = tuple(map(int, dims.split(",")))
+    grid = np.arange(math.prod(shape)).reshape(shape)
+    return (grid.transpose(tuple(map(int, order.split(",")))) if order else grid).ravel()

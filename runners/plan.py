@@ -1,0 +1,188 @@
+"""The mode that plans: what a step of an experiment needs and sends on a machine that need not be there."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError, did_you_mean
+from registry import render
+from registry.experiment import Experiment
+from registry.snapshot import weight_summary
+from runners import page
+from runners.chips import CHIPS, Chip
+from runners.predict import Plan, Step, predict
+from runners.session import Session
+from runners.topology import parse_topology, topology_devices
+from runners.virtual_devices import make_virtual_devices
+from runners.workdir import write_atomically
+
+SMOKE_DEVICES = 8  # what a small experiment folds onto where no number is given
+PARTS = ("weights", "optimizer", "gradients", "other temporaries")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What the flags say."""
+
+    topology: str | None = None  # a TPU slice, compiled for by the TPU compiler; None takes virtual CPU devices
+    chip: str | None = None  # whose capacity and speeds count on virtual devices; a topology brings its own
+    devices: int | None = None  # virtual devices; None is as many as the mesh has
+    step: Step = "train"
+
+
+def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
+    """Compiles, prints one screen, writes plan.json and plan.html; exit code 1 where the plan does not fit."""
+    devices = planning_devices(experiment, options)
+    found = predict(Session(experiment, devices), chip_of(options), options.topology, options.step)
+    show(found)
+    write(found, experiment, folder)
+    print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
+    return 1 if found["fits"] is False else 0
+
+
+def chip_of(options: PlanOptions) -> Chip | None:
+    """The chip that capacity and speeds are taken from.
+
+    Raises:
+      UsageError: there is none of that name, or it is not the topology's.
+    """
+    if options.chip is not None and options.chip not in CHIPS:
+        raise UsageError(f"--chip={options.chip} is no chip that is known. {did_you_mean(options.chip, CHIPS)}")
+    if options.topology is None:
+        return None if options.chip is None else CHIPS[options.chip]
+    chip = parse_topology(options.topology)[0]
+    if options.chip not in (None, chip.name):
+        raise UsageError(f"--topology={options.topology} has chips of its own: leave --chip={options.chip} out.")
+    return chip
+
+
+def planning_devices(experiment: Experiment, options: PlanOptions) -> list[Any]:
+    """Devices to compile for: the topology's, or virtual ones on this machine's CPU."""
+    if options.topology is not None:
+        if options.devices is not None:
+            raise UsageError(f"--topology={options.topology} has devices of its own: leave --host_devices out.")
+        make_virtual_devices(1)  # for what jax computes on the way: no accelerator of this machine is touched
+        return topology_devices(options.topology)
+    count = options.devices or (SMOKE_DEVICES if experiment.smoke else experiment.num_devices)
+    make_virtual_devices(count)
+    if len(jax.devices()) < count:
+        raise UsageError(f"The plan is for {count} devices, but JAX was started with {len(jax.devices())} here.")
+    return jax.devices()[:count]
+
+
+def parts(found: Plan) -> dict[str, int]:
+    """The peak in parts: weights, optimizer, gradients, other temporaries, other arguments."""
+    memory = found["memory_bytes_per_device"]
+    kept = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
+    if "temporaries" in memory:
+        kept["gradients"] = min(memory["gradients"], memory["temporaries"])
+        kept["other temporaries"] = memory["temporaries"] - kept["gradients"]
+        kept["other"] = max(0, memory["peak"] - sum(kept.values()))
+    return {name: amount for name, amount in kept.items() if amount}
+
+
+def verdict(found: Plan) -> str:
+    """One sentence on whether it fits, and by how much."""
+    capacity, peak = found["hbm_bytes_per_device"], found["memory_bytes_per_device"].get("peak")
+    if "compiler" in found:
+        needed, available = (found["compiler"].get(key) for key in ("needed_bytes", "available_bytes"))
+        if needed is None or available is None:
+            return f"Does not fit: {found['compiler']['message']}"
+        over = render.size(needed - available)
+        return f"Does not fit: the compiler needs {render.size(needed)} of {render.size(available)}, {over} too much."
+    if capacity is None or peak is None:
+        return "Name a machine with --topology=v3:8x8 or a chip with --chip=v3 to see whether it fits."
+    if found["fits"]:
+        return f"Fits: {render.size(peak)} of {render.size(capacity)}, {render.size(capacity - peak)} free."
+    return f"Does not fit: {render.size(peak)} of {render.size(capacity)}, {render.size(peak - capacity)} too much."
+
+
+def machine(found: Plan) -> str:
+    """What the plan is for, in words."""
+    where = found["topology"] or f"virtual CPU devices{', chip ' + found['chip'] if found['chip'] else ''}"
+    return f"{found['devices']} devices ({where}), mesh {render.mesh_text(found['mesh'])}"
+
+
+def numbers(found: Plan) -> list[tuple[str, str]]:
+    """The figures of a plan with their names."""
+    rows = [
+        ("tokens per step", f"{found['tokens_per_step']:,}"),
+        ("FLOPs per step, all devices", f"{found['flops_per_step']:.4g}"),
+        ("FLOPs per token, model", f"{found['flops_per_token']:.4g}"),
+        ("compiled in", f"{found['compile_seconds']:.1f} s"),
+    ]
+    if "roofline" in found:
+        limits = ", ".join(
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {s:.3g} s" for name, s in found["roofline"].items()
+        )
+        rows[3:3] = [
+            ("roofline step time", f"{found['roofline_step_seconds']:.3g} s ({limits})"),
+            ("roofline tokens per second", f"{found['roofline_tokens_per_second']:,.0f}"),
+            ("roofline MFU", f"{found['roofline_mfu']:.1%}"),
+        ]
+    return rows
+
+
+def exchange_cells(found: Plan) -> list[tuple[str, str, str, str]]:
+    """Rows of the table of exchanges."""
+    return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in found["collectives"]]
+
+
+EXCHANGES = ("exchange", "axis", "times", "sent per device")
+
+
+def show(found: Plan) -> None:
+    """One screen on the terminal."""
+    out = render.console()
+    out.print(f"{found['experiment']}, one {found['step']} step on {machine(found)}")
+    out.print(verdict(found))
+    memory = [(name, render.size(amount)) for name, amount in parts(found).items()]
+    out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
+    if found["collectives"]:
+        out.print(render.table(EXCHANGES, exchange_cells(found)[:8], right=EXCHANGES[2:]))
+    out.print(render.table(("figure", "value"), numbers(found)))
+
+
+def write(found: Plan, experiment: Experiment, folder: Path) -> None:
+    """plan.json and plan.html."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
+    sections = [
+        f"<h1>{page.text(found['experiment'])}: the plan of a {found['step']} step</h1>",
+        f"<p class=doc>{page.text(machine(found))}</p>",
+        f"<p><b>{page.text(verdict(found))}</b></p>",
+        _bar(found),
+        page.table(("memory per device", "bytes"), [(k, render.size(v)) for k, v in parts(found).items()], ("bytes",)),
+        "<h2>What it costs</h2>",
+        page.table(("figure", "value"), numbers(found)),
+        "<h2>Exchanges between devices</h2>",
+        page.table(EXCHANGES, exchange_cells(found), EXCHANGES[2:]),
+        "<h2>Weights</h2>",
+        page.weights(weight_summary(experiment, found["mesh"])),
+    ]
+    write_atomically(folder / "plan.html", page.page(f"Plan of {found['experiment']}", sections))
+
+
+def _bar(found: Plan) -> str:
+    """Memory per device by kind, and the line where it ends."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.9), layout="constrained")
+    axis = figure.subplots()
+    colors = ("#35618f", "#6b8fb5", "#d99a4e", "#c9c9c9", "#8f8f8f")
+    left = 0.0
+    for (name, amount), color in zip(parts(found).items(), colors, strict=False):
+        axis.barh([""], [amount / 2**30], left=left, color=color, label=f"{name} {render.size(amount)}", height=0.5)
+        left += amount / 2**30
+    if found["hbm_bytes_per_device"] is not None:
+        capacity = found["hbm_bytes_per_device"] / 2**30
+        axis.axvline(capacity, color="#c0392b", lw=2, label=f"capacity {capacity:.4g} GiB")
+        left = max(left, capacity)
+    axis.set_xlim(0, left * 1.03)
+    axis.set_xlabel("GiB per device")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
+    return page.image(figure, "memory per device")

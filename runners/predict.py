@@ -1,0 +1,152 @@
+"""Compiles the real step of an experiment for a machine that need not be there, and reads off what it costs."""
+
+import dataclasses
+import re
+import time
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from registry.snapshot import weight_summary
+from runners.chips import Chip
+from runners.flops import matmul_flops
+from runners.hlo import collectives
+from runners.session import Session
+
+Step = Literal["train", "decode"]
+Plan = dict[str, Any]
+
+
+def predict(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
+    """Compiles one step and reads memory, work and exchanges off it, as plan.json has them.
+
+    Bytes are per device. `peak` is arguments + outputs - aliased + temporaries. Of the temporaries `gradients` is what
+    one gradient of each weight takes; they live there with activations and copies. FLOPs are those of matrix products,
+    over all devices, what is computed again included; `flops_per_token` is the model's own, three times the forward
+    pass. The roofline lets computation, memory traffic and the links of each mesh axis overlap perfectly: no run is
+    faster. `fits` is the TPU compiler's own word where it compiled, else peak against the chip's memory; None where
+    neither is known.
+
+    Args:
+      session: the experiment on the mesh to plan for.
+      chip: gives capacity and speeds; None leaves them out.
+      topology: its name, where the devices are a topology's.
+      step: one update, or one token for every row of the batch behind a full context.
+    """
+    began = time.perf_counter()
+    with session.placed():
+        lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
+    found: Plan = {
+        "experiment": session.name,
+        "step": step,
+        "topology": topology,
+        "chip": chip.name if chip else None,
+        "devices": session.mesh.size,
+        "mesh": dict(session.mesh_shape),
+        "fits": None,
+        "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
+        "memory_bytes_per_device": _from_table(session, step),
+        "flops_per_step": flops,
+        "flops_per_token": session.flops_per_token,
+        "tokens_per_step": _tokens(session, step),
+        "collectives": [],
+    }
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = _out_of_memory(str(error))
+        if needed is None:
+            raise
+        found |= {"fits": False, "compiler": needed}
+    else:
+        found["memory_bytes_per_device"] |= _memory(compiled)
+        found["collectives"] = [dataclasses.asdict(c) for c in collectives(compiled.as_text(), session.mesh_shape)]
+        if chip is not None:
+            found["fits"] = topology is not None or found["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
+            found |= _roofline(found, chip)
+    return found | {"compile_seconds": time.perf_counter() - began}
+
+
+def _lower_train(session: Session) -> tuple[Any, int]:
+    arguments = (session.abstract_state, session.abstract_batch, session.abstract_seed)
+    return session.lower_step(*arguments[1:]), matmul_flops(session.step, *arguments)
+
+
+def _lower_decode(session: Session) -> tuple[Any, int]:
+    """One token behind a full context: the batch of the training input, its length the capacity."""
+    rows, length = session.train.input.batch_size, session.train.input.seq_len
+    empty = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower().compile()
+    state = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(lambda: session.task.init_decode_state(rows, length)),
+        empty.output_shardings,
+    )
+    tokens = session.abstract(jax.ShapeDtypeStruct((rows, 1), np.int32), session.batch_sharding)
+    arguments = (session.abstract_state.variables, tokens, state, tokens, tokens)
+    jitted = jax.jit(session.task.decode_step, donate_argnums=2)
+    return jitted.lower(*arguments), matmul_flops(session.task.decode_step, *arguments)
+
+
+def _tokens(session: Session, step: Step) -> int:
+    return session.train.input.batch_size * (session.train.input.seq_len if step == "train" else 1)
+
+
+def _from_table(session: Session, step: Step) -> dict[str, int]:
+    """What the weight table says before anything is compiled."""
+    totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
+    if step == "decode":
+        return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
+    width = np.dtype(session.task.gradient_dtype).itemsize
+    rows = [row for row in session.task.weight_table() if row.path.startswith("params/")]
+    gradients = sum(row.bytes_per_device(session.mesh_shape) // np.dtype(row.dtype).itemsize * width for row in rows)
+    slots = totals["optimizer_bytes_per_device"]
+    return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
+
+
+def _memory(compiled: Any) -> dict[str, int]:
+    stats = compiled.memory_analysis()
+    parts = {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+    }
+    return parts | {"peak": parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]}
+
+
+def _roofline(found: Plan, chip: Chip) -> Plan:
+    """The least seconds a step can take, by what bounds it."""
+    memory = found["memory_bytes_per_device"]
+    # Arguments are read, outputs and temporaries written, temporaries read: the least there is.
+    traffic = memory["arguments"] + memory["outputs"] + 2 * memory["temporaries"]
+    axes: dict[str, int] = {}
+    for exchange in found["collectives"]:
+        axes[exchange["axis"]] = axes.get(exchange["axis"], 0) + exchange["bytes"]
+    peak = chip.flops * found["devices"]
+    seconds = {
+        "compute_seconds": found["flops_per_step"] / peak,
+        "memory_seconds": traffic / chip.hbm_bandwidth,
+        **{f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()},
+    }
+    step = max(seconds.values())
+    # A decoding step does the forward third of the work.
+    work = found["flops_per_token"] * found["tokens_per_step"] * (1 if found["step"] == "train" else 1 / 3)
+    return {
+        "roofline": seconds,
+        "roofline_step_seconds": step,
+        "roofline_tokens_per_second": found["tokens_per_step"] / step,
+        "roofline_mfu": work / (peak * step),
+    }
+
+
+def _out_of_memory(message: str) -> Plan | None:
+    """What the compiler says it needs and has; None for other errors."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    amounts = [float(number) * 2 ** (10 * "KMGT".index(unit) + 10) for number, unit in _AMOUNT.findall(message)]
+    numbers = dict(zip(("needed_bytes", "available_bytes"), map(int, amounts), strict=False))
+    return {"message": message.partition("\n")[0], **numbers}
+
+
+_AMOUNT = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")
