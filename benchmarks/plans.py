@@ -36,7 +36,10 @@ PROMISED = {
     "DenseLm12kWide41BAdam8x8": 17_400,
     "DenseLm12kWide162BAdam16x16": 12_500,
 }
-COLUMNS = "entry | slice | mesh | weights | optimizer | temporaries | peak of memory | fits | sent per step | bound | step | tokens/s | promised"
+COLUMNS = (
+    "entry | slice | mesh | weights | optimizer | temporaries | peak of memory | fits | sent per step | bound | step | "
+    "tokens/s | promised"
+)
 
 
 def main(globs: list[str]) -> int:

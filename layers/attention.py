@@ -77,8 +77,10 @@ class Attention(nn.Module):
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` positions."""
         shape = (batch_size, capacity, self._kv_slots, self.head_dim)
-        empty = jnp.zeros(shape, self.dtype)
-        return KeyValueCache(empty, empty, jnp.zeros((batch_size, capacity), jnp.int32), jnp.int32(0))
+        key, value = (
+            constrain(jnp.zeros(shape, self.dtype), self.activations, row) for row in ("key_bskd", "value_bskd")
+        )
+        return KeyValueCache(key, value, jnp.zeros((batch_size, capacity), jnp.int32), jnp.int32(0))
 
     def _project(self, x, name: str, letter: str, heads: int):
         initializer = self.query_initializer if name == "query" else None

@@ -92,7 +92,8 @@ def weight(
         if module.has_variable(GRADIENT, key):
             stand_in = module.get_variable(GRADIENT, key)
             computes_in = str(stand_in.dtype) if getattr(module, "dtype", None) == stand_in.dtype else value.dtype.name
-            value = _take_gradient(value, stand_in, computes_in)
+            read: Any = _take_gradient(value, stand_in, computes_in)
+            return read
         return value
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 

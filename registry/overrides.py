@@ -10,7 +10,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
 from registry.experiment import Experiment, knob_types
-from registry.values import convert, parse, show
+from registry.values import convert_parsed, parse, show
 
 ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
 
@@ -48,7 +48,7 @@ def _knob(cls: type[Experiment], path: str, value: Any) -> dict[str, Any]:
         return {name: _with_row(getattr(cls, name), row, value, path)}
     if row:
         raise UsageError(f"{name} is one value, {show(getattr(cls, name))}: there is nothing under '{path}'.")
-    return {name: convert(value, types[name], name)}
+    return {name: convert_parsed(value, types[name], name)}
 
 
 def _with_row(table: Specs, row: str, value: Any, path: str) -> Specs:
@@ -103,7 +103,7 @@ def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
         fits_none = value is None and type(None) in typing.get_args(hint)
         if not fits_none:
             raise UsageError(f"{at} is a config of its own: set one of its fields ({inside}).")
-    setattr(config, last, convert(value, hint, at))
+    setattr(config, last, convert_parsed(value, hint, at))
 
 
 def field_names(config: Any) -> list[str]:

@@ -51,6 +51,12 @@ def show_type(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
+def convert_parsed(value: Any, hint: Any, name: str) -> Any:
+    """`convert` of what `parse` gave: `none` is the word where None is not taken, as in REMAT=none."""
+    is_word = value is None and not _fit(None, hint)[0] and _fit("none", hint)[0]
+    return convert("none" if is_word else value, hint, name)
+
+
 def convert(value: Any, hint: Any, name: str) -> Any:
     """`value` as the type `hint`, where nothing is lost by it.
 

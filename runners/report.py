@@ -20,7 +20,7 @@ CURVES = (
 
 def write(workdir: Path) -> Path:
     """Writes the page from what the run folder holds; returns its path."""
-    data = json.loads((workdir / EXPERIMENT).readpage.text())
+    data = json.loads((workdir / EXPERIMENT).read_text())
     lines = list(metrics_log.read(workdir))
     parts = [
         f"<h1>{page.text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
@@ -55,14 +55,14 @@ def _cards(data: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
         ("parameters", render.amount(data["totals"]["parameters"])),
         ("tokens seen", render.amount(int(last["train"].get("tokens_seen", 0)))),
         ("tokens per second", f"{last['train'].get('tokens_per_second') or 0:,.0f}"),
-        ("mesh", render.meshpage.text(data["mesh"])),
+        ("mesh", render.mesh_text(data["mesh"])),
     ]
     return page.cards(cards)
 
 
 def _samples(workdir: Path) -> str:
     files = sorted((workdir / "samples").glob("*.txt"))
-    return f"<h2>Latest sample</h2><pre>{page.text(files[-1].readpage.text())}</pre>" if files else ""
+    return f"<h2>Latest sample</h2><pre>{page.text(files[-1].read_text())}</pre>" if files else ""
 
 
 def _curves(lines: Sequence[dict[str, Any]]) -> str:

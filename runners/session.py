@@ -111,7 +111,7 @@ class Session:
 
         Shapes with shardings do for `batch` and `seed`.
         """
-        jitted = jax.jit(self.step, donate_argnums=0, out_shardings=self.state_shardings)
+        jitted = jax.jit(self.step, donate_argnums=0, out_shardings=self.state_shardings, keep_unused=True)
         return jitted.lower(self.abstract_state, batch, seed)
 
     def compile_step(self, batch: Batch) -> Any:

@@ -59,11 +59,11 @@ def scale_by_adafactor(
       scale_floor: weights with a smaller root mean square move as if they had this one.
     """
 
-    def init(params: Any) -> AdafactorState:
+    def init(params: Any) -> Any:
         del params
         return AdafactorState(jnp.int32(0), jax.tree.map(lambda row: _empty(row, min_dim), rows))
 
-    def update(gradient: Any, state: AdafactorState, params: Any) -> tuple[Any, AdafactorState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         decay = 1 - (state.count + 1).astype(jnp.float32) ** -exponent
 
         def one(row: WeightRow, g: jax.Array, slots: Slots, w: jax.Array) -> tuple[jax.Array, Slots]:
@@ -74,7 +74,7 @@ def scale_by_adafactor(
             u /= jnp.maximum(1.0, _rms(u, own) / clip)
             return u * jnp.maximum(_rms(w.astype(jnp.float32), own), scale_floor), slots
 
-        pairs = jax.tree.map(one, rows, gradient, state.slots, params)
+        pairs = jax.tree.map(one, rows, updates, state.slots, params)
         first, second = (jax.tree.map(lambda _, pair, i=i: pair[i], rows, pairs) for i in (0, 1))
         return first, AdafactorState(state.count + 1, second)
 

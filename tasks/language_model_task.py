@@ -64,7 +64,12 @@ class LanguageModelTask:
     def report_names(self) -> list[str]:
         """Names under which the model's layers report numbers."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        read = lambda variables, tokens: _by_name(self.model.apply(variables, tokens, mutable=[METRICS])[1])
+
+        def read(variables: Any, tokens: jax.Array) -> dict[str, jax.Array]:
+            apply: Any = self.model.apply
+            result = apply(variables, tokens, mutable=[METRICS])
+            return _by_name(result[1])
+
         return sorted(jax.eval_shape(read, self.table.abstract, tokens))
 
     def zero_sums(self) -> MetricSums:
@@ -140,4 +145,4 @@ def _by_name(reported: Any) -> dict[str, jax.Array]:
     values: dict[str, list[jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(reported):
         values.setdefault(path[-1].key, []).append(jnp.mean(leaf))
-    return {name: sum(means) / len(means) for name, means in values.items()}
+    return {name: jnp.mean(jnp.stack(means)) for name, means in values.items()}

@@ -26,8 +26,10 @@ class MetricSums(struct.PyTreeNode):
     @classmethod
     def zero(cls, reports: Iterable[str] = ()) -> "MetricSums":
         """Nothing counted yet."""
-        f, i = jnp.float32(0), jnp.int32(0)
-        return cls(f, f, f, f, f, f, i, f, i, dict.fromkeys(reports, f))
+        f: Any = jnp.float32(0)
+        i: Any = jnp.int32(0)
+        zeros: Any = dict.fromkeys(reports, f)
+        return cls(f, f, f, f, f, f, i, f, i, zeros)
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         return jax.tree.map(jnp.add, self, other)

@@ -1,0 +1,238 @@
+"""The planner against what can be measured: live arrays, closed forms, and the TPU compiler where it is installed."""
+
+import importlib.util
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from registry.index import entries
+from registry.resolve import resolve
+from runners.chips import CHIPS, chip_of
+from runners.flops import matmul_flops
+from runners.plan import PlanOptions, parts, plan, verdict
+from runners.predict import _out_of_memory, predict
+from runners.session import Session
+from runners.sweep import _shapes, sweep
+from runners.topology import parse_topology
+
+GIB = 2**30
+PLANNED = ["gshard.DenseLm8B2x2", "gshard.DenseLm175B32x32", "gshard.MoeLm8x2B", "wiki_bert.MLPerfTrainBertDense2B"]
+
+
+def session_of(name, *sets):
+    return Session(resolve(name, ["DEVICE_MESH_SHAPE=2,4", *sets], smoke=True), jax.devices()[:8])
+
+
+@pytest.mark.parametrize("name", [*PLANNED, "tiny.StdlibTiny"])
+def test_predicted_arguments_are_the_live_arrays(name):
+    session = session_of(name)
+    found = predict(session, CHIPS["v3"])
+    with session.placed():
+        batch, _ = next(session.batches(session.train.input))
+        state = session.init()
+    device = jax.devices()[5]
+
+    def held(tree):
+        shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
+        return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+    seed = 8  # two words of key data
+    memory = found["memory_bytes_per_device"]
+    assert memory["arguments"] == held((state, batch)) + seed
+    weights, slots = (
+        held([leaf for leaf in jax.tree.leaves(t) if leaf.ndim]) for t in (state.variables, state.optimizer)
+    )
+    assert (memory["weights"], memory["optimizer"]) == (weights, slots)
+    assert memory["peak"] == memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
+    assert memory["aliased"] > 0.9 * memory["weights"]  # the old state's memory is used again
+    assert found["collectives"]
+    assert found["fits"] is True
+
+
+def closed_form(experiment) -> int:
+    """Multiply-adds of matrix products in a forward pass per token, times two."""
+    e = experiment
+    kv = e.NUM_HEADS if e.NUM_KV_HEADS is None else e.NUM_KV_HEADS
+    slots = e.HEAD_SLOTS or e.NUM_HEADS
+    matrices = e.MODEL_DIM * e.HEAD_DIM * (2 * e.NUM_HEADS + 2 * kv) + (3 if e.GATED else 2) * e.MODEL_DIM * e.FFN_DIM
+    scores = 2 * slots * e.HEAD_DIM * e.SEQ_LEN
+    logits = e.MODEL_DIM * -(-e.VOCAB_SIZE // e.VOCAB_MULTIPLE) * e.VOCAB_MULTIPLE
+    # The table of relative positions is read by a product with one-hot buckets, once for all rows.
+    bias = e.NUM_BUCKETS * e.NUM_HEADS * e.SEQ_LEN / e.BATCH_SIZE if e.POSITIONS == "relative" else 0
+    return 2 * (e.NUM_LAYERS * (matrices + scores + bias) + logits)
+
+
+@pytest.mark.parametrize("name", [n for n in entries() if n.startswith(("gshard.Dense", "wiki_bert."))])
+def test_flops_equal_the_closed_form(name):
+    session = session_of(name)
+    assert session.flops_per_token == 3 * closed_form(session.experiment)
+
+
+@pytest.mark.parametrize("name", ["DenseLm128B8x8", "DenseLm175B32x32"])
+def test_flops_of_a_whole_step(name):
+    """Nothing computed again: three times the forward pass, but no gradient for the one-hot buckets."""
+    plain, again = (_flops_per_token(session_of(name, f"REMAT={remat}")) for remat in ("none", "full"))
+    e = session_of(name).experiment
+    bias = 2 * e.NUM_LAYERS * e.NUM_BUCKETS * e.NUM_HEADS * e.SEQ_LEN / e.BATCH_SIZE if e.POSITIONS == "relative" else 0
+    assert plain == 3 * closed_form(e) - bias
+    # The layers' forward pass again, but for each layer's last product, which no gradient needs.
+    last = 2 * e.NUM_LAYERS * e.FFN_DIM * e.MODEL_DIM
+    assert again - plain == closed_form(e) - 2 * e.MODEL_DIM * e.VOCAB_SIZE - last
+
+
+def _flops_per_token(session):
+    flops = matmul_flops(session.step, session.abstract_state, session.abstract_batch, session.abstract_seed)
+    return flops / session.sample_batch.inputs.size
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("DenseLm128B8x8", 8.3909e11),
+        ("DenseLm175B32x32", 1.0750e12),
+        ("DenseLm1T16x16", 6.6260e12),
+        ("DenseLm12kWide41BAdam8x8", 2.7053e11),
+    ],
+)
+def test_flops_per_token_at_full_size(name, expected):
+    """Work per token that was derived for the reference, without its table of relative positions."""
+    experiment = resolve(name)
+    bias = 6 * experiment.NUM_LAYERS * 32 * experiment.NUM_HEADS * experiment.SEQ_LEN / experiment.BATCH_SIZE
+    counted = 3 * closed_form(experiment) - (bias if experiment.POSITIONS == "relative" else 0)
+    assert counted == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_decoding_step_reads_a_full_context():
+    session = session_of("DenseLm8B2x2")
+    found = predict(session, CHIPS["v4"], step="decode")
+    memory, e = found["memory_bytes_per_device"], session.experiment
+    cache = 2 * e.NUM_LAYERS * e.BATCH_SIZE * e.SEQ_LEN * e.NUM_HEADS * e.HEAD_DIM * 4
+    held = memory["arguments"] - memory["weights"]
+    assert cache // 8 <= held < cache // 8 + e.NUM_LAYERS * (e.BATCH_SIZE * e.SEQ_LEN + 1) * 4 + 200
+    assert memory["optimizer"] == memory["gradients"] == 0
+    assert found["tokens_per_step"] == e.BATCH_SIZE
+
+
+def test_a_small_chip_is_too_small():
+    import dataclasses
+
+    tiny = dataclasses.replace(CHIPS["v3"], hbm_bytes=2**16)
+    found = predict(session_of("DenseLm8B2x2"), tiny)
+    assert found["fits"] is False
+    assert verdict(found).startswith("Does not fit: ")
+    assert "too much" in verdict(found)
+
+
+def test_the_compiler_s_own_refusal_is_a_result():
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (16.50G) exceeds "
+        "available HBM (15.48G).\nmore"
+    )
+    found = _out_of_memory(message)
+    assert found is not None
+    assert (found["needed_bytes"], found["available_bytes"]) == (int(16.5 * GIB), int(15.48 * GIB))
+    assert _out_of_memory("INTERNAL: something else") is None
+    assert "1.02 GiB too much" in verdict({"compiler": found, "memory_bytes_per_device": {}, "hbm_bytes_per_device": 1})
+
+
+def test_parts_add_up_to_the_peak():
+    found = predict(session_of("DenseLm8B2x2"), None)
+    assert sum(parts(found).values()) == found["memory_bytes_per_device"]["peak"]
+    assert found["fits"] is None
+    assert "roofline" not in found
+
+
+def test_files(tmp_path, capsys):
+    experiment = resolve("DenseLm8B2x2", smoke=True)
+    assert plan(experiment, tmp_path / "p", PlanOptions(devices=8, chip="v3")) == 0
+    written = json.loads((tmp_path / "p" / "plan.json").read_text())
+    for key in ("experiment", "topology", "devices", "mesh", "fits", "hbm_bytes_per_device", "memory_bytes_per_device"):
+        assert key in written
+    for key in ("weights", "optimizer", "arguments", "outputs", "aliased", "temporaries", "peak"):
+        assert key in written["memory_bytes_per_device"]
+    for key in ("flops_per_step", "flops_per_token", "collectives", "roofline_step_seconds", "roofline_mfu"):
+        assert key in written
+    assert written["compile_seconds"] > 0
+    page = (tmp_path / "p" / "plan.html").read_text()
+    assert "data:image/png" in page
+    assert "stack/block/ffn/ffn_in_mf" in page
+    shown = capsys.readouterr().out
+    assert "Fits: " in shown
+    assert "all-gather" in shown
+
+
+def test_sweep_ranks_and_goes_on(tmp_path, capsys):
+    options = PlanOptions(devices=2, chip="v3")
+    experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
+    assert sweep(experiment, tmp_path, options) == 0
+    lines = (tmp_path / "sweep.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
+    (tmp_path / "sweep.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
+    capsys.readouterr()
+    assert sweep(experiment, tmp_path, options) == 0
+    again = (tmp_path / "sweep.jsonl").read_text().splitlines()
+    assert again[:7] == lines[:7]
+    assert len(again) == 9
+    table = capsys.readouterr().out.rpartition("mesh")[2]
+    steps = [float(re.search(r"([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
+    assert len(steps) == 8
+    assert steps == sorted(steps)
+
+
+def test_shapes():
+    assert list(_shapes(4, 2)) == [(1, 4), (2, 2), (4, 1)]
+    assert len(list(_shapes(128, 3))) == 36
+
+
+def test_chips():
+    class Device:
+        def __init__(self, kind):
+            self.device_kind = kind
+
+    found = {kind: chip_of(Device(kind)) for kind in ("TPU v5 lite", "TPU v5", "TPU v5p", "NVIDIA H200 NVL", "cpu")}
+    assert [chip and chip.name for chip in found.values()] == ["v5e", "v5p", "v5p", "h200", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("v3", "like v3:8x8"), ("v9:2x2", "Did you mean"), ("v3:8", "grid of chips"), ("h100:2x2", "no TPU")],
+)
+def test_bad_topologies(name, words):
+    with pytest.raises(UsageError, match=words):
+        parse_topology(name)
+
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install 'vortaro[tpu]'"
+)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["DenseLm128B8x8", "DenseLm1T16x16"])
+def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
+    grid = "8x8" if name.endswith("8x8") else "16x16"
+    flags = [f"--exp={name}", "--mode=plan", "--workdir=p"]
+    ended = command("runners.main", *flags, f"--topology=v3:{grid}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    tpu = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert tpu["fits"] is True
+    assert tpu["memory_bytes_per_device"]["peak"] < 16 * GIB
+    kinds = {(c["kind"], c["axis"]) for c in tpu["collectives"]}
+    assert {("all-gather", "data"), ("reduce-scatter", "data"), ("reduce-scatter", "model")} <= kinds
+    ended = command("runners.main", *flags, "--chip=v3")
+    assert ended.returncode in (0, 1), ended.stderr
+    cpu = json.loads((tmp_path / "p" / "plan.json").read_text())
+    arguments = [found["memory_bytes_per_device"]["arguments"] for found in (tpu, cpu)]
+    np.testing.assert_allclose(*arguments, rtol=0.15)
+    assert cpu["flops_per_step"] == tpu["flops_per_step"]
+
+
+@needs_libtpu
+def test_an_unknown_slice_is_a_sentence(command):
+    ended = command("runners.main", "--exp=DenseLm8B2x2", "--mode=plan", "--topology=v3:3x5")
+    assert ended.returncode == 2
+    assert "v3 slice of 3x5 chips" in ended.stderr or "wants 8 devices" in ended.stderr
