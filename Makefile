@@ -6,10 +6,11 @@ RUN = .venv/bin/python
 DEMO = runs/demo
 STAMP = .venv/.made-by-make
 
-.PHONY: help venv demo test lint bench
+.PHONY: help venv demo test test-tpu lint bench
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (about three minutes), sample from it"
 	@echo "make test   set up, run the tests"
+	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make bench  set up, run the side-by-side measurements"
 
@@ -28,6 +29,10 @@ demo: $(STAMP)
 	@echo "Report page: $(DEMO)/report.html"
 
 test: $(STAMP)
+	$(RUN) -m pytest -n 2
+
+test-tpu: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
 	$(RUN) -m pytest -n 2
 
 lint: $(STAMP)

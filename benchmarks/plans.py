@@ -9,6 +9,7 @@ its folder first.
 
 import fnmatch
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -61,11 +62,9 @@ def main(globs: list[str]) -> int:
 
 def topology(name: str) -> str:
     """The slice an entry is planned for."""
-    family = name.partition(".")[0]
-    devices = 1
-    for axis in entries()[name].mesh:
-        devices *= axis
-    return SLICES[family][devices]
+    if name.endswith("32x32"):
+        return "v3:32x32"
+    return SLICES[name.partition(".")[0]][math.prod(entries()[name].mesh)]
 
 
 def _file(name: str) -> Path:
@@ -73,7 +72,9 @@ def _file(name: str) -> Path:
 
 
 def _plan(name: str) -> None:
-    command = ["-m", "runners.main", f"--exp={name}", "--mode=plan", f"--topology={topology(name)}"]
+    step = "decode" if "Decode" in name else "train"
+    command = ["-m", "runners.main", f"--exp={name}", "--mode=plan", f"--plan_step={step}"]
+    command.append(f"--topology={topology(name)}")
     ended = subprocess.run([sys.executable, *command, f"--workdir=plans/{name}"], capture_output=True, text=True)
     if not _file(name).exists():
         print(ended.stdout[-2000:] + ended.stderr[-2000:], flush=True)
@@ -83,7 +84,8 @@ def _row(name: str, plan: dict[str, Any]) -> str:
     memory = plan["memory_bytes_per_device"]
     mesh = "x".join(map(str, plan["mesh"].values()))
     promised = PROMISED.get(name.rpartition(".")[2])
-    cells = [name, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
+    shown = name + (", one token" if plan["step"] == "decode" else "")
+    cells = [shown, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
     if "compiler" in plan:
         asked, there = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
         cells += ["", f"{asked} of {there}", "no", "", "", "", ""]

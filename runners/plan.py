@@ -20,7 +20,6 @@ from runners.virtual_devices import make_virtual_devices
 from runners.workdir import write_atomically
 
 SMOKE_DEVICES = 8  # what a small experiment folds onto where no number is given
-PARTS = ("weights", "optimizer", "gradients", "other temporaries")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,13 +73,13 @@ def planning_devices(experiment: Experiment, options: PlanOptions) -> list[Any]:
 
 
 def parts(found: Plan) -> dict[str, int]:
-    """The peak in parts: weights, optimizer, gradients, other temporaries, other arguments."""
+    """The peak in parts: weights, optimizer, gradients, and the rest, which is activations, copies and the batch."""
     memory = found["memory_bytes_per_device"]
     kept = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
-    if "temporaries" in memory:
-        kept["gradients"] = min(memory["gradients"], memory["temporaries"])
-        kept["other temporaries"] = memory["temporaries"] - kept["gradients"]
-        kept["other"] = max(0, memory["peak"] - sum(kept.values()))
+    if "peak" in memory:
+        rest = memory["peak"] - memory["weights"] - memory["optimizer"]
+        kept["gradients"] = min(memory["gradients"], rest)
+        kept["activations and other"] = rest - kept["gradients"]
     return {name: amount for name, amount in kept.items() if amount}
 
 

@@ -21,12 +21,12 @@ Plan = dict[str, Any]
 def predict(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
     """Compiles one step and reads memory, work and exchanges off it, as plan.json has them.
 
-    Bytes are per device. `peak` is arguments + outputs - aliased + temporaries. Of the temporaries `gradients` is what
-    one gradient of each weight takes; they live there with activations and copies. FLOPs are those of matrix products,
-    over all devices, what is computed again included; `flops_per_token` is the model's own, three times the forward
-    pass. The roofline lets computation, memory traffic and the links of each mesh axis overlap perfectly: no run is
-    faster. `fits` is the TPU compiler's own word where it compiled, else peak against the chip's memory; None where
-    neither is known.
+    Bytes are per device. `peak` is the most that lives at once by the TPU compiler's word; on virtual CPU devices it
+    is arguments + outputs - aliased + temporaries, which is never less. `gradients` is what one gradient of each weight
+    takes; they are temporaries, with activations and copies. FLOPs are those of matrix products, over all devices, what
+    is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline lets
+    computation, memory traffic and the links of each mesh axis overlap perfectly: no run is faster. `fits` is the TPU
+    compiler's own word where it compiled, else peak against the chip's memory; None where neither is known.
 
     Args:
       session: the experiment on the mesh to plan for.
@@ -60,7 +60,7 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
             raise
         found |= {"fits": False, "compiler": needed}
     else:
-        found["memory_bytes_per_device"] |= _memory(compiled)
+        found["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
         found["collectives"] = [dataclasses.asdict(c) for c in collectives(compiled.as_text(), session.mesh_shape)]
         if chip is not None:
             found["fits"] = topology is not None or found["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
@@ -104,7 +104,7 @@ def _from_table(session: Session, step: Step) -> dict[str, int]:
     return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
 
 
-def _memory(compiled: Any) -> dict[str, int]:
+def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
     stats = compiled.memory_analysis()
     parts = {
         "arguments": stats.argument_size_in_bytes,
@@ -112,7 +112,9 @@ def _memory(compiled: Any) -> dict[str, int]:
         "aliased": stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
     }
-    return parts | {"peak": parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]}
+    # The CPU compiler leaves temporaries out of its own peak.
+    most = parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]
+    return parts | {"peak": stats.peak_memory_in_bytes if by_tpu_compiler else most}
 
 
 def _roofline(found: Plan, chip: Chip) -> Plan:

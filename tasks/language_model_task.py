@@ -91,7 +91,8 @@ class LanguageModelTask:
         rngs = {} if rng is None else {"dropout": rng}
         arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
         reports = [LOSSES, METRICS]
-        (features, state), updated = self.model.apply(variables, *arguments, rngs=rngs, mutable=mutable + reports)
+        apply: Any = self.model.apply
+        (features, state), updated = apply(variables, *arguments, rngs=rngs, mutable=mutable + reports)
         added, reported = (updated.pop(name, {}) for name in reports)
         sums = chunked_cross_entropy(
             features,

@@ -47,7 +47,8 @@ def test_predicted_arguments_are_the_live_arrays(name):
         held([leaf for leaf in jax.tree.leaves(t) if leaf.ndim]) for t in (state.variables, state.optimizer)
     )
     assert (memory["weights"], memory["optimizer"]) == (weights, slots)
-    assert memory["peak"] == memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
+    most = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
+    assert memory["arguments"] < memory["peak"] <= most
     assert memory["aliased"] > 0.9 * memory["weights"]  # the old state's memory is used again
     assert found["collectives"]
     assert found["fits"] is True
