@@ -34,8 +34,8 @@ class PlanOptions:
 
 def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     """Compiles, prints one screen, writes plan.json and plan.html; exit code 1 where the plan does not fit."""
-    devices = planning_devices(experiment, options)
-    found = predict(Session(experiment, devices), chip_of(options), options.topology, options.step)
+    chip, devices = chip_of(options), planning_devices(experiment, options)
+    found = predict(Session(experiment, devices), chip, options.topology, options.step)
     show(found)
     write(found, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")

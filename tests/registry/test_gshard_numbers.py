@@ -10,9 +10,11 @@ import pytest
 from registry.index import entries
 from registry.resolve import find, resolve
 from registry.snapshot import weight_summary
+from runners.session import Session
 from tasks.batch import empty_batch
 from tasks.train_step import TrainState, init_state, train_step
 from tests.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
+from tests.registry.test_entries import train
 
 # Parameters; bytes per device of float32 weights; of factored slots that follow their weights, or of Adam's slots.
 SIZES = {
@@ -151,3 +153,10 @@ def test_decode2d_loads_the_checkpoint_of_its_training_run():
         for name in ("DenseLm175B32x32", "DenseLm175B8x8Decode2D")
     ]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", ["DenseLm128B8x8", "MoeLm8x2B", "MLPerfTrainBertDense2B"])
+def test_real_text_takes_the_place_of_synthetic_rows(name):
+    experiment = resolve(name, ["DATA=text", "DEVICE_MESH_SHAPE=1,1", "LOG_EVERY=1"], smoke=True)
+    losses = train(Session(experiment, jax.devices()[:1]), 6)
+    assert losses[-1] < losses[0]
