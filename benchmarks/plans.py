@@ -38,7 +38,7 @@ PROMISED = {
     "DenseLm12kWide162BAdam16x16": 12_500,
 }
 COLUMNS = (
-    "entry | slice | mesh | weights | optimizer | temporaries | peak of memory | fits | sent per step | bound | step | "
+    "entry | slice | mesh | weights | optimizer | peak of memory | fits | sent per step | bound | step | "
     "tokens/s | promised"
 )
 
@@ -88,12 +88,12 @@ def _row(name: str, plan: dict[str, Any]) -> str:
     cells = [shown, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
     if "compiler" in plan:
         asked, there = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
-        cells += ["", f"{asked} of {there}", "no", "", "", "", ""]
+        cells += [f"{asked} of {there}", "no", "", "", "", ""]
     else:
         sent = sum(exchange["bytes"] for exchange in plan["collectives"])
         bound = max(plan["roofline"], key=plan["roofline"].get).removesuffix("_seconds").replace("_", " ")
         share = f"{size(memory['peak'])} of {size(plan['hbm_bytes_per_device'])}"
-        cells += [size(memory["temporaries"]), share, "yes" if plan["fits"] else "no", size(sent), bound]
+        cells += [share, "yes" if plan["fits"] else "no", size(sent), bound]
         cells += [f"{plan['roofline_step_seconds']:.3g} s", f"{plan['roofline_tokens_per_second']:,.0f}"]
     return "| " + " | ".join([*cells, f"{promised:,}" if promised else ""]) + " |"
 
