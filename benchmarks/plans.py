@@ -3,8 +3,8 @@
     python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
 
-Each entry is planned in a process of its own, into plans/NAME. An entry with a plan there is not planned again: remove
-its folder first.
+Each entry is planned in a process of its own, into plans/slices/NAME. An entry with a plan there is not planned again:
+remove its folder first.
 """
 
 import fnmatch
@@ -18,6 +18,7 @@ from typing import Any
 from registry.index import entries
 from registry.render import size
 
+FOLDER = Path("plans/slices")
 PAGE = Path("docs/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
 FAMILIES = ("gshard", "wiki_bert")
@@ -68,14 +69,14 @@ def topology(name: str) -> str:
 
 
 def _file(name: str) -> Path:
-    return Path("plans") / name / "plan.json"
+    return FOLDER / name / "plan.json"
 
 
 def _plan(name: str) -> None:
     step = "decode" if "Decode" in name else "train"
     command = ["-m", "runners.main", f"--exp={name}", "--mode=plan", f"--plan_step={step}"]
     command.append(f"--topology={topology(name)}")
-    ended = subprocess.run([sys.executable, *command, f"--workdir=plans/{name}"], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, *command, f"--workdir={FOLDER / name}"], capture_output=True, text=True)
     if not _file(name).exists():
         print(ended.stdout[-2000:] + ended.stderr[-2000:], flush=True)
 

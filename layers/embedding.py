@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         if shape < used:
             raise UsageError(f"table_rows = {shape[0]} must be at least vocab_size = {self.vocab_size}.")
         init: Any = {"init": self.initializer, "role": "embedding", "fan_in": 1}
-        self.table_vm = weight(self, "embedding_vm", shape, used=used, **init)
+        self.table_vm = weight(self, "embedding_vm", shape, used=used, dtype="float32", **init)
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale

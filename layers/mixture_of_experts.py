@@ -11,14 +11,14 @@ from jaxtyping import Array, Float, Int
 from layers.activations import activation
 from layers.errors import UsageError
 from layers.initializers import Initializer
-from layers.reports import add_loss, add_metric
+from layers.reports import OVERHEAD, add_loss, add_metric
 from layers.routing import Routing, SecondExpert, auto_capacity, expert_choice_routing, top2_routing
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
 
 class MixtureOfExperts(nn.Module):
-    """Tokens go to experts in groups, each with slots of fixed number (Lepikhin et al. 2021, GShard, section 3.2).
+    """Tokens go to experts in groups, each with slots of fixed number (Lepikhin et al. 2021, GShard).
 
     Where groups are split over one mesh axis and experts over the same or another, the change from `dispatched_gecm`
     to `expert_in_egcm` is the all-to-all that carries tokens to their experts, and `expert_out_egcm` to
@@ -65,9 +65,17 @@ class MixtureOfExperts(nn.Module):
     def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
         """Padding (segment id 0) is sent to no expert. A token that no expert took gives zero.
 
-        A batch is cut into as many groups as `num_groups` and its number of tokens allow (their greatest common
-        divisor), so that a decoding step of few tokens works too.
+        Tokens that do not divide by `num_groups`, as a decoding step's may not, are cut into as many groups as both
+        allow (their greatest common divisor).
+
+        Raises:
+          UsageError: a number of groups, a capacity or a jitter that makes no sense.
         """
+        if self.num_groups < 1 or self.capacity < 0 or self.capacity_factor < 0 or not 0 <= self.jitter < 1:
+            raise UsageError(
+                f"num_groups = {self.num_groups} must be at least 1, capacity = {self.capacity} and capacity_factor = "
+                f"{self.capacity_factor} at least 0, jitter = {self.jitter} at least 0 and below 1."
+            )
         tokens = math.prod(x.shape[:2])
         groups = math.gcd(self.num_groups, tokens)
         x_gsm = constrain(x.reshape(groups, tokens // groups, -1), self.activations, "group_gsm")
@@ -76,11 +84,13 @@ class MixtureOfExperts(nn.Module):
             real_gs = (segment_ids != 0).reshape(real_gs.shape)
         routing = self._route(x_gsm, real_gs)
         combine_gsec = constrain(routing.combine_gsec.astype(self.dtype), self.activations, "combine_gsec")
-        dispatched = jnp.einsum("gsec,gsm->gecm", (combine_gsec != 0).astype(self.dtype), x_gsm)
+        with jax.named_scope(OVERHEAD):
+            dispatched = jnp.einsum("gsec,gsm->gecm", (combine_gsec != 0).astype(self.dtype), x_gsm)
         dispatched = constrain(dispatched, self.activations, "dispatched_gecm")
         y_egcm = self._experts(constrain(dispatched.swapaxes(0, 1), self.activations, "expert_in_egcm"))
         returned = constrain(y_egcm.swapaxes(0, 1), self.activations, "returned_gecm")
-        y_gsm = jnp.einsum("gsec,gecm->gsm", combine_gsec, returned)
+        with jax.named_scope(OVERHEAD):
+            y_gsm = jnp.einsum("gsec,gecm->gsm", combine_gsec, returned)
         return constrain(y_gsm, self.activations, "group_gsm").reshape(x.shape)
 
     def _route(self, x_gsm, real_gs) -> Routing:
@@ -90,7 +100,7 @@ class MixtureOfExperts(nn.Module):
             low, high = 1 - self.jitter, 1 + self.jitter
             router_x *= jax.random.uniform(jax.random.fold_in(rng, 1), router_x.shape, minval=low, maxval=high)
         shape = (self.model_dim, self.num_experts)
-        w_me = weight(self, "router_me", shape, init=self.initializer, role="hidden")
+        w_me = weight(self, "router_me", shape, init=self.initializer, role="hidden", dtype="float32")
         logits_gse = jnp.einsum("gsm,me->gse", router_x, w_me.astype(jnp.float32))
         capacity = self._capacity(x_gsm.shape[1])
         if self.routing == "expert_choice":

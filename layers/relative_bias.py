@@ -4,10 +4,10 @@ import math
 from typing import ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.errors import UsageError
 from layers.initializers import Initializer
 from layers.specs import Specs
 from layers.weight import weight
@@ -27,6 +27,8 @@ def relative_buckets(
     of the buckets to keys ahead. The logarithm is taken in `dtype`: bfloat16 puts distances 76 and 112 elsewhere than
     float32 does.
     """
+    if num_buckets < 4 or max_distance <= num_buckets // 2:
+        raise UsageError(f"{num_buckets} buckets up to a distance of {max_distance} cannot be spaced: 4 at least.")
     offset = jnp.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
@@ -58,7 +60,17 @@ class RelativeBias(nn.Module):
         """Bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
         shape = (self.num_heads, self.num_buckets)
         table_nr = weight(self, "relative_bias_nr", shape, init=self.initializer, role="bias", fan_in=math.prod(shape))
-        distance = (start + jnp.arange(queries))[:, None] - jnp.arange(keys)[None, :]
+        width = queries + keys - 1
+        distance = start + queries - 1 - jnp.arange(width)  # of the last query to the first key, and on downwards
         buckets = relative_buckets(distance, self.num_buckets, self.max_distance, self.bidirectional, self.dtype)
-        chosen = jax.nn.one_hot(buckets, self.num_buckets, dtype=jnp.float32)
-        return jnp.einsum("qtr,nr->nqt", chosen, table_nr.astype(jnp.float32))
+        return _diagonals(jnp.take(table_nr.astype(jnp.float32), buckets, axis=1), queries, keys)
+
+
+def _diagonals(values: Float[Array, "n w"], queries: int, keys: int) -> Float[Array, "n q t"]:
+    """The matrices with `values` along their diagonals: the last row holds the first `keys` values.
+
+    Row i of the values laid out again and again, cut one entry longer than they are, is the values from i on.
+    """
+    width = values.shape[1]
+    again = jnp.tile(values, (1, queries + 1))[:, : queries * (width + 1)]
+    return again.reshape(-1, queries, width + 1)[:, ::-1, :keys]

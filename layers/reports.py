@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 LOSSES = "losses"  # collection of terms that the task adds to its objective
+OVERHEAD = "overhead"  # named scope of products that move data and are no part of the model's work (see runners.flops)
 METRICS = "metrics"  # collection of numbers that the task averages over layers and logs
 
 

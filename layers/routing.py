@@ -19,7 +19,7 @@ class Routing(struct.PyTreeNode):
     """Where tokens go. A slot of `combine_gsec` above zero sends its token there, and weights what comes back."""
 
     combine_gsec: Float[Array, "g s e c"]
-    aux_loss: Float[Array, ""]  # 1 where the load is balanced
+    aux_loss: Float[Array, ""]  # 1 where the load is balanced; 0 where it is by construction
     dropped: Float[Array, ""]  # share of the choices that found no slot; of the tokens that no expert took
     load_max: Float[Array, ""]  # tokens of the busiest expert over the mean, before capacity
 
@@ -64,7 +64,7 @@ def top2_routing(
     first = jax.nn.one_hot(jnp.argmax(probability, axis=-1), experts)
     gate1 = jnp.sum(probability * first, axis=-1)
     second = _second_choice(logits_gse, probability, first, second_expert, rng)
-    gate2 = jnp.sum(probability * second, axis=-1)
+    gate2 = jnp.sum(probability * (1 - first) * second, axis=-1)
     if legacy and second_expert != "none":
         total = gate1 + gate2 + 1e-9
         gate1, gate2 = gate1 / total, gate2 / total
@@ -95,7 +95,6 @@ def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array
     The load is balanced by construction, and a token may have any number of experts, none included. Whether an expert
     takes a token depends on the tokens behind it too: in a causal model this lets the future through.
     """
-    experts = logits_gse.shape[-1]
     tokens = logits_gse.shape[1]
     probability_gse = jax.nn.softmax(logits_gse, axis=-1) * real_gs[..., None]
     gate_gec, token_gec = jax.lax.top_k(probability_gse.swapaxes(1, 2), min(capacity, tokens))
@@ -104,9 +103,8 @@ def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array
     count_gs = jnp.sum(combine_gsec > 0, axis=(2, 3))
     missed = jnp.sum((count_gs == 0) & real_gs)
     load = jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32)
-    aux = _balance(jnp.ones((1, 1, experts)) / experts, probability_gse, real_gs[..., None].astype(jnp.float32))
     dropped = missed / jnp.maximum(jnp.sum(real_gs), 1)
-    return Routing(combine_gsec, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
+    return Routing(combine_gsec, jnp.float32(0), dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 
 def _second_choice(logits, probability, first, policy: SecondExpert, rng):

@@ -63,6 +63,7 @@ def weight(
     fan_in: int | None = None,
     collection: str = "params",
     used: tuple[int, ...] | None = None,
+    dtype: str | None = None,
 ) -> jax.Array:
     """Makes (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
 
@@ -75,6 +76,8 @@ def weight(
       fan_in: inputs summed into one output; by default all dimensions but the last.
       collection: "params" for weights trained by gradient, any other name for state that is not.
       used: the part of `shape` that is not padding; None is all of it.
+      dtype: what the layer computes with it in; None is the module's `dtype`. A weight whose gradient is summed by a
+        lookup says float32 here, for sums of many small numbers stall in bfloat16.
 
     Raises:
       SpecError: `module.specs` has no row for `key`.
@@ -91,8 +94,8 @@ def weight(
         value = module.param(key, make)
         if module.has_variable(GRADIENT, key):
             stand_in = module.get_variable(GRADIENT, key)
-            computes_in = str(stand_in.dtype) if getattr(module, "dtype", None) == stand_in.dtype else value.dtype.name
-            read: Any = _take_gradient(value, stand_in, computes_in)
+            dtype = dtype or getattr(module, "dtype", "float32")
+            read: Any = _take_gradient(value, stand_in, dtype if dtype == stand_in.dtype else value.dtype.name)
             return read
         return value
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value

@@ -15,8 +15,8 @@ def device_ids(order: DeviceOrder, shape: Sequence[int]) -> np.ndarray:
 
     row_major: id = row * columns + column. transposed: id = column * rows + row. ring: rows and columns both go out
     over the even numbers and come back over the odd ones, so that neighbours along an axis, the last and the first
-    included, are at most two apart: on a torus of two-core chips every axis is a ring of direct links.
-    ring_transposed: the ring of the transposed shape, transposed.
+    included, are at most two apart: a ring on chips in a line, whose ends need no link. ring_transposed: the ring of
+    the transposed shape, transposed.
 
     Raises:
       UsageError: the mesh has not two dimensions.

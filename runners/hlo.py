@@ -27,6 +27,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class _Instruction:
+    name: str
     type: str
     opcode: str
     rest: str  # operands and attributes
@@ -58,6 +59,13 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     return sorted(found, key=lambda collective: -collective.bytes)
 
 
+def loops_counted_once(text: str) -> int:
+    """Loops whose number of turns the program does not tell, so that what they send counts once."""
+    computations, _ = _parse(text)
+    loops = (i for body in computations.values() for i in body if i.opcode == "while")
+    return sum(_turns(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
+
+
 def _sent(kind: str, payload: int, size: int) -> int:
     """Bytes that each of `size` devices sends in a ring, for a result of `payload` bytes on each."""
     if kind == "collective-permute":
@@ -76,7 +84,7 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
             entry = name if line.startswith("ENTRY") else entry
             computations[name] = []
         elif match := _INSTRUCTION.match(line):
-            computations[name].append(_Instruction(*match.groups()[1:]))
+            computations[name].append(_Instruction(*match.groups()))
     return computations, entry
 
 
@@ -88,9 +96,11 @@ def _walk(
         yield times, name, instruction
         if instruction.opcode == "while":
             body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
-            yield from _walk(computations, body, times * _turns(instruction.rest, computations.get(condition, [])))
+            turns = _turns(instruction.rest, computations.get(condition, []))
+            yield from _walk(computations, body, times * (turns or 1))
         elif instruction.opcode == "conditional":
-            for branch in re.findall(r"%([\w.\-]+)", _attribute(instruction.rest, "branch_computations")):
+            parts = ("branch_computations", "true_computation", "false_computation")
+            for branch in re.findall(r"[\w.\-]+", " ".join(_attribute(instruction.rest, part) for part in parts)):
                 yield from _walk(computations, branch, times)
         elif called := _attribute(instruction.rest, "calls"):
             yield from _walk(computations, called, times)
@@ -103,21 +113,23 @@ def _attribute(rest: str, name: str) -> str:
     return match[1].lstrip("%") if match else ""
 
 
-def _turns(rest: str, condition: list[_Instruction]) -> int:
-    """Turns of a loop: as the compiler states them, or the number its counter is compared with."""
+def _turns(rest: str, condition: list[_Instruction]) -> int | None:
+    """Turns of a loop: as the compiler states them, or the number its counter is compared with; None if unknown."""
     stated = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
     if stated:
         return int(stated[1])
-    numbers = [int(i.rest.partition(")")[0]) for i in condition if i.opcode == "constant" and i.rest[:1].isdigit()]
-    return max(numbers, default=1)
+    constants = {i.name: int(i.rest.partition(")")[0]) for i in condition if re.match(r"\d+\)", i.rest)}
+    compared = " ".join(i.rest.partition(")")[0] for i in condition if i.opcode in ("compare", "fusion"))
+    return next((constants[name] for name in re.findall(r"[\w.\-]+", compared) if name in constants), None)
 
 
 def _result_bytes(instruction: _Instruction) -> int:
     arrays = _ARRAY.findall(instruction.type)
     sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
-    # What starts an exchange gives its operands too: (operand, result, ...).
-    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        return sizes[1]
+    # What starts an exchange gives ((operands), (results), ...) or (operand, result, ...).
+    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
+        operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
+        return sum(sizes[operands : 2 * operands])
     return sum(sizes)
 
 

@@ -71,6 +71,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
     if options.mode not in MODES:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    if options.mode != "plan" and (options.topology or options.chip or options.sweep):
+        raise UsageError("--topology, --chip and --sweep are for --mode=plan.")
     if options.workdir is None and options.mode == "plan" and options.exp is not None:
         options.workdir = f"plans/{options.exp}"
     if options.workdir is None:

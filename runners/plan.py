@@ -35,11 +35,27 @@ class PlanOptions:
 def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     """Compiles, prints one screen, writes plan.json and plan.html; exit code 1 where the plan does not fit."""
     chip, devices = chip_of(options), planning_devices(experiment, options)
-    found = predict(Session(experiment, devices), chip, options.topology, options.step)
+    session = Session(experiment, devices)
+    make_folder(folder)
+    found = predict(session, chip, options.topology, options.step)
     show(found)
     write(found, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
     return 1 if found["fits"] is False else 0
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder that results go to, before anything is compiled for them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be made a folder for the plan: {error.strerror}.") from error
+
+
+def title(found: Plan) -> str:
+    """What is planned: the experiment and whatever makes it differ from the registered one."""
+    sets = "".join(f" --set={override}" for override in found["overrides"])
+    return f"{found['experiment']}{' --smoke' if found['smoke'] else ''}{sets}"
 
 
 def chip_of(options: PlanOptions) -> Chip | None:
@@ -136,7 +152,7 @@ EXCHANGES = ("exchange", "axis", "times", "sent per device")
 def show(found: Plan) -> None:
     """One screen on the terminal."""
     out = render.console()
-    out.print(f"{found['experiment']}, one {found['step']} step on {machine(found)}")
+    out.print(f"{title(found)}, one {found['step']} step on {machine(found)}")
     out.print(verdict(found))
     memory = [(name, render.size(amount)) for name, amount in parts(found).items()]
     out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
@@ -147,10 +163,9 @@ def show(found: Plan) -> None:
 
 def write(found: Plan, experiment: Experiment, folder: Path) -> None:
     """plan.json and plan.html."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
     sections = [
-        f"<h1>{page.text(found['experiment'])}: the plan of a {found['step']} step</h1>",
+        f"<h1>{page.text(title(found))}: the plan of a {found['step']} step</h1>",
         f"<p class=doc>{page.text(machine(found))}</p>",
         f"<p><b>{page.text(verdict(found))}</b></p>",
         _bar(found),
@@ -162,7 +177,7 @@ def write(found: Plan, experiment: Experiment, folder: Path) -> None:
         "<h2>Weights</h2>",
         page.weights(weight_summary(experiment, found["mesh"])),
     ]
-    write_atomically(folder / "plan.html", page.page(f"Plan of {found['experiment']}", sections))
+    write_atomically(folder / "plan.html", page.page(f"Plan of {title(found)}", sections))
 
 
 def _bar(found: Plan) -> str:

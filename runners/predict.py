@@ -11,7 +11,7 @@ import numpy as np
 from registry.snapshot import weight_summary
 from runners.chips import Chip
 from runners.flops import matmul_flops
-from runners.hlo import collectives
+from runners.hlo import collectives, loops_counted_once
 from runners.session import Session
 
 Step = Literal["train", "decode"]
@@ -25,7 +25,8 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
     is arguments + outputs - aliased + temporaries, which is never less. `gradients` is what one gradient of each weight
     takes; they are temporaries, with activations and copies. FLOPs are those of matrix products, over all devices, what
     is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline lets
-    computation, memory traffic and the links of each mesh axis overlap perfectly: no run is faster. `fits` is the TPU
+    computation, least memory traffic and, where the TPU compiler made the program, the links of each mesh axis overlap
+    perfectly; links are estimates, which give each mesh axis one axis of the torus to itself. `fits` is the TPU
     compiler's own word where it compiled, else peak against the chip's memory; None where neither is known.
 
     Args:
@@ -39,6 +40,8 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
         lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
     found: Plan = {
         "experiment": session.name,
+        "smoke": session.experiment.smoke,
+        "overrides": list(session.experiment.overrides),
         "step": step,
         "topology": topology,
         "chip": chip.name if chip else None,
@@ -61,7 +64,9 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
         found |= {"fits": False, "compiler": needed}
     else:
         found["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
-        found["collectives"] = [dataclasses.asdict(c) for c in collectives(compiled.as_text(), session.mesh_shape)]
+        text = compiled.as_text()
+        found["collectives"] = [dataclasses.asdict(c) for c in collectives(text, session.mesh_shape)]
+        found["loops_counted_once"] = loops_counted_once(text)
         if chip is not None:
             found["fits"] = topology is not None or found["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
             found |= _roofline(found, chip)
@@ -118,24 +123,22 @@ def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
 
 
 def _roofline(found: Plan, chip: Chip) -> Plan:
-    """The least seconds a step can take, by what bounds it."""
-    memory = found["memory_bytes_per_device"]
-    # Arguments are read, outputs and temporaries written, temporaries read: the least there is.
-    traffic = memory["arguments"] + memory["outputs"] + 2 * memory["temporaries"]
+    """The least seconds a step can take by computation and memory, and what its exchanges take by themselves."""
+    memory, decoding = found["memory_bytes_per_device"], found["step"] == "decode"
+    # Arguments are read and outputs written, the least there is; a decoding step writes one place of its cache.
+    traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
     axes: dict[str, int] = {}
     for exchange in found["collectives"]:
         axes[exchange["axis"]] = axes.get(exchange["axis"], 0) + exchange["bytes"]
     peak = chip.flops * found["devices"]
-    seconds = {
-        "compute_seconds": found["flops_per_step"] / peak,
-        "memory_seconds": traffic / chip.hbm_bandwidth,
-        **{f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()},
-    }
-    step = max(seconds.values())
+    bounds = {"compute_seconds": found["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
+    links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
+    # The CPU's program sends what the TPU's does not: float32 for bfloat16, and sums whole.
+    step = max((bounds | links if found["topology"] else bounds).values())
     # A decoding step does the forward third of the work.
-    work = found["flops_per_token"] * found["tokens_per_step"] * (1 if found["step"] == "train" else 1 / 3)
+    work = found["flops_per_token"] * found["tokens_per_step"] / (3 if decoding else 1)
     return {
-        "roofline": seconds,
+        "roofline": bounds | links,
         "roofline_step_seconds": step,
         "roofline_tokens_per_second": found["tokens_per_step"] / step,
         "roofline_mfu": work / (peak * step),

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from layers.errors import UsageError
+from layers.reports import OVERHEAD
 from layers.specs import P
 from registry.build import build
 from registry.checks import check
@@ -30,7 +32,8 @@ def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[ja
     sizes, axes = tuple(shape.values()), tuple(shape)
     kinds = (AxisType.Auto,) * len(axes)
     if order == "auto":
-        return jax.make_mesh(sizes, axes, kinds, devices=devices)
+        placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        return Mesh(placed, axes, kinds)
     by_id = np.array(sorted(devices, key=lambda device: device.id))
     return Mesh(by_id[device_ids(order, sizes)], axes, kinds)
 
@@ -143,9 +146,13 @@ class Session:
 
     @functools.cached_property
     def flops_per_token(self) -> float:
-        """Operations in the matrix products of one update: three times the forward pass, whatever is computed again."""
+        """Operations in the matrix products of one update: three times the forward pass, whatever is computed again.
+
+        Products that only move data, as to experts and back, are left out.
+        """
         batch = self.sample_batch
-        forward = matmul_flops(lambda v, b: self.task.loss(v, b)[0], self.abstract_state.variables, batch)
+        loss = lambda variables, batch: self.task.loss(variables, batch)[0]
+        forward = matmul_flops(loss, self.abstract_state.variables, batch, leave_out=OVERHEAD)
         return 3 * forward / batch.inputs.size
 
     def mfu(self, tokens_per_second: float) -> float | None:

@@ -1,17 +1,21 @@
 """Every way to lay an experiment out on a machine, ranked by what the compiler says of it."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from layers.errors import UsageError
 from layers.stack import REMAT_POLICIES
 from registry import render
 from registry.experiment import Experiment
 from registry.overrides import override
-from runners.plan import PlanOptions, chip_of, planning_devices
+from registry.snapshot import snapshot
+from runners.plan import PlanOptions, chip_of, make_folder, planning_devices
 from runners.predict import Plan, predict
 from runners.session import Session
 
@@ -30,8 +34,8 @@ def sweep(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     chip = chip_of(options)
     if chip is None:
         raise UsageError("--sweep ranks by speed: name a machine with --topology=v3:8x8, or a chip with --chip=v3.")
+    make_folder(folder)
     devices = planning_devices(experiment, options)
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / RESULTS
     done = {(tuple(r["shape"]), r["remat"]): r for r in _read(file, experiment, options)}
     cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
@@ -63,12 +67,13 @@ def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
+    """The plan of one case, or the reason why there is none."""
     sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
     try:
         session = Session(override(type(experiment), sets)(), devices)
-    except UsageError as error:
-        return {"fits": False, "reason": str(error)}
-    found = predict(session, chip_of(options), options.topology, options.step)
+        found = predict(session, chip_of(options), options.topology, options.step)
+    except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        return {"fits": False, "reason": str(error).partition("\n")[0]}
     if "compiler" in found:
         found["reason"] = found["compiler"]["message"]
     return found
@@ -76,12 +81,10 @@ def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], rem
 
 def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
     """What a stored result must agree in to be taken for one of this sweep."""
-    from registry.experiment import cls_key
-
+    settled = json.dumps(snapshot(experiment, dict.fromkeys(experiment.MESH_AXES, 1)), sort_keys=True)
     return {
-        "key": cls_key(type(experiment)),
-        "smoke": experiment.smoke,
-        "overrides": list(experiment.overrides),
+        "key": hashlib.sha256(settled.encode()).hexdigest()[:16],
+        "jax": jax.__version__,
         "machine": [options.topology, options.chip, options.devices],
         "of_step": options.step,
     }

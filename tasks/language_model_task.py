@@ -35,7 +35,7 @@ class LanguageModelTask:
     normalizer: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets, or over all positions
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
     microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
-    gradient_dtype: str = "float32"  # what gradients are kept in; "bfloat16" halves their memory
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # what gradients are kept in
     non_finite: Literal["stop", "skip"] = (
         "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
     )

@@ -96,6 +96,7 @@ def _gradient(task: Task, variables: Any, batch: Batch, rng: jax.Array) -> tuple
         pieces = jax.tree.map(lambda x: x.reshape(-1, task.microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
         first = jax.eval_shape(piece, variables, jax.tree.map(lambda x: x[0], pieces), rng)
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # many small numbers
 
         def add(total, xs):
             index, batch = xs
@@ -106,7 +107,7 @@ def _gradient(task: Task, variables: Any, batch: Batch, rng: jax.Array) -> tuple
             )
             return (jax.tree.map(jnp.add, total_gradient, gradient), total_output), None
 
-        start = (zero[0], zero[1].replace(variables=variables))
+        start = (total, zero[1].replace(variables=variables))
         (gradient, output), _ = jax.lax.scan(add, start, (jnp.arange(task.microbatches), pieces))
     scale = 1 / jnp.maximum(output.normalizer, 1e-9)
-    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient), output
+    return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output

@@ -57,7 +57,7 @@ NAMES = {
 def task_of(case: str, **knobs: Any) -> LanguageModelTask:
     """The built task of a case."""
     cls, own = CASES[case]
-    return build(cls.derive(**SIZES, **own, **knobs)().Task(), "task")
+    return build(cls.derive(**{**SIZES, **own, **knobs})().Task(), "task")
 
 
 def batch() -> Batch:

@@ -204,7 +204,7 @@ class DenseLm12kWide162BAdam32x32(DenseLm12kWideAdam):
 
 
 class MoeLm1kWide(MoeLm):
-    """1024 wide with 16 heads of 128 and ReLU layers of 8192: the sizes of GShard's translation models (table 2)."""
+    """1024 wide with 16 heads of 128 and ReLU layers of 8192, in the manner of GShard's translation models."""
 
     NUM_LAYERS = 36
     MODEL_DIM = 1024
@@ -222,6 +222,7 @@ class MoeLm8x2B(MoeLm1kWide):
     NUM_LAYERS = 24
     BATCH_SIZE = 64
     NUM_EXPERTS = 8
+    NUM_GROUPS = 64
 
 
 @register
@@ -231,7 +232,7 @@ class MoeLm128x39B(MoeLm1kWide):
     DEVICE_MESH_SHAPE = (128, 1)
     BATCH_SIZE = 512
     NUM_EXPERTS = 128
-    NUM_GROUPS = 128
+    NUM_GROUPS = 512
 
 
 @register

@@ -7,6 +7,7 @@ import fiddle as fdl
 from layers.attention import Attention
 from layers.block import Chain
 from layers.embedding import Embedding
+from layers.errors import UsageError
 from layers.initializers import FanIn, FanInUniform, Normal
 from layers.mixture_of_experts import MixtureOfExperts
 from layers.relative_bias import RelativeBias
@@ -115,7 +116,7 @@ class GShardLm(DecoderLm):
         config.embedding = self.layer(
             Embedding,
             vocab_size=self.vocab_size,
-            table_rows=-(-self.vocab_size // self.VOCAB_MULTIPLE) * self.VOCAB_MULTIPLE,
+            table_rows=self.table_rows,
             model_dim=self.MODEL_DIM,
             initializer=fdl.Config(Normal, stddev=1.0),
             logits_scale=self.MODEL_DIM**-0.5,
@@ -123,6 +124,13 @@ class GShardLm(DecoderLm):
         )
         config.mask_padding = True
         return config
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding that are stored."""
+        if self.VOCAB_MULTIPLE < 1:
+            raise UsageError(f"VOCAB_MULTIPLE = {self.VOCAB_MULTIPLE} must be at least 1.")
+        return -(-self.vocab_size // self.VOCAB_MULTIPLE) * self.VOCAB_MULTIPLE
 
     def position_embedding(self) -> fdl.Config | None:
         config = super().position_embedding()
@@ -176,7 +184,8 @@ class GShardLm(DecoderLm):
 class MoeLm(GShardLm):
     """A GShard LM with a mixture of experts in place of every other feed-forward layer, the first included.
 
-    See Lepikhin et al. 2021, GShard, section 3.1.
+    See Lepikhin et al. 2021, GShard. A group of about 1024 tokens keeps the products that carry tokens to their slots
+    small beside the experts' own; they grow with the square of the group.
 
     Groups of tokens and experts are both split over "data": tokens change devices in an all-to-all. The hidden
     dimension of experts is split over "model"; weights outside the experts are few, and have a copy along "data".
@@ -227,6 +236,8 @@ class MoeLm(GShardLm):
 
     def model(self) -> fdl.Config:
         config = super().model()
+        if self.NUM_LAYERS % 2:
+            raise UsageError(f"NUM_LAYERS = {self.NUM_LAYERS} must be even: every other layer has experts.")
         config.stack.block = fdl.Config(Chain, blocks=(self.expert_block(), self.block()))
         config.stack.num_layers = self.NUM_LAYERS // 2
         return config
@@ -239,6 +250,9 @@ class MoeLm(GShardLm):
 
     def experts(self) -> fdl.Config:
         """The mixture of experts."""
+        tokens = self.BATCH_SIZE * self.SEQ_LEN // max(1, self.MICROBATCHES)
+        if self.NUM_GROUPS < 1 or tokens % self.NUM_GROUPS:
+            raise UsageError(f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a (micro-)batch.")
         return self.layer(
             MixtureOfExperts,
             activations=self.ACTIVATIONS.of(MixtureOfExperts),

@@ -73,7 +73,7 @@ def test_split_experts_equal_whole_ones(routing, axes, shape, axis):
 
 
 def test_tokens_change_devices_in_an_all_to_all():
-    """Forward: to the experts and back; the gradient doubles it."""
+    """Forward: to the experts and back. The gradient of the weights needs another for what comes back."""
     module = layer()
     variables = variables_of(module)
     mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
@@ -135,5 +135,8 @@ def test_a_step_of_few_tokens_works():
 def test_no_slots_is_a_clear_error():
     with pytest.raises(UsageError, match="capacity"):
         layer(capacity_factor=0.0).init(jax.random.key(0), X)
+    for fields in ({"num_groups": 0}, {"capacity_factor": -1.0}, {"capacity": -1}, {"jitter": 1.0}):
+        with pytest.raises(UsageError, match=next(iter(fields))):
+            layer(**fields).init(jax.random.key(0), X)
     with pytest.raises(UsageError, match="top2 or expert_choice"):
         layer(routing="hash").init(jax.random.key(0), X)

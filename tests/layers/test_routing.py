@@ -86,6 +86,15 @@ def test_second_expert_policies():
     np.testing.assert_allclose(share("random"), [1, 1, 0, 0])
 
 
+def test_a_certain_first_choice_is_not_made_twice():
+    """All other probabilities underflow to zero: the second gate is zero, not the first one again."""
+    logits = np.zeros((1, 4, 3), np.float32)
+    logits[..., 0] = 200
+    routing = top2_routing(logits, np.ones((1, 4), bool), 8)
+    np.testing.assert_allclose(routing.combine_gsec.sum((2, 3)), 1.0, rtol=1e-6)
+    assert int((routing.combine_gsec > 0).sum()) == 4
+
+
 def test_expert_choice_fills_every_expert():
     logits = jax.random.normal(jax.random.key(0), (2, 8, 4))
     real = np.ones((2, 8), bool)
@@ -99,3 +108,4 @@ def test_expert_choice_fills_every_expert():
         best = set(np.argsort(-probability[g, :6, e])[:3])
         assert set(np.nonzero(taken[g, :, e].any(-1))[0]) == best
     assert float(routing.load_max) == pytest.approx(1.0)
+    assert float(routing.aux_loss) == 0  # balanced by construction: nothing to learn

@@ -28,9 +28,9 @@ def test_check(name):
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_smoke_has_the_same_table_rows(name):
-    rows = [
-        {(r["path"], r["role"], r["spec"]) for r in snapshot(resolve(name, smoke=smoke))["weights"]} for smoke in (0, 1)
-    ]
+    whole, small = resolve(name), resolve(name, smoke=True)
+    one = dict.fromkeys(small.MESH_AXES, 1)  # a small experiment folds its mesh onto the devices there are
+    rows = [{(r["path"], r["role"], r["spec"]) for r in snapshot(e, one)["weights"]} for e in (whole, small)]
     assert rows[0] == rows[1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from layers.specs import P
-from runners.hlo import Collective, _first_group, collectives
+from runners.hlo import Collective, _first_group, collectives, loops_counted_once
 
 MESH = {"data": 2, "model": 4}
 
@@ -108,3 +108,36 @@ def test_tpu_programs():
         Collective("reduce-scatter", "model", 7, 7 * 8 * 16 * 2 * 3),
         Collective("all-gather", "model", 7, 7 * 8 * 64 * 2 * 3 // 4),
     ]
+
+
+def test_a_start_of_several_exchanges_gives_all_results():
+    line = (
+        "  %g = ((bf16[8,16], bf16[4,16]), (bf16[8,64], bf16[4,64])) all-gather-start(%a, %b), "
+        "replica_groups=[2,4]<=[8], dimensions={1}"
+    )
+    text = f"ENTRY %main (a: bf16[8,16]) -> bf16[8,64] {{\n{line}\n}}\n"
+    assert collectives(text, MESH) == [Collective("all-gather", "model", 1, 12 * 64 * 2 * 3 // 4)]
+
+
+def test_branches_are_followed_and_unknown_loops_told():
+    text = """
+%yes (a: f32[4]) -> f32[4] {
+  %r = f32[4] all-reduce(%a), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
+}
+
+%open (p: s32[]) -> pred[] {
+  %other = s32[] constant(99)
+  ROOT %lt = pred[] compare(%n, %m), direction=LT
+}
+
+%body (p: s32[]) -> s32[] {
+  %x = f32[4] conditional(%p, %a, %a), true_computation=%yes, false_computation=%no
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %w = s32[] while(%t), condition=%open, body=%body
+}
+"""
+    assert collectives(text, MESH) == [Collective("all-reduce", "data", 1, 16)]
+    assert loops_counted_once(text) == 1
+    assert loops_counted_once(TPU) == 0

@@ -41,7 +41,14 @@ def test_it_is_as_long_as_its_source():
     assert "15.0%" in masked().describe()
 
 
-@pytest.mark.parametrize("fields", [{"mask_rate": 0.99}, {"mask_rate": -0.1}, {"mask_id": 1000}])
-def test_bad_settings(fields):
-    with pytest.raises(ValueError, match="mask"):
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"mask_rate": 0.99}, "shares with a sum of at most 1"),
+        ({"same_rate": -0.1}, "shares with a sum of at most 1"),
+        ({"mask_id": 1000}, "mask_id = 1000 must be a token below vocab_size = 1000"),
+    ],
+)
+def test_bad_settings(fields, says):
+    with pytest.raises(ValueError, match=says):
         masked(**fields)
