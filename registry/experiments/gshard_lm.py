@@ -17,7 +17,7 @@ from registry.experiments.decoder import DecoderLm
 
 
 class GShardLm(DecoderLm):
-    """Lingvo's dense LM (Xu et al. 2021, GSPMD, section 5.1).
+    """Lingvo's dense LM (Xu et al. 2021, GSPMD).
 
     RMS norms, unscaled attention with an extra logit 0, a shared embedding of N(0, 1) with logits scaled by
     MODEL_DIM^-1/2, z-loss, the mean of the loss taken over all positions.
