@@ -19,7 +19,7 @@ class Routing(struct.PyTreeNode):
     """Where tokens go. A slot of `combine_gsec` above zero sends its token there, and weights what comes back."""
 
     combine_gsec: Float[Array, "g s e c"]
-    aux_loss: Float[Array, ""]  # 1 where the load is balanced; 0 where it is by construction
+    aux_loss: Float[Array, ""]  # 1: balanced (with padding and legacy gates, less); 0: by construction
     dropped: Float[Array, ""]  # share of the choices that found no slot; of the tokens that no expert took
     load_max: Float[Array, ""]  # tokens of the busiest expert over the mean, before capacity
 

@@ -123,7 +123,7 @@ class Experiment:
             need = f"a multiple of {fixed}" if -1 in shape else str(fixed)
             raise UsageError(
                 f"{cls_key(type(self))} wants {need} devices (DEVICE_MESH_SHAPE = {shape}), but {devices} are here: "
-                f"try --smoke, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={folded}."
+                f"try --smoke, --mode=plan, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={folded}."
             )
         rest = 1 if devices is None else devices // fixed
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}

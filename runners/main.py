@@ -74,7 +74,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.mode != "plan" and (options.topology or options.chip or options.sweep):
         raise UsageError("--topology, --chip and --sweep are for --mode=plan.")
     if options.workdir is None and options.mode == "plan" and options.exp is not None:
-        options.workdir = f"plans/{options.exp}"
+        machine = (options.topology or options.chip or "cpu").replace(":", "-")
+        options.workdir = f"plans/{options.exp}-{machine}"
     if options.workdir is None:
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
     return options
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say; returns the exit code."""
     _prepare_devices(options)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
-        raise UsageError("--wandb needs the package wandb: pip install 'vortaro[wandb]'.")
+        raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
     from registry.resolve import resolve
     from runners.checkpoints import require_checkpoints
     from runners.session import Session

@@ -112,7 +112,8 @@ def verdict(found: Plan) -> str:
         return "Name a machine with --topology=v3:8x8 or a chip with --chip=v3 to see whether it fits."
     if found["fits"]:
         return f"Fits: {render.size(peak)} of {render.size(capacity)}, {render.size(capacity - peak)} free."
-    return f"Does not fit: {render.size(peak)} of {render.size(capacity)}, {render.size(peak - capacity)} too much."
+    said = f"Does not fit: {render.size(peak)} of {render.size(capacity)}, {render.size(peak - capacity)} too much."
+    return f"{said} The CPU's program takes more than a TPU's: --topology asks the TPU compiler."
 
 
 def machine(found: Plan) -> str:
@@ -130,12 +131,14 @@ def numbers(found: Plan) -> list[tuple[str, str]]:
         ("compiled in", f"{found['compile_seconds']:.1f} s"),
     ]
     if "roofline" in found:
-        limits = ", ".join(
-            f"{name.removesuffix('_seconds').replace('_', ' ')} {s:.3g} s" for name, s in found["roofline"].items()
-        )
+        seconds = {name.removesuffix("_seconds").replace("_", " "): s for name, s in found["roofline"].items()}
+        counted, others = [], []
+        for name, s in seconds.items():
+            (counted if found["topology"] or not name.startswith("links") else others).append(f"{name} {s:.3g} s")
         rows[3:3] = [
-            ("roofline step time", f"{found['roofline_step_seconds']:.3g} s ({limits})"),
-            ("roofline tokens per second", f"{found['roofline_tokens_per_second']:,.0f}"),
+            ("roofline step time", f"at least {found['roofline_step_seconds']:.3g} s ({', '.join(counted)})"),
+            *([("by the CPU's program, not counted", ", ".join(others))] if others else []),
+            ("roofline tokens per second", f"at most {found['roofline_tokens_per_second']:,.0f}"),
             ("roofline MFU", f"{found['roofline_mfu']:.1%}"),
         ]
     return rows
@@ -196,6 +199,7 @@ def _bar(found: Plan) -> str:
         axis.axvline(capacity, color="#c0392b", lw=2, label=f"capacity {capacity:.4g} GiB")
         left = max(left, capacity)
     axis.set_xlim(0, left * 1.03)
+    axis.set_yticks([])
     axis.set_xlabel("GiB per device")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))

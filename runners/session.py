@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
@@ -138,6 +139,11 @@ class Session:
     def abstract_seed(self) -> Any:
         """The shape of the seed."""
         return self.abstract(jax.eval_shape(lambda: jax.random.key(0)))
+
+    @functools.cached_property
+    def norm_of(self) -> Any:
+        """The jitted norm of a tree of arrays: one program, where single operations would be many at once."""
+        return jax.jit(optax.global_norm)
 
     @functools.cached_property
     def metrics_of(self) -> Any:

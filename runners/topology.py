@@ -33,7 +33,7 @@ def topology_devices(name: str) -> list[Any]:
     """
     chip, grid = parse_topology(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise UsageError("--topology needs the TPU compiler, which needs no TPU: pip install 'vortaro[tpu]'.")
+        raise UsageError("--topology needs the TPU compiler, which needs no TPU: pip install -e '.[tpu]'.")
     # libtpu asks the machine it runs on for these; there is none.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"

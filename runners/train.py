@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from layers.errors import VortaroError
 from registry.experiment import owner
@@ -121,9 +120,10 @@ class _Run:
 
     def _ask(self, step: int) -> None:
         """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""
-        params = optax.global_norm(self.state.variables["params"])
+        # Settled like an update: its sums over devices must not wait for those of the next one.
+        params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
-        self.pending = (step, jax.tree.map(jnp.copy, values))
+        self.pending = (step, self.session.settle(jax.tree.map(jnp.copy, values)))
 
     def _report(self) -> None:
         """Waits for metrics asked for, and writes them."""

@@ -101,7 +101,7 @@ def test_mesh_shapes(shape, devices, sizes):
         (
             (8, 16),
             8,
-            r"wants 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\)\), but 8 are here: try --smoke, --host_devices=128",
+            r"wants 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\)\), but 8 are here: try --smoke, --mode=plan,",
         ),
         ((-1, 3), 8, "wants a multiple of 3 devices"),
         ((-1, -1), 8, "one at most may be -1"),

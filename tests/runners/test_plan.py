@@ -203,7 +203,7 @@ def test_bad_topologies(name, words):
 
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install 'vortaro[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: make test-tpu"
 )
 
 

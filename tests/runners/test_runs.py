@@ -269,7 +269,7 @@ def test_a_run_goes_on_on_another_mesh(copy, command):
 
 def test_tensorboard_events(command, tmp_path):
     if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("needs TensorFlow: pip install 'vortaro[tensorboard]'")
+        pytest.skip("needs TensorFlow: pip install -e '.[tensorboard]'")
     flags = [flag for flag in FLAGS if flag != "--no-tensorboard"]
     done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *flags)
     assert done.returncode == 0, done.stderr
