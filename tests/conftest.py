@@ -18,6 +18,13 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 
+def pytest_configure(config):
+    """Makes JAX find its devices before a test can ask for others (a plan on virtual devices does)."""
+    import jax
+
+    assert len(jax.devices()) == 8
+
+
 @pytest.fixture
 def command(tmp_path):
     """Runs `python -m MODULE ...` in a folder of its own; returns the finished process, output as text."""
