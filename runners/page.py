@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from registry import render
+
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff }
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
@@ -53,8 +55,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequen
 
 def weights(data: dict[str, Any]) -> str:
     """The weight table of a snapshot, and its totals."""
-    from registry import render
-
     totals = data["totals"]
     held, slots = (render.size(totals[f"{kind}bytes_per_device"]) for kind in ("", "optimizer_"))
     say = f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"

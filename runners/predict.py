@@ -81,11 +81,11 @@ def _lower_train(session: Session) -> tuple[Any, int]:
 def _lower_decode(session: Session) -> tuple[Any, int]:
     """One token behind a full context: the batch of the training input, its length the capacity."""
     rows, length = session.train.input.batch_size, session.train.input.seq_len
-    empty = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower().compile()
+    start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
     state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(lambda: session.task.init_decode_state(rows, length)),
-        empty.output_shardings,
+        start.out_info,
+        start.compile().output_shardings,
     )
     tokens = session.abstract(jax.ShapeDtypeStruct((rows, 1), np.int32), session.batch_sharding)
     arguments = (session.abstract_state.variables, tokens, state, tokens, tokens)
