@@ -141,7 +141,7 @@ class Attention(nn.Module):
             mask = self._mask(segment_ids, segment_ids, 0, x.shape[1], x.shape[1])
         else:
             segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-            state = _append(state, key, value, segment_ids)
+            state = append(state, key, value, segment_ids)
             key, value = state.key_btkd, state.value_btkd
             mask = self._mask(segment_ids, state.segment_ids_bt, start, x.shape[1], key.shape[1])
         bias_nqt = None
@@ -229,7 +229,7 @@ def _softmax(scores: Float[Array, "... t"], extra_logit: float | None) -> Float[
     return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
 
 
-def _append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:
+def append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:
     """The cache with new positions written behind those it has."""
     zero = jnp.int32(0)
     at = (zero, cache.index, zero, zero)

@@ -8,7 +8,7 @@ from jax import P
 
 from layers.errors import SpecError, UsageError, did_you_mean
 
-__all__ = ["P", "Specs", "constrain"]
+__all__ = ["P", "Specs", "axes_of", "constrain"]
 
 
 class Specs(Mapping[str, P]):
@@ -72,6 +72,13 @@ class Specs(Mapping[str, P]):
 def show_spec(spec: P) -> str:
     """A spec as it is written in code: `P('data', None)`."""
     return "P(" + ", ".join(repr(entry) for entry in spec) + ")"
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes one entry of a spec names."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
 def constrain(x: jax.Array, specs: Specs, key: str) -> jax.Array:

@@ -62,7 +62,7 @@ class Stack(nn.Module):
         run = nn.scan(
             body,
             variable_axes={True: 0},
-            split_rngs={"params": True, "dropout": True},
+            split_rngs={"params": True, "dropout": True, "sequence": True},
             in_axes=axes,
             length=self.num_layers,
             unroll=min(self.unroll, self.num_layers),

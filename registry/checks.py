@@ -10,14 +10,14 @@ import jax
 from fiddle import daglish
 
 from layers.errors import SpecError, UsageError, did_you_mean
-from layers.specs import show_spec
+from layers.specs import axes_of, show_spec
 from registry.build import build
 from registry.experiment import Experiment, cls_key
 from registry.overrides import ROOTS
 from tasks.batch import empty_batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
-from tasks.weight_table import axes_of, check_spec
+from tasks.weight_table import check_spec
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:

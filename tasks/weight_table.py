@@ -10,7 +10,7 @@ import numpy as np
 from flax.core import meta
 
 from layers.errors import SpecError, did_you_mean
-from layers.specs import P, show_spec
+from layers.specs import P, axes_of, show_spec
 from layers.weight import Weight
 
 
@@ -47,13 +47,6 @@ class WeightRow:
     def bytes_per_device(self, mesh: Mapping[str, int]) -> int:
         """Bytes of one device's part on a mesh of these axis sizes."""
         return self.bytes // shards(self.spec, mesh)
-
-
-def axes_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes one entry of a spec names."""
-    if entry is None:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
 
 
 def shards(spec: P, mesh: Mapping[str, int]) -> int:
