@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.dropout import dropout
@@ -14,7 +15,7 @@ class ResidualBlock(nn.Module):
 
     Sequential (Xiong et al. 2020, figure 1b): `x += mixer(norm(x)); x += ffn(norm(x))`.
     Parallel (Wang and Komatsuzaki 2021, GPT-J): `x += mixer(norm(x)) + ffn(norm(x))`, each with a norm of its own, or
-    one shared norm where `ffn_norm` is None.
+    one shared norm where `ffn_norm` is None. Without `ffn`, the mixer is all there is, as in gated attention units.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm",)
@@ -23,10 +24,11 @@ class ResidualBlock(nn.Module):
     mixer_norm: nn.Module
     mixer: nn.Module  # obeys the state interface: (x, state, segment_ids, positions) -> (y, state)
     ffn_norm: nn.Module | None
-    ffn: nn.Module  # (x, segment_ids) -> y
+    ffn: nn.Module | None  # (x, segment_ids) -> y
     parallel: bool = False
     mask_padding: bool = False  # zero the stream at padding (segment id 0) in front of each branch
     dropout_rate: float = 0.0  # on what each branch adds to the residual stream
+    layer_drop_rate: float = 0.0  # leaves a branch out, per row, for its whole sequence (Fan et al. 2020, LayerDrop)
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
         """The mixer's empty state."""
@@ -44,17 +46,25 @@ class ResidualBlock(nn.Module):
             x = zero_padding(x, segment_ids)
         normed = self.mixer_norm(x)
         mixed, state = self.mixer(normed, state, segment_ids, positions)
-        mixed = dropout(self, mixed, self.dropout_rate)
-        if self.parallel:
+        mixed = self._dropped(mixed)
+        if self.ffn is None:
+            x = x + mixed
+        elif self.parallel:
             fed = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
-            x = x + mixed + dropout(self, fed, self.dropout_rate)
+            x = x + mixed + self._dropped(fed)
         else:
             x = constrain(x + mixed, self.activations, "residual_bsm")
             if self.mask_padding:
                 x = zero_padding(x, segment_ids)
             fed = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
-            x = x + dropout(self, fed, self.dropout_rate)
+            x = x + self._dropped(fed)
         return constrain(x, self.activations, "residual_bsm"), state
+
+    def _dropped(self, branch: Float[Array, "b s m"]) -> Float[Array, "b s m"]:
+        branch = dropout(self, branch, self.dropout_rate)
+        if self.layer_drop_rate == 0:
+            return branch
+        return branch * dropout(self, jnp.ones((branch.shape[0], 1, 1), branch.dtype), self.layer_drop_rate, "sequence")
 
 
 class Chain(nn.Module):

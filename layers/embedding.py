@@ -57,6 +57,7 @@ class Unembedding(nn.Module):
     model_dim: int
     initializer: Initializer
     use_bias: bool = False
+    logits_scale: float = 1.0  # factor on the logits, the bias left out
     dtype: str = "float32"  # of the matrix product's operands
     param_dtype: str = "float32"
 
@@ -64,6 +65,7 @@ class Unembedding(nn.Module):
     def __call__(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
         w_mv = weight(self, "unembedding_mv", (self.model_dim, self.vocab_size), init=self.initializer, role="output")
         logits = jnp.einsum("bsm,mv->bsv", x, w_mv.astype(self.dtype), preferred_element_type=jnp.float32)
+        logits = self.logits_scale * logits
         if self.use_bias:
             logits += weight(self, "unembedding_bias_v", (self.vocab_size,), init=Constant(), role="bias")
         return logits

@@ -15,11 +15,12 @@ from layers.weight import weight
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + epsilon) * scale over the last dimension (Zhang and Sennrich 2019, equation 4)."""
 
-    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m",)
+    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m", "norm_bias_m")
 
     specs: Specs
     epsilon: float = 1e-6  # added under the root
     use_scale: bool = True  # a learned factor per channel, 1 at the start
+    use_bias: bool = False  # a learned offset per channel, 0 at the start
     param_dtype: str = "float32"
 
     @nn.compact
@@ -28,6 +29,8 @@ class RMSNorm(nn.Module):
         y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
         if self.use_scale:
             y = y * weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
+        if self.use_bias:
+            y = y + weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
         return y.astype(x.dtype)
 
 

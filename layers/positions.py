@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
-from layers.initializers import Initializer
+from layers.initializers import Constant, Initializer
 from layers.specs import Specs
 from layers.weight import weight
 
@@ -59,3 +59,21 @@ class SinusoidalPositions(nn.Module):
         frequency_m = self.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
         angle_bsm = positions[:, :, None].astype(jnp.float32) * frequency_m
         return jnp.concatenate([jnp.sin(angle_bsm), jnp.cos(angle_bsm)], axis=-1)
+
+
+class ScaledSinusoidalPositions(nn.Module):
+    """Sinusoidal positions times one learned number, 0 at the start (Hua et al. 2022, FLASH, appendix B)."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("position_scale_",)
+
+    specs: Specs
+    model_dim: int
+    base: float = 100_000.0  # wavelengths run from 2 pi to 2 pi * base
+    max_length: None = None  # no limit
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
+        # A scalar: no letters behind the last underscore. Its role is the embedding's, whose size it sets.
+        scale = weight(self, "position_scale_", (), init=Constant(), role="embedding", fan_in=1)
+        return scale * SinusoidalPositions(self.model_dim, self.base)(positions)

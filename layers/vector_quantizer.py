@@ -28,7 +28,7 @@ class CodebookUpdate(struct.PyTreeNode):
     reseed_below: float = struct.field(pytree_node=False)
 
     def __add__(self, other: "CodebookUpdate") -> "CodebookUpdate":
-        return self.replace(sum_kcd=self.sum_kcd + other.sum_kcd, count_kc=self.count_kc + other.count_kc)
+        return other.replace(sum_kcd=self.sum_kcd + other.sum_kcd, count_kc=self.count_kc + other.count_kc)
 
     def apply(self, weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """The codebook behind the batch: `decay * old + (1 - decay) * batch`, and new keys for dead codes."""

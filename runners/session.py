@@ -103,7 +103,7 @@ class Session:
 
     def init(self) -> TrainState:
         """The state before the first update, made where it lives."""
-        make = functools.partial(init_state, self.task, batch=empty_batch(1, 1))
+        make = functools.partial(init_state, self.task, batch=empty_batch(self.train.input.batch_size, 1))
         return jax.jit(make, out_shardings=self.state_shardings)(self.seed)
 
     def step(self, state: TrainState, batch: Batch, seed: jax.Array) -> TrainState:

@@ -19,6 +19,7 @@ class Batch(struct.PyTreeNode):
     weights: Any  # float32 (B, S): weight of each target in the loss, 0 for padding
     segment_ids: Any = None  # int32 (B, S) or None
     positions: Any = None  # int32 (B, S) or None
+    row_positions: Any = None  # int32 (B, S): place in the whole row, where rows come in pieces that go on; or None
 
 
 def empty_batch(rows: int, length: int) -> Batch:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from layers.cross_entropy import chunked_cross_entropy
 from layers.language_model import LanguageModel
-from layers.reports import LOSSES, METRICS
+from layers.reports import LOSSES, METRICS, UPDATES
 from layers.specs import Specs
-from layers.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers import Optimizer
@@ -34,6 +33,7 @@ class LanguageModelTask:
     label_smoothing: float = 0.0  # weight of the uniform distribution in the target
     normalizer: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets, or over all positions
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
+    carry_length: int | None = None  # positions of a whole row, where rows come in pieces and state is carried along
     microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # what gradients are kept in
     non_finite: Literal["stop", "skip"] = (
@@ -77,7 +77,12 @@ class LanguageModelTask:
         return MetricSums.zero(self.report_names)
 
     def loss(
-        self, variables: Any, batch: Batch, state: Any = None, rng: jax.Array | None = None
+        self,
+        variables: Any,
+        batch: Batch,
+        state: Any = None,
+        rng: jax.Array | None = None,
+        sequence_rng: jax.Array | None = None,
     ) -> tuple[jax.Array, LossOutput]:
         """The objective, times what it is to be divided by (`LossOutput.normalizer`).
 
@@ -85,15 +90,15 @@ class LanguageModelTask:
           variables: the model's variables; "params" and any collections without gradient.
           batch: B rows of S positions.
           state: continues the sequences that it remembers (truncated back-propagation); None starts new ones.
-          rng: for dropout; None turns dropout off, and leaves collections without gradient as they are.
+          rng: for dropout; None turns dropout off, and asks for no updates of variables without gradient.
+          sequence_rng: for dropout that is the same for all pieces of a row; None is `rng`.
         """
-        mutable = [name for name in variables if name not in ("params", GRADIENT)] if rng is not None else []
-        rngs = {} if rng is None else {"dropout": rng}
+        rngs = {} if rng is None else {"dropout": rng, "sequence": rng if sequence_rng is None else sequence_rng}
+        collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
         arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
-        reports = [LOSSES, METRICS]
         apply: Any = self.model.apply
-        (features, state), updated = apply(variables, *arguments, rngs=rngs, mutable=mutable + reports)
-        added, reported = (updated.pop(name, {}) for name in reports)
+        (features, state), found = apply(variables, *arguments, rngs=rngs, mutable=collected)
+        added, reported, updates = (found.get(name, {}) for name in (LOSSES, METRICS, UPDATES))
         sums = chunked_cross_entropy(
             features,
             functools.partial(self._logits, variables),
@@ -118,7 +123,7 @@ class LanguageModelTask:
             tokens=jnp.sum(batch.weights > 0, dtype=jnp.int32),
             reports={name: normalizer * value for name, value in _by_name(reported).items()},
         )
-        return objective, LossOutput(normalizer, metrics, {**variables, **updated}, state)
+        return objective, LossOutput(normalizer, metrics, updates, state)
 
     def _logits(self, variables: Any, features: jax.Array) -> jax.Array:
         logits: Any = self.model.apply(variables, features, method="logits")

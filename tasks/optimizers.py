@@ -57,6 +57,7 @@ class Optimizer:
     beta2: float = 0.95  # decay of the second moment; lion: of its momentum (0.99 in the paper)
     epsilon: float = 1e-8  # added to the root of adamw's second moment
     weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019): update -= learning_rate * weight_decay * weight
+    decay_follows_rate: bool = True  # or, where False: update -= weight_decay * weight, whatever the learning rate
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
     min_dim_size_to_factor: int = 128  # adafactor keeps full second moments where a dimension is smaller
 
@@ -73,11 +74,15 @@ class Optimizer:
         params = table.tree(lambda row: row)["params"]
         factors = jax.tree.map(lambda row: getattr(self.role_factors, row.role, 1.0), params)
         chain = [*self.clipping.build(), *self._scale(params)]
-        if self.weight_decay:
-            chain.append(optax.add_decayed_weights(self.weight_decay, jax.tree.map(lambda row: row.decay, params)))
+        decay = self.weight_decay
+        decayed = jax.tree.map(lambda row: row.decay, params)
+        if decay and self.decay_follows_rate:
+            chain.append(optax.add_decayed_weights(decay, decayed))
         if set(jax.tree.leaves(factors)) != {1.0}:
             chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, factors)))
         chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
+        if decay and not self.decay_follows_rate:
+            chain.append(optax.add_decayed_weights(-decay, decayed))
         return optax.chain(*chain)
 
     def _scale(self, rows: Any) -> list[optax.GradientTransformation]:

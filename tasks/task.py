@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import jax
 from flax import struct
 
+from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers import Optimizer
@@ -17,7 +18,7 @@ class LossOutput(struct.PyTreeNode):
 
     normalizer: Any  # divide the loss by it for what is minimised
     metrics: MetricSums
-    variables: Any  # the variables, those without gradient updated
+    updates: Any  # of variables without gradient (see layers.reports); none in evaluation
     state: Any  # the mixers' state behind this batch, where one was handed in
 
 
@@ -31,7 +32,13 @@ class Task(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
     @property
+    def batch_placement(self) -> Specs: ...
+
+    @property
     def microbatches(self) -> int: ...
+
+    @property
+    def carry_length(self) -> int | None: ...
 
     @property
     def gradient_dtype(self) -> str: ...
@@ -42,7 +49,12 @@ class Task(Protocol):
     def init(self, rng: jax.Array, batch: Batch) -> Any: ...
 
     def loss(
-        self, variables: Any, batch: Batch, state: Any = None, rng: jax.Array | None = None
+        self,
+        variables: Any,
+        batch: Batch,
+        state: Any = None,
+        rng: jax.Array | None = None,
+        sequence_rng: jax.Array | None = None,
     ) -> tuple[jax.Array, LossOutput]: ...
 
     def weight_table(self) -> WeightTable: ...

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -29,19 +29,31 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ByteVocabulary:
-    """The 256 byte values of UTF-8 text. Byte 0, which text does not contain, ends a document."""
+    """The 256 byte values of UTF-8 text.
 
-    size: int = dataclasses.field(default=256, init=False)
-    stop_id: int | None = dataclasses.field(default=0, init=False)
+    Without special tokens byte 0, which text does not contain, ends a document. With three of them, as T5 and seqio
+    have it: 0 pads, 1 ends a document, 2 is unknown, and byte b is token b + 3.
+    """
+
+    special_tokens: Literal[0, 3] = 0
+
+    @property
+    def size(self) -> int:
+        return 256 + self.special_tokens
+
+    @property
+    def stop_id(self) -> int | None:
+        return 1 if self.special_tokens else 0
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8"))
+        return [byte + self.special_tokens for byte in text.encode("utf-8")]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
+        values = (int(i) - self.special_tokens for i in ids)
+        return bytes(value for value in values if 0 <= value < 256).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        return np.ones(self.size, np.float32)
+        return (np.arange(self.size) >= self.special_tokens).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

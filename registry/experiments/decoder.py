@@ -16,6 +16,7 @@ from layers.positions import LearnedPositions, SinusoidalPositions
 from layers.specs import P, Specs
 from layers.stack import Stack
 from registry.experiment import Experiment
+from tasks.inputs.pieces import PiecesInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.text import TextInput
 from tasks.language_model_task import LanguageModelTask
@@ -43,6 +44,7 @@ class DecoderLm(Experiment):
     FFN_DIM: int | None = None  # None is 4 * MODEL_DIM
     VOCAB_SIZE: int = 256  # of synthetic data; text has its 256 byte values
     SEQ_LEN: int = 128
+    UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: int = 16
 
     # Structure
@@ -151,12 +153,13 @@ class DecoderLm(Experiment):
             label_smoothing=self.LABEL_SMOOTHING,
             loss_chunk=self.LOSS_CHUNK,
             microbatches=self.MICROBATCHES,
+            carry_length=None if self.UPDATE_LEN is None else self.SEQ_LEN,
         )
 
     def Train(self) -> fdl.Config:
         return fdl.Config(
             TrainProgram,
-            input=self.train_input(),
+            input=self.pieces(self.train_input()),
             num_steps=self.NUM_STEPS,
             log_every=self.LOG_EVERY,
             eval_every=self.EVAL_EVERY,
@@ -165,6 +168,12 @@ class DecoderLm(Experiment):
 
     def Test(self) -> fdl.Config:
         return fdl.Config(TestProgram, inputs={split: self.test_input(split) for split in ("validation", "test")})
+
+    def pieces(self, source: fdl.Config) -> fdl.Config:
+        """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
+        if self.UPDATE_LEN is None:
+            return source
+        return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
 
     def train_input(self) -> fdl.Config:
         """Endless shuffled data."""
@@ -176,6 +185,7 @@ class DecoderLm(Experiment):
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
         config = self.Train().input
+        config = config if self.UPDATE_LEN is None else config.source  # whole rows are judged
         self.hold_out(config, split)
         return config
 

@@ -31,7 +31,7 @@ class TextFile:
         Raises:
           UsageError: the file cannot be read or is empty, the fractions are off, or the split has none of it.
         """
-        _check_split(split)
+        check_split(split)
         if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
             raise UsageError(f"Split fractions {self.fractions} must be three numbers from 0 up that add to 1.")
         data = _map_bytes(self.path)
@@ -50,7 +50,7 @@ class StandardLibrary:
 
     def read(self, split: str) -> np.ndarray:
         """The bytes of a split, uint8, memory-mapped from a cache that is built on first use."""
-        _check_split(split)
+        check_split(split)
         return _map_bytes(_standard_library_files()[split])
 
 
@@ -66,7 +66,7 @@ def _standard_library_files() -> dict[str, str]:
     name = (
         f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
     )
-    folder = _cache_folder()
+    folder = cache_folder()
     files = {split: str(folder / f"{name}.{split}.bin") for split in SPLITS}
     if not all(Path(path).exists() for path in files.values()):
         parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
@@ -79,7 +79,8 @@ def _standard_library_files() -> dict[str, str]:
     return files
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where what is made from data is kept; a temporary folder where the user's cannot be written."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:
         folder = Path(home) / "vortaro"
@@ -110,6 +111,8 @@ def _map_bytes(path: str) -> np.ndarray:
         raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
 
 
-def _check_split(split: str) -> None:
+def check_split(split: str) -> str:
+    """The split's name; a UsageError where there is none of that name."""
     if split not in SPLITS:
         raise UsageError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
+    return split

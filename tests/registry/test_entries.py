@@ -37,12 +37,13 @@ def test_smoke_has_the_same_table_rows(name):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_smoke_trains_on_every_device_with_the_losses_of_one(name):
     losses = {}
-    for shape in ("1,1", "2,4"):
+    one, many = {2: ("1,1", "2,4"), 3: ("1,1,1", "2,2,2")}[len(resolve(name).MESH_AXES)]
+    for shape in (one, many):
         experiment = resolve(name, [f"DEVICE_MESH_SHAPE={shape}", "LOG_EVERY=1"], smoke=True)
         count = int(np.prod(experiment.DEVICE_MESH_SHAPE))
         losses[shape] = train(Session(experiment, jax.devices()[:count]), 12)
-    np.testing.assert_allclose(losses["1,1"], losses["2,4"], rtol=2e-4)
-    assert np.mean(losses["1,1"][-3:]) < np.mean(losses["1,1"][:3])
+    np.testing.assert_allclose(losses[one], losses[many], rtol=2e-4)
+    assert np.mean(losses[one][-3:]) < np.mean(losses[one][:3])
 
 
 def train(session: Session, steps: int) -> list[float]:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from tasks.batch import empty_batch
 from tasks.metrics import MetricSums, language_scalars
@@ -80,13 +81,28 @@ def test_skip_drops_the_update_and_counts_it():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.variables))
 
 
-def test_collections_without_gradient_are_updated_by_the_loss():
+class Mean(struct.PyTreeNode):
+    """An update to the mean of all positions of a batch."""
+
+    sum_m: jax.Array
+    count: jax.Array
+
+    def __add__(self, other):
+        return Mean(self.sum_m + other.sum_m, self.count + other.count)
+
+    def apply(self, weights):
+        return {"mean_m": 0.5 * weights["mean_m"] + 0.5 * self.sum_m / self.count}
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_updates_of_state_are_applied_once_whatever_the_pieces(pieces):
     """A layer with a running mean: the contract that codebooks need."""
     import fiddle as fdl
     import flax.linen as nn
 
     from layers.initializers import Constant
     from layers.norm import RMSNorm
+    from layers.reports import add_update
     from layers.specs import P, Specs
     from layers.weight import weight
     from registry.build import build
@@ -97,12 +113,10 @@ def test_collections_without_gradient_are_updated_by_the_loss():
         @nn.compact
         def __call__(self, x):
             weight(self, "mean_m", x.shape[-1:], init=Constant(), role="state", collection="averages")
-            if self.is_mutable_collection("averages") and not self.is_initializing():
-                mean = self.get_variable("averages", "mean_m")
-                self.put_variable("averages", "mean_m", 0.5 * mean + 0.5 * x.mean((0, 1)))
+            add_update(self, "averages", Mean(x.sum((0, 1)), jnp.float32(x.shape[0] * x.shape[1])))
             return x
 
-    config = Small().Task()
+    config = Small.derive(MICROBATCHES=pieces)().Task()
     config.model.final_norm = fdl.Config(RunningNorm, specs=Specs(mean_m=P(None)))
     task = build(config, "task")
     row = next(row for row in task.weight_table() if row.role == "state")
@@ -112,9 +126,12 @@ def test_collections_without_gradient_are_updated_by_the_loss():
     update = jax.jit(functools.partial(train_step, task, log_every=10))
     state = init_state(task, jax.random.key(0), empty_batch(1, 1))
     updated = update(state, batch_of(0), jax.random.key(0))
-    assert float(jnp.abs(updated.variables["averages"]["final_norm"]["mean_m"]).max()) > 0
-    _, output = task.loss(updated.variables, batch_of(1))  # evaluation leaves it alone
-    assert same(output.variables["averages"], updated.variables["averages"])
+    mean = updated.variables["averages"]["final_norm"]["mean_m"]
+    assert float(jnp.abs(mean).max()) > 0
+    features = task.model.apply(state.variables, batch_of(0).inputs, None, batch_of(0).segment_ids)[0]
+    np.testing.assert_allclose(mean, 0.5 * features.mean((0, 1)), atol=1e-6)
+    _, output = task.loss(updated.variables, batch_of(1))
+    assert output.updates == {}, "evaluation asks for none"
 
 
 def test_scalars_by_hand():

@@ -1,0 +1,51 @@
+"""Rows in pieces, for truncated back-propagation: consecutive batches go on with the same rows."""
+
+import dataclasses
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.batch import Batch
+from tasks.inputs.indexed import IndexedInput, Shard
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PiecesInput(IndexedInput):
+    """The rows of `source`, `seq_len` positions at a time: batch k is piece k % n of the source's batch k // n."""
+
+    source: IndexedInput
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.source.seq_len % self.seq_len or self.source.batch_size != self.batch_size:
+            raise UsageError(
+                f"Pieces of {self.seq_len} positions must divide rows of {self.source.seq_len}, "
+                f"and batches have as many rows ({self.batch_size} and {self.source.batch_size})."
+            )
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a row."""
+        return self.source.seq_len // self.seq_len
+
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        whole_index, piece = divmod(index, self.pieces)
+        whole = self.source.batch(whole_index, shard)
+        start = piece * self.seq_len
+        cut = {
+            field.name: array[:, start : start + self.seq_len]
+            for field in dataclasses.fields(whole)
+            if (array := getattr(whole, field.name)) is not None
+        }
+        places = np.arange(start, start + self.seq_len, dtype=np.int32)
+        return Batch(**cut | {"row_positions": np.broadcast_to(places, cut["inputs"].shape)})
+
+    def num_batches(self) -> int | None:
+        whole = self.source.num_batches()
+        return None if whole is None else whole * self.pieces
+
+    def describe(self) -> str:
+        return f"{self.source.describe()}, rows of {self.source.seq_len} in {self.pieces} pieces"
+
+    def require_data(self) -> None:
+        self.source.require_data()
