@@ -28,15 +28,20 @@ class CodeCache(struct.PyTreeNode):
 
 
 def merge(early: CodeCache, late: CodeCache) -> CodeCache:
-    """The cache of both, or of the later one alone where it is of another segment. Associative.
+    """The cache of both, or of the later one alone where it is of another segment. Associative; nothing is neutral.
 
     A mean of means, so that nothing grows with the sequence (Lingle 2023, Transformer-VQ, appendix E).
     """
-    early_kc = early.count_kc * (early.segment == late.segment)[..., None, None]
+    segment = _later(early.segment, late.segment)
+    early_kc = early.count_kc * (early.segment == segment)[..., None, None]
     count_kc = early_kc + late.count_kc
     total = jnp.maximum(count_kc, 1)
     mean_kcf = (early_kc / total)[..., None] * early.mean_kcf + (late.count_kc / total)[..., None] * late.mean_kcf
-    return CodeCache(mean_kcf, count_kc, late.segment)
+    return CodeCache(mean_kcf, count_kc, segment)
+
+
+def _later(early: jax.Array, late: jax.Array) -> jax.Array:
+    return jnp.where(late < 0, early, late)
 
 
 def sum_by_code(
@@ -110,10 +115,7 @@ def prefixes(start: CodeCache, parts: CodeCache, reduction: str, groups: int = 1
         before, end = _REDUCTIONS["assoc_scan"](start, jax.tree.map(unfold, totals))
         each = number // groups
         spread = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, None], (*x.shape[:2], each, *x.shape[2:])), before)
-        # A group's first chunk has nothing of its own group in front.
-        own = jax.tree.map(unfold, within)
-        empty = (jnp.arange(each) == 0)[None, None]
-        merged = merge(spread, own.replace(segment=jnp.where(empty, spread.segment, own.segment)))
+        merged = merge(spread, jax.tree.map(unfold, within))
         return jax.tree.map(lambda x: x.reshape(-1, number, *x.shape[3:]), merged), end
     return _REDUCTIONS[reduction](start, parts)
 
@@ -140,9 +142,10 @@ def _assoc_scan(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCach
 
 def _sum(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
     def add(early: CodeCache, late: CodeCache) -> CodeCache:
-        same = (early.segment == late.segment)[..., None, None]
+        segment = _later(early.segment, late.segment)
+        same = (early.segment == segment)[..., None, None]
         total_kcf = same[..., None] * early.mean_kcf + late.mean_kcf
-        return CodeCache(total_kcf, same * early.count_kc + late.count_kc, late.segment)
+        return CodeCache(total_kcf, same * early.count_kc + late.count_kc, segment)
 
     all_parts = _with_start(start, parts)
     sums = all_parts.replace(mean_kcf=all_parts.mean_kcf * all_parts.count_kc[..., None])
@@ -154,13 +157,14 @@ def _sum(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
 def _matmul(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
     parts = _with_start(start, parts)
     number = parts.count_kc.shape[1]
+    segment = jax.lax.associative_scan(_later, parts.segment, axis=1)
     # Chunks at or before r, of the segment of chunk r.
-    seen_brg = jnp.tril(jnp.ones((number, number), bool)) & (parts.segment[:, :, None] == parts.segment[:, None, :])
+    seen_brg = jnp.tril(jnp.ones((number, number), bool)) & (segment[:, :, None] == segment[:, None, :])
     count_brkc = jnp.einsum("brg,bgkc->brkc", seen_brg.astype(jnp.float32), parts.count_kc, precision="highest")
     share_bkcrg = jnp.where(seen_brg[:, None, None], jnp.moveaxis(parts.count_kc, 1, -1)[..., None, :], 0)
     share_bkcrg = share_bkcrg / jnp.maximum(jnp.moveaxis(count_brkc, 1, -1), 1)[..., None]
     mean_brkcf = jnp.einsum("bkcrg,bgkcf->brkcf", share_bkcrg, parts.mean_kcf, precision="highest")
-    return _split_last(start, CodeCache(mean_brkcf[:, 1:], count_brkc[:, 1:], parts.segment[:, 1:]))
+    return _split_last(start, CodeCache(mean_brkcf[:, 1:], count_brkc[:, 1:], segment[:, 1:]))
 
 
 _REDUCTIONS = {"serial": _serial, "matmul": _matmul, "assoc_scan": _assoc_scan, "sum": _sum}
