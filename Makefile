@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv --clear .venv
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard,dev]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard,tfds,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -44,3 +44,5 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.decoding
+	$(RUN) -m benchmarks.vq speed
+	$(RUN) -m benchmarks.vq sampling

@@ -22,7 +22,9 @@ def cached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.nda
     """Greedy tokens from the compiled loop, and tokens per second."""
     real = np.ones_like(prompt)
     choices = {"new_tokens": new_tokens, "sampler": Sampler(temperature=0.0)}
-    call = lambda: jax.block_until_ready(generate(session.task, variables, prompt, real, jax.random.key(0), **choices))
+    call = lambda: jax.block_until_ready(
+        generate(session.task, variables, prompt, real, jax.random.key(0), **choices)[0]
+    )
     call()
     began = time.perf_counter()
     drawn = call()

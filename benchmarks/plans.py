@@ -1,4 +1,4 @@
-"""Plans every GShard entry with the TPU compiler, for the slice its name means, and writes the table of docs/plans.md.
+"""Plans GShard, BERT and large VQ entries with the TPU compiler, and writes the table of docs/plans.md.
 
     python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
@@ -21,11 +21,12 @@ from registry.render import size
 FOLDER = Path("plans/slices")
 PAGE = Path("docs/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
-FAMILIES = ("gshard", "wiki_bert")
-# Slices of so many devices. The BERT runs were MLPerf's on TPU v4, all others are on the two-core chips of v3.
+# Slices of so many devices. The BERT runs were MLPerf's on TPU v4, the GShard ones on the two-core
+# chips of v3; entries for any number of devices are not planned.
 SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
+    "vq": {64: "v4:4x4x4"},
 }
 # Tokens per second that comments in the reference promise.
 PROMISED = {
@@ -46,7 +47,7 @@ COLUMNS = (
 
 def main(globs: list[str]) -> int:
     """Plans what is missing, then writes the table of all plans there are."""
-    names = [name for name in entries() if name.partition(".")[0] in FAMILIES]
+    names = [name for name in entries() if topology(name)]
     chosen = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
     for name in chosen:
         if not _file(name).exists():
@@ -61,11 +62,11 @@ def main(globs: list[str]) -> int:
     return 0
 
 
-def topology(name: str) -> str:
-    """The slice an entry is planned for."""
+def topology(name: str) -> str | None:
+    """The slice an entry is planned for; None where it is for none."""
     if name.endswith("32x32"):
         return "v3:32x32"
-    return SLICES[name.partition(".")[0]][math.prod(entries()[name].mesh)]
+    return SLICES.get(name.partition(".")[0], {}).get(math.prod(entries()[name].mesh))
 
 
 def _file(name: str) -> Path:

@@ -92,6 +92,8 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--num_samples", type=int, default=1, help="samples per prompt, drawn as one batch")
     add("--sample_seed", type=int, default=0)
     add("--stop", action=argparse.BooleanOptionalAction, default=True, help="end at the vocabulary's stop token")
+    add("--save_state", metavar="FILE", help="keep what was read and drawn, to go on from")
+    add("--load_state", metavar="FILE", help="go on behind what --save_state kept")
     add("--checkpoint", default="last", help="last, best or a step; for sample, validation and test")
     parser.add_argument_group("profile").add_argument("--profile_steps", type=int, default=10)
     add = parser.add_argument_group("plan").add_argument
@@ -156,13 +158,15 @@ def _sample(options: argparse.Namespace, session, workdir) -> int:
 
     sampler = Sampler(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     chosen = SampleOptions(
-        prompts=options.prompt or ["\n"],
+        prompts=options.prompt or ["" if options.load_state else "\n"],
         sampler=sampler,
         new_tokens=options.max_new_tokens,
         copies=options.num_samples,
         seed=options.sample_seed,
         stop=options.stop,
         checkpoint=options.checkpoint,
+        load_state=options.load_state,
+        save_state=options.save_state,
     )
     return sample(session, workdir, chosen)
 

@@ -11,6 +11,7 @@ import numpy as np
 from layers.errors import UsageError
 from runners import report
 from runners.checkpoints import Checkpoints
+from runners.decoding_state import read_memory, write_memory
 from runners.session import Session
 from tasks.decoding import Sampler, generate, pad_prompts
 
@@ -26,6 +27,8 @@ class SampleOptions:
     seed: int = 0
     stop: bool = True  # end a sample at the vocabulary's stop token
     checkpoint: str = "last"
+    load_state: str | None = None  # go on behind what this file remembers
+    save_state: str | None = None  # write what was read and drawn to this file
 
 
 def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
@@ -34,25 +37,31 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     Raises:
       UsageError: there is no checkpoint, or prompt and sample are longer than the model's positions.
     """
-    vocabulary = session.task.vocabulary
-    prompts = [vocabulary.encode(text) for text in options.prompts for _ in range(options.copies)]
-    tokens, real = pad_prompts(prompts)
-    limit = session.task.context_limit()
-    if limit is not None and tokens.shape[1] + options.new_tokens > limit:
-        raise UsageError(
-            f"The prompt's {tokens.shape[1]} tokens and {options.new_tokens} new ones are more than the {limit} "
-            f"positions this model has learned: try --max_new_tokens={max(1, limit - tokens.shape[1])}."
-        )
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
+    vocabulary = session.task.vocabulary
+    prompts = [vocabulary.encode(text) for text in options.prompts for _ in range(options.copies)]
+    memory, past, room = None, 0, 0
+    if options.load_state is not None:
+        memory, room = read_memory(options.load_state, session, prompts)
+        past = int(memory.position_b.max()) + 1
+    tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
+    limit, read = session.task.context_limit(), past + tokens.shape[1]
+    if limit is not None and read + options.new_tokens > limit:
+        raise UsageError(
+            f"The {read} tokens before and {options.new_tokens} new ones are more than the {limit} positions this "
+            f"model has learned: try --max_new_tokens={max(1, limit - read)}."
+        )
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
         stop_id = vocabulary.stop_id if options.stop else None
         choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}
+        choices["capacity"] = capacity = room + tokens.shape[1] + options.new_tokens
         arguments = (session.task, state.variables, tokens, real, jax.random.key(options.seed))
-        compiled = generate.lower(*arguments, **choices).compile()
+        compiled = generate.lower(*arguments, memory=memory, **choices).compile()
         began = time.perf_counter()
-        drawn = np.asarray(compiled(*arguments[1:]))
+        drawn, memory = compiled(*arguments[1:], memory=memory)
+        drawn = np.asarray(drawn)
         seconds = time.perf_counter() - began
     texts, count = [], 0
     for prompt, row in zip(prompts, drawn, strict=True):
@@ -62,6 +71,8 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     text = "\n".join(("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
     print(text)
     print(f"\n[{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, step {int(state.step)}]", flush=True)
+    if options.save_state is not None:
+        write_memory(options.save_state, session, memory, capacity)
     folder = workdir / "samples"
     folder.mkdir(exist_ok=True)
     (folder / f"{int(state.step):08}-seed{options.seed}.txt").write_text(text + "\n")

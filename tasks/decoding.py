@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from layers.errors import UsageError
 from tasks.task import Task
@@ -43,21 +44,21 @@ class Sampler:
             least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.top_p is not None and self.top_p < 1:
-            ordered = -jnp.sort(-logits, axis=-1)
-            probabilities = jax.nn.softmax(ordered, axis=-1)
+            order = jnp.argsort(logits, axis=-1)[:, ::-1]
+            probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
             before = jnp.cumsum(probabilities, axis=-1) - probabilities
-            least = jnp.min(jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-            logits = jnp.where(logits < least, -jnp.inf, logits)
+            kept = jnp.take_along_axis(before < self.top_p, jnp.argsort(order, axis=-1), axis=-1)
+            logits = jnp.where(kept, logits, -jnp.inf)
         return logits
 
 
-def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of different lengths as one array, padded on the left, and which entries are real.
 
     Raises:
       UsageError: a prompt is empty.
     """
-    if not all(prompts):
+    if not all(prompts) and not allow_empty:
         raise UsageError("A prompt is empty: give at least one token to go on from.")
     length = max(map(len, prompts))
     tokens = np.zeros((len(prompts), length), np.int32)
@@ -66,6 +67,25 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
         tokens[row, length - len(prompt) :] = prompt
         real[row, length - len(prompt) :] = 1
     return tokens, real
+
+
+class Memory(struct.PyTreeNode):
+    """What rows have been read so far, to go on from."""
+
+    state: Any  # the model's, behind everything but the last token
+    unread_b: jax.Array  # int32 (B,): the last token
+    position_b: jax.Array  # int32 (B,): its position
+
+
+def unpack(memory: Memory, empty: Any) -> Any:
+    """The memory's state in the place of `empty`, which may have room for more positions."""
+
+    def fill(room: jax.Array, saved: jax.Array) -> jax.Array:
+        if room.shape == saved.shape:
+            return jnp.asarray(saved, room.dtype)
+        return jax.lax.dynamic_update_slice(room, jnp.asarray(saved, room.dtype), (0,) * room.ndim)
+
+    return jax.tree.map(fill, empty, memory.state)
 
 
 @functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id"))
@@ -79,7 +99,9 @@ def generate(
     new_tokens: int,
     sampler: Sampler,
     stop_id: int | None = None,
-) -> jax.Array:
+    memory: Memory | None = None,
+    capacity: int | None = None,
+) -> tuple[jax.Array, Memory]:
     """Continues each prompt by `new_tokens` tokens.
 
     Args:
@@ -91,13 +113,21 @@ def generate(
       new_tokens: how many tokens to add.
       sampler: how to draw them.
       stop_id: a row that drew it is filled up with it; the loop ends when all rows have.
+      memory: goes on behind what it holds; prompts then have no padding, and may have no token.
+      capacity: positions that the state has room for, those in `memory` included; None is all that are read here.
 
     Returns:
-      int32 (B, new_tokens).
+      int32 (B, new_tokens), and what to go on from.
     """
-    rows, length = tokens.shape
-    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
-    state = task.init_decode_state(rows, length + new_tokens)
+    rows = tokens.shape[0]
+    if memory is None:
+        positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    else:
+        tokens = jnp.concatenate([memory.unread_b[:, None], tokens], axis=1)
+        real = jnp.ones_like(tokens)
+        positions = memory.position_b[:, None] + jnp.arange(tokens.shape[1])
+    state = task.init_decode_state(rows, tokens.shape[1] + new_tokens if capacity is None else capacity)
+    state = state if memory is None else unpack(memory, state)
     logits, state = task.decode_step(variables, tokens, state, real, positions)
     first = sampler(logits, jax.random.fold_in(rng, 0)).astype(jnp.int32)
     drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
@@ -118,4 +148,6 @@ def generate(
     def is_stop(token):
         return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
 
-    return jax.lax.while_loop(unfinished, body, (jnp.int32(1), drawn, state, is_stop(first)))[1]
+    steps, drawn, state, _ = jax.lax.while_loop(unfinished, body, (jnp.int32(1), drawn, state, is_stop(first)))
+    last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
+    return drawn, Memory(state, last, positions[:, -1] + steps)

@@ -220,7 +220,7 @@ class VQLm(DecoderLm):
         config = super().ffn()
         width = 4 if self.HEADS == "mha" else 5  # as many weights as two gated units, roughly
         config.hidden_dim = width * self.MODEL_DIM if self.FFN_DIM is None else self.FFN_DIM
-        config.dropout_rate = 0.0
+        config.dropout_rate, config.use_bias = 0.0, False
         return config
 
     def mixer(self) -> fdl.Config:

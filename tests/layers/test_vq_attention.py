@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.core import meta
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from layers.code_cache import CodeCache, chunks, merge, prefixes
 from layers.reports import UPDATES, apply_updates
@@ -78,7 +76,7 @@ def quantized(module, variables, x):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_the_reference(reduction):
-    y, state = mixer(reduction=reduction).apply(TP, X)
+    y, state = jax.jit(mixer(reduction=reduction).apply)(TP, X)
     assert state is None
     np.testing.assert_allclose(y, NUMBERS["tp/res"], atol=1e-5)
 
@@ -99,7 +97,7 @@ def test_codes_and_caches_of_the_reference():
     np.testing.assert_array_equal(codes[..., 0], NUMBERS["tp/z"].reshape(2, 32))
     state = module.init_state(2, 0)
     for block in range(4):
-        y, state = module.apply(TP, X[:, 8 * block : 8 * block + 8], state)
+        y, state = jax.jit(module.apply)(TP, X[:, 8 * block : 8 * block + 8], state)
         theirs = f"state/{block + 1}/"
         np.testing.assert_allclose(y, NUMBERS[f"state/res{block}"], atol=1e-5)
         np.testing.assert_allclose(state.cache.mean_kcf, NUMBERS[theirs + "aggcache/upper_div_lower"], atol=1e-6)
@@ -119,7 +117,7 @@ def test_gradient_and_codebook_of_the_reference(inflation, theirs):
         commit = said["losses"]["quantizer"]["commit_loss"]
         return jnp.sum(y * NUMBERS["cot"]) + commit, said[UPDATES]
 
-    (gradient, by_x), updates = jax.grad(objective, argnums=(0, 1), has_aux=True)(TP["params"], NUMBERS["x"])
+    (gradient, by_x), updates = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(TP["params"], NUMBERS["x"])
     expected, _ = attention_weights("tp/grad/")
     for name, value in expected.items():
         np.testing.assert_allclose(gradient[name], value, atol=1e-4 * np.abs(value).max(), err_msg=name)
@@ -153,13 +151,17 @@ def test_the_twin_is_plain_attention_with_positions_everywhere(heads, chunk):
     np.testing.assert_allclose(module.apply(variables, X)[0], expected, atol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    block=st.integers(1, 33),
-    memory=st.sampled_from([1, 5, 8, 40]),
-    heads=st.sampled_from(sorted(HEADS)),
-    reduction=st.sampled_from(REDUCTIONS),
-    length=st.integers(1, 32),
+@pytest.mark.parametrize(
+    ("block", "memory", "heads", "reduction", "length"),
+    [
+        (1, 5, "shga", "scan", 9),  # token by token
+        (3, 8, "mqa", "serial", 32),  # blocks that divide neither memory nor length
+        (4, 40, "shga", "matmul", 32),  # memory beyond the sequence, many blocks in it
+        (5, 1, "mha", "assoc_scan", 31),
+        (16, 5, "shga", "sum", 32),  # blocks longer than the memory
+        (33, 8, "mqa", "scan", 32),  # a block longer than the sequence
+        (8, 5, "mha", "scan", 1),
+    ],
 )
 def test_no_number_depends_on_blocks(block, memory, heads, reduction, length):
     module, variables = random_variables(heads, memory_length=memory)
@@ -168,29 +170,38 @@ def test_no_number_depends_on_blocks(block, memory, heads, reduction, length):
     np.testing.assert_allclose(jax.jit(other.apply)(variables, X[:, :length])[0], expected, atol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    bounds=st.sets(st.integers(1, 31), max_size=4),
-    cuts=st.sets(st.integers(1, 31), max_size=3),
-    reduction=st.sampled_from(REDUCTIONS),
-    block=st.sampled_from([3, 4, 8]),
+@pytest.mark.parametrize(
+    ("bounds", "cuts", "reduction", "block"),
+    [
+        ((5, 6, 21), (), "serial", 3),
+        ((1, 9, 30), (13,), "matmul", 4),
+        ((16,), (4, 16), "assoc_scan", 4),
+        ((2, 3, 17), (20,), "sum", 4),
+        ((7, 24), (8, 9), "scan", 8),
+    ],
 )
 def test_segments_of_a_row_are_as_if_alone(bounds, cuts, reduction, block):
     """Packed rows: whatever is cached of one segment is not seen by the next."""
     module, variables = random_variables("shga", reduction=reduction, block_length=block, memory_length=4)
-    edges = [0, *sorted(bounds), 32]
+    apply = jax.jit(module.apply)
+    edges = [0, *bounds, 32]
     ids = jnp.asarray(np.repeat(np.arange(len(edges) - 1) + 1, np.diff(edges)))[None].repeat(2, 0)
-    alone = [module.apply(variables, X[:, a:b])[0] for a, b in itertools.pairwise(edges)]
+    alone = [apply(variables, X[:, a:b])[0] for a, b in itertools.pairwise(edges)]
     state, pieces = module.init_state(2, 0), []
-    for a, b in itertools.pairwise([0, *sorted(cuts), 32]):
-        y, state = module.apply(variables, X[:, a:b], state, ids[:, a:b])
+    for a, b in itertools.pairwise([0, *cuts, 32]):
+        y, state = apply(variables, X[:, a:b], state, ids[:, a:b])
         pieces.append(y)
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), jnp.concatenate(alone, 1), atol=1e-5)
 
 
+def jacobian_of(module, variables, x):
+    """d of the sum of outputs at t, by inputs at t': (t, t', m)."""
+    return jax.jit(jax.jacobian(lambda x: module.apply(variables, x)[0].sum((0, 2))))(x)[:, 0]
+
+
 def test_without_cache_nothing_beyond_the_memory_counts():
     module, variables = random_variables("shga", cache=False, memory_length=5, block_length=4)
-    jacobian = jax.jacobian(lambda x: module.apply(variables, x)[0].sum((0, 2)))(X[:1, :16])[:, 0]
+    jacobian = jacobian_of(module, variables, X[:1, :16])
     seen = np.abs(jacobian).sum(-1) > 1e-9
     gap = np.arange(16)[:, None] - np.arange(16)
     np.testing.assert_array_equal(seen, (gap >= 0) & (gap <= 5))
@@ -202,7 +213,7 @@ def test_without_cache_nothing_beyond_the_memory_counts():
 @pytest.mark.parametrize("full", [False, True])
 def test_causality_by_jacobian(heads, full):
     module, variables = random_variables(heads, full=full)
-    jacobian = jax.jacobian(lambda x: module.apply(variables, x)[0].sum((0, 2)))(X[:1, :24])[:, 0]
+    jacobian = jacobian_of(module, variables, X[:1, :24])
     size = np.abs(jacobian).sum(-1)
     assert np.triu(size, 1).max() == 0
     assert np.tril(size).min() >= 0
@@ -215,7 +226,7 @@ def test_gradient_through_the_cache_can_be_stopped():
     for through in (True, False):
         module, variables = random_variables("shga", gradient_through_cache=through)
         loss = lambda x, m=module, v=variables: jnp.sum(m.apply(v, x)[0][:, 24:] ** 2)
-        values[through] = jax.value_and_grad(loss)(X)
+        values[through] = jax.jit(jax.value_and_grad(loss))(X)
     np.testing.assert_allclose(values[True][0], values[False][0], rtol=1e-6)
     assert np.abs(values[True][1][:, :24]).max() > 1e-5
     assert np.abs(values[False][1][:, :24]).max() == 0
@@ -247,9 +258,9 @@ def test_counts_stay_exact_in_bfloat16():
     module, variables = random_variables("shga", dtype="bfloat16", block_length=1, memory_length=1)
     state = module.init_state(1, 0)
     cache = state.cache.replace(count_kc=state.cache.count_kc + 300, segment=jnp.ones(1, jnp.int32))
-    state = state.replace(cache=cache)
+    state, read = state.replace(cache=cache), jax.jit(module.apply)
     for i in range(4):
-        _, state = module.apply(variables, X[:1, i : i + 1].astype(jnp.bfloat16), state)
+        _, state = read(variables, X[:1, i : i + 1].astype(jnp.bfloat16), state)
     assert state.cache.count_kc.dtype == jnp.float32
     assert float(state.cache.count_kc.sum()) == 300 * CODES + 3
 

@@ -18,7 +18,7 @@ def variables():
 def run(variables, prompts, new_tokens=12, sampler=None, seed=0, stop_id=None):
     tokens, real = pad_prompts(prompts)
     sampler = sampler or Sampler(temperature=0.0)
-    drawn = generate(
+    drawn, _ = generate(
         TASK, variables, tokens, real, jax.random.key(seed), new_tokens=new_tokens, sampler=sampler, stop_id=stop_id
     )
     return np.asarray(drawn).tolist()

@@ -31,7 +31,7 @@ def test_synthetic_rows_are_packed_right(seed, index, seq_len, vocab):
     batch = source.batch(index)
     assert same(batch, source.batch(index))
     for row in range(2):
-        inputs, targets, weights, ids, positions = (np.asarray(field)[row] for field in vars(batch).values())
+        inputs, targets, weights, ids, positions = (np.asarray(field)[row] for field in list(vars(batch).values())[:5])
         real = ids > 0
         assert real[0]
         assert np.all(weights == real)

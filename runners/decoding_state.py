@@ -1,0 +1,61 @@
+"""What a model remembers of sequences, as a file: read once, gone on from at any time."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import serialization
+
+from layers.errors import UsageError
+from runners.session import Session
+from tasks.decoding import Memory
+
+
+def write_memory(path: str, session: Session, memory: Memory, capacity: int) -> None:
+    """Writes the memory, which has room for `capacity` positions, whole or not at all."""
+    content = {
+        "experiment": session.name,
+        "capacity": capacity,
+        "unread": np.asarray(memory.unread_b),
+        "position": np.asarray(memory.position_b),
+        "leaves": {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(memory.state))},
+    }
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".state-") as folder:
+            part = Path(folder, "part")
+            part.write_bytes(serialization.msgpack_serialize(content))
+            os.replace(part, target)
+    except OSError as error:
+        raise UsageError(f"The state cannot be written to '{path}': {error.strerror or error}.") from error
+
+
+def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]]) -> tuple[Memory, int]:
+    """The memory in a file, for as many rows as there are prompts, and the positions it has room for.
+
+    Raises:
+      UsageError: the file cannot be read, is of another experiment or other sizes, or holds another number of rows;
+        or the prompts have different lengths, which would need padding in the middle.
+    """
+    try:
+        content: Any = serialization.msgpack_restore(Path(path).read_bytes())
+        name, capacity, unread, position = (content[key] for key in ("experiment", "capacity", "unread", "position"))
+        leaves = [content["leaves"][str(i)] for i in range(len(content["leaves"]))]
+    except OSError as error:
+        raise UsageError(f"The state '{path}' cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # msgpack raises what it likes at bytes that are none of its own
+        raise UsageError(f"'{path}' is no state written by --save_state.") from error
+    rows = len(unread)
+    if rows != len(prompts):
+        raise UsageError(f"The state '{path}' holds {rows} rows: give as many prompts, or none for one row.")
+    if len({len(prompt) for prompt in prompts}) != 1:
+        raise UsageError("Prompts that go on from a state must have one length in tokens.")
+    empty = jax.eval_shape(lambda: session.task.init_decode_state(rows, capacity))
+    if name != session.name or [leaf.shape for leaf in jax.tree.leaves(empty)] != [leaf.shape for leaf in leaves]:
+        raise UsageError(f"The state '{path}' is of {name}, in other sizes than {session.name} has: read it anew.")
+    return Memory(jax.tree.unflatten(jax.tree.structure(empty), leaves), unread, position), capacity
