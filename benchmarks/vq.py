@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
     "VOCAB_SIZE": 256,
     "BATCH_SIZE": 1,
     "DTYPE": "float32",
-    "REDUCTION": "scan",
+    "REMAT": "none",  # both compute scores again in the backward pass, a block or a chunk of queries at a time
     "LOSS_CHUNK": 512,
 }
 FULL_UP_TO = 32_768  # the twin takes minutes beyond

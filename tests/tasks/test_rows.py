@@ -17,7 +17,7 @@ EOS = 1
 @pytest.fixture
 def enwik8(tmp_path):
     path = tmp_path / "enwik8"
-    path.write_bytes(bytes(np.arange(1000) % 251))
+    path.write_bytes((np.arange(1000) % 251).astype(np.uint8).tobytes())
     return Enwik8(path=str(path))
 
 
