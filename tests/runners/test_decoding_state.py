@@ -1,0 +1,84 @@
+"""What a model has read, as a file: going on from it is as if it had never stopped."""
+
+import jax
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from registry.resolve import resolve
+from runners.decoding_state import read_memory, write_memory
+from runners.main import main
+from runners.session import Session
+from tasks.decoding import Sampler, generate, pad_prompts
+
+GREEDY = Sampler(temperature=0.0)
+NAMES = {"VQStdlib": [], "VQThroughputMqa": ["REDUCTION=scan"], "StdlibTiny": [], "FullStdlib": []}
+
+
+@pytest.fixture(params=NAMES)
+def session(request):
+    axes = len(resolve(request.param).MESH_AXES)
+    knobs = [f"DEVICE_MESH_SHAPE={','.join(['1'] * axes)}", *NAMES[request.param]]
+    return Session(resolve(request.param, knobs, smoke=True), jax.devices()[:1])
+
+
+def test_a_sample_in_two_parts_is_the_sample_in_one(session, tmp_path):
+    prompts = [[40, 41, 42, 43, 44, 45], [60, 61, 62, 63, 64, 65]]
+    file = str(tmp_path / "folder" / "state")
+    with session.placed():
+        variables = session.init().variables
+        tokens, real = pad_prompts(prompts)
+        rng = jax.random.key(0)
+        whole, _ = generate(session.task, variables, tokens, real, rng, new_tokens=11, sampler=GREEDY)
+        first, memory = generate(session.task, variables, tokens, real, rng, new_tokens=4, sampler=GREEDY, capacity=10)
+        write_memory(file, session, memory, 10)
+        memory, capacity = read_memory(file, session, [[], []])
+        nothing = np.zeros((2, 0), np.int32)
+        choices = {"new_tokens": 7, "sampler": GREEDY, "memory": memory, "capacity": capacity + 7}
+        second, _ = generate(session.task, variables, nothing, nothing, rng, **choices)
+        np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
+        # More prompt behind the state equals one long prompt.
+        more = np.full((2, 3), 50, np.int32)
+        choices["capacity"] = capacity + 10
+        after, _ = generate(session.task, variables, more, more, rng, **choices)
+        long = np.concatenate([tokens, first, more], axis=1)
+        expected, _ = generate(session.task, variables, long, np.ones_like(long), rng, new_tokens=7, sampler=GREEDY)
+        np.testing.assert_array_equal(after, expected)
+
+
+def test_states_that_do_not_fit_are_refused(tmp_path):
+    session = Session(resolve("VQStdlib", ["DEVICE_MESH_SHAPE=1,1,1"], smoke=True), jax.devices()[:1])
+    other = Session(resolve("VQStdlib", ["DEVICE_MESH_SHAPE=1,1,1", "NUM_CODES=8"], smoke=True), jax.devices()[:1])
+    file = tmp_path / "state"
+    with session.placed():
+        tokens, real = pad_prompts([[1, 2, 3]])
+        arguments = (session.task, session.init().variables, tokens, real, jax.random.key(0))
+        _, memory = generate(*arguments, new_tokens=2, sampler=GREEDY)
+        write_memory(str(file), session, memory, 5)
+    for where, prompts, says in (
+        (other, [[]], "in other sizes"),
+        (session, [[], []], "holds 1 rows"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            read_memory(str(file), where, prompts)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UsageError, match="no state written by --save_state"):
+        read_memory(str(file), session, [[]])
+    with pytest.raises(UsageError, match="No such file"):
+        read_memory(str(tmp_path / "none"), session, [[]])
+    assert [path.name for path in tmp_path.iterdir()] == ["state"], "nothing half-written is left"
+
+
+def test_the_command_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mesh = "--set=DEVICE_MESH_SHAPE=1,1,8"
+    run = ["--workdir=run", "--mode=sample", "--temperature=0", "--no-stop"]
+    assert main(["--exp=vq.VQStdlib", "--smoke", "--no-tensorboard", "--workdir=run", mesh, "--set=NUM_STEPS=3"]) == 0
+    assert main([*run, "--prompt=def f(", "--max_new_tokens=12"]) == 0
+    whole = (tmp_path / "run/samples/00000003-seed0.txt").read_bytes()
+    assert main([*run, "--prompt=def f(", "--max_new_tokens=5", "--save_state=kept"]) == 0
+    assert main([*run, "--max_new_tokens=7", "--load_state=kept"]) == 0
+    rest = (tmp_path / "run/samples/00000003-seed0.txt").read_bytes()
+    assert whole.endswith(rest)
+    assert main([*run, "--load_state=kept", "--prompt=a", "--prompt=b"]) == 2
+    assert "holds 1 rows" in capsys.readouterr().err
