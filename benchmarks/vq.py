@@ -136,7 +136,7 @@ def sampling(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, An
         for past in pasts:
             tokens = np.random.default_rng(0).integers(0, 256, (1, past)).astype(np.int32)
             _, state = read(variables, tokens, task.init_decode_state(1, past))
-            memories[past] = Memory(state, jnp.zeros(1, jnp.int32), jnp.full(1, past, jnp.int32))
+            memories[past] = Memory(state, jnp.zeros(1, jnp.int32), jnp.full(1, past, jnp.int32), jnp.int32(0))
         nothing = np.zeros((1, 0), np.int32)
         run = lambda past: generate(
             task, variables, nothing, nothing, jax.random.key(0), memory=memories[past], capacity=1, **choices

@@ -28,7 +28,8 @@ class CodeCache(struct.PyTreeNode):
 
 
 def merge(early: CodeCache, late: CodeCache) -> CodeCache:
-    """The cache of both, or of the later one alone where it is of another segment. Associative; nothing is neutral.
+    """The cache of both, or of the later one alone where it is of another segment. Associative, and an empty cache is
+    neutral.
 
     A mean of means, so that nothing grows with the sequence (Lingle 2023, Transformer-VQ, appendix E).
     """
@@ -46,31 +47,31 @@ def _later(early: jax.Array, late: jax.Array) -> jax.Array:
 
 def sum_by_code(
     codes: Int[Array, "*batch t k"], values: Float[Array, "*batch t k f"], num_codes: int
-) -> Float[Array, "*batch k c f"]:
-    """Float32 sums of the values that share a code; codes from `num_codes` on are left out.
+) -> tuple[Float[Array, "*batch k c f"], Float[Array, "*batch k c"]]:
+    """Float32 sums of the values that share a code, and their number; codes from `num_codes` on are left out.
 
     A scatter on CPU; elsewhere a product with the one-hot codes, which matrix units do faster.
     """
 
-    def scatter(codes: jax.Array, values: jax.Array) -> jax.Array:
-        def one(codes_t: jax.Array, values_tf: jax.Array) -> jax.Array:
+    def scatter(codes: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def one(codes_t: jax.Array, values_tf: jax.Array) -> tuple[jax.Array, jax.Array]:
             zeros = jnp.zeros((num_codes, values_tf.shape[-1]), jnp.float32)
-            return zeros.at[codes_t].add(values_tf.astype(jnp.float32), mode="drop")
+            sums = zeros.at[codes_t].add(values_tf.astype(jnp.float32), mode="drop")
+            return sums, jnp.zeros(num_codes, jnp.float32).at[codes_t].add(1.0, mode="drop")
 
         one_per_head = jax.vmap(one, in_axes=(-1, -2))
         for _ in codes.shape[:-2]:
             one_per_head = jax.vmap(one_per_head)
         return one_per_head(codes, values)
 
-    def product(codes: jax.Array, values: jax.Array) -> jax.Array:
+    def product(codes: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         one_hot = jax.nn.one_hot(codes, num_codes, dtype=values.dtype)
-        sums: Any = jnp.einsum(
-            "...tkc,...tkf->...kcf", one_hot, values, preferred_element_type=jnp.float32, precision="highest"
-        )
-        return sums
+        kinds: Any = {"preferred_element_type": jnp.float32, "precision": "highest"}
+        sums = jnp.einsum("...tkc,...tkf->...kcf", one_hot, values, **kinds)
+        return sums, jnp.sum(one_hot, axis=-3, dtype=jnp.float32)
 
     with jax.named_scope(OVERHEAD):
-        sums: jax.Array = jax.lax.platform_dependent(codes, values, cpu=scatter, default=product)
+        sums: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(codes, values, cpu=scatter, default=product)
     return sums
 
 
@@ -83,9 +84,8 @@ def chunks(
     """The cache of each chunk of t tokens by itself: those of the segment that its last token belongs to."""
     segment = segment_ids[..., -1]
     codes = jnp.where((segment_ids == segment[..., None])[..., None], codes, num_codes)
-    count_kc = sum_by_code(codes, jnp.ones((*codes.shape, 1), jnp.float32), num_codes)[..., 0]
-    sum_kcf = sum_by_code(codes, values, num_codes)
-    return CodeCache(sum_kcf / jnp.maximum(count_kc, 1)[..., None], jax.lax.stop_gradient(count_kc), segment)
+    sum_kcf, count_kc = sum_by_code(codes, values, num_codes)
+    return CodeCache(sum_kcf / jnp.maximum(count_kc, 1)[..., None], count_kc, segment)
 
 
 def prefixes(start: CodeCache, parts: CodeCache, reduction: str, groups: int = 1) -> tuple[CodeCache, CodeCache]:
@@ -107,17 +107,15 @@ def prefixes(start: CodeCache, parts: CodeCache, reduction: str, groups: int = 1
     if reduction not in _REDUCTIONS:
         raise UsageError(f"There is no reduction '{reduction}'. {did_you_mean(reduction, _REDUCTIONS)}")
     if groups > 1 and number % groups == 0 and number > groups:
-        split = jax.tree.map(lambda x: x.reshape(-1, groups, number // groups, *x.shape[2:]), parts)
-        fold = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), split)
-        nothing = CodeCache.empty(fold.count_kc.shape[:1], *fold.mean_kcf.shape[2:])
-        within, totals = _REDUCTIONS[reduction](nothing, fold)
-        unfold = lambda x: x.reshape(-1, groups, *x.shape[1:])
-        before, end = _REDUCTIONS["assoc_scan"](start, jax.tree.map(unfold, totals))
-        each = number // groups
-        spread = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, None], (*x.shape[:2], each, *x.shape[2:])), before)
-        merged = merge(spread, jax.tree.map(unfold, within))
-        return jax.tree.map(lambda x: x.reshape(-1, number, *x.shape[3:]), merged), end
-    return _REDUCTIONS[reduction](start, parts)
+        split = jax.tree.map(lambda x: x.reshape(x.shape[0], groups, -1, *x.shape[2:]), parts)
+        nothing = CodeCache.empty(parts.count_kc.shape[:1], *parts.mean_kcf.shape[2:])
+        by_group = jax.vmap(_REDUCTIONS[reduction], in_axes=(None, 1), out_axes=1)
+        within, totals = by_group(nothing, split)
+        before, end = _assoc_scan(start, totals)
+        merged = merge(jax.tree.map(lambda x: x[:, :, None], before), within)
+        return jax.tree.map(lambda x: x.reshape(x.shape[0], number, *x.shape[3:]), merged), end
+    # A step-by-step scan over chunks on different devices would pass all of them around.
+    return _REDUCTIONS["assoc_scan" if groups > 1 and reduction == "serial" else reduction](start, parts)
 
 
 def _serial(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:

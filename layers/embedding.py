@@ -15,7 +15,7 @@ from layers.weight import weight
 class Embedding(nn.Module):
     """Token ids to vectors; `attend` uses the same table as output layer (Press and Wolf 2017)."""
 
-    SPECS: ClassVar[tuple[str, ...]] = ("embedding_vm",)
+    SPECS: ClassVar[tuple[str, ...]] = ("embedding_vm", "unembedding_bias_v")
 
     specs: Specs
     vocab_size: int
@@ -23,7 +23,8 @@ class Embedding(nn.Module):
     initializer: Initializer
     table_rows: int | None = None  # rows stored: those from vocab_size on are padding for the split; None is vocab_size
     scale: float = 1.0  # factor on the looked-up vectors
-    logits_scale: float = 1.0  # factor on the logits of a tied head
+    logits_scale: float = 1.0  # factor on the logits of a tied head, the bias left out
+    use_bias: bool = False  # of a tied head
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
 
@@ -34,6 +35,9 @@ class Embedding(nn.Module):
             raise UsageError(f"table_rows = {shape[0]} must be at least vocab_size = {self.vocab_size}.")
         init: Any = {"init": self.initializer, "role": "embedding", "fan_in": 1}
         self.table_vm = weight(self, "embedding_vm", shape, used=used, dtype="float32", **init)
+        if self.use_bias:
+            bias: Any = {"init": Constant(), "role": "bias"}
+            self.bias_v = weight(self, "unembedding_bias_v", shape[:1], used=used[:1], **bias)
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale
@@ -42,6 +46,8 @@ class Embedding(nn.Module):
         """Logits in float32: products of features with every token's vector; the least there are for padding."""
         table_vm = self.table_vm.astype(self.dtype)
         logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
+        if self.use_bias:
+            logits += self.bias_v
         if logits.shape[-1] == self.vocab_size:
             return logits
         return jnp.where(jnp.arange(logits.shape[-1]) < self.vocab_size, logits, jnp.finfo(jnp.float32).min)

@@ -72,6 +72,9 @@ class GatedHeads(nn.Module):
     param_dtype: str = "float32"
 
     def _check_heads(self) -> None:
+        for name in ("num_heads", "key_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} = {getattr(self, name)} must be at least 1.")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise UsageError(f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}.")
         if self.model_dim % 2:
@@ -129,7 +132,7 @@ class GatedHeads(nn.Module):
 class FullAttention(GatedHeads):
     """Softmax over every key, none of them quantised, positions at every distance: VQ attention's quadratic twin."""
 
-    query_chunk: int = 512  # queries whose scores are held at once, where it divides the sequence
+    query_chunk: int = 512  # queries whose scores are held at once
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` positions."""
@@ -165,14 +168,19 @@ class FullAttention(GatedHeads):
         return self._output(mixed.reshape(*x.shape[:2], self.num_heads, self.value_dim), y.gate_bsnf), state
 
     def _by_chunks(self, attend: Any, start: jax.Array, *queries: jax.Array) -> jax.Array:
-        length = queries[0].shape[1]
-        if length <= self.query_chunk or length % self.query_chunk:
+        if self.query_chunk < 1:
+            raise UsageError(f"query_chunk = {self.query_chunk} must be at least 1.")
+        number, rest = divmod(queries[0].shape[1], self.query_chunk)
+        if number + bool(rest) == 1:
             return attend(start, *queries)
-        number = length // self.query_chunk
-        split = [jnp.moveaxis(q.reshape(q.shape[0], number, -1, *q.shape[2:]), 1, 0) for q in queries]
+        whole = number * self.query_chunk
+        split = [jnp.moveaxis(q[:, :whole].reshape(q.shape[0], number, -1, *q.shape[2:]), 1, 0) for q in queries]
         starts = start + self.query_chunk * jnp.arange(number)
         mixed = jax.lax.map(lambda xs: jax.checkpoint(attend)(*xs), (starts, *split))
-        return jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], length, *mixed.shape[3:])
+        mixed = jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], whole, *mixed.shape[3:])
+        if rest:
+            mixed = jnp.concatenate([mixed, attend(start + whole, *(q[:, whole:] for q in queries))], axis=1)
+        return mixed
 
     def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
         length, keys = content.shape[1], memory.key_btkd.shape[1]

@@ -6,9 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from layers.code_cache import sum_by_code
+from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
 from layers.reports import METRICS, UPDATES, add_loss, add_metric, add_update
 from layers.specs import Specs
@@ -24,25 +25,32 @@ class CodebookUpdate(struct.PyTreeNode):
     sum_kcd: Float[Array, "*layers k c d"]  # of the keys nearest to each codeword
     count_kc: Float[Array, "*layers k c"]  # of those keys
     candidates_kcd: Float[Array, "*layers k c d"] | None  # keys to put in the place of dead codes
+    found: Bool[Array, "*layers"] | None  # whether there were any keys
     decay: float = struct.field(pytree_node=False)
     reseed_below: float = struct.field(pytree_node=False)
 
     def __add__(self, other: "CodebookUpdate") -> "CodebookUpdate":
-        return other.replace(sum_kcd=self.sum_kcd + other.sum_kcd, count_kc=self.count_kc + other.count_kc)
+        total = self.replace(sum_kcd=self.sum_kcd + other.sum_kcd, count_kc=self.count_kc + other.count_kc)
+        if self.found is None or other.found is None:
+            return total
+        latest = lambda mine, theirs: jnp.where(other.found[..., None, None, None], theirs, mine)
+        candidates = jax.tree.map(latest, self.candidates_kcd, other.candidates_kcd)
+        return total.replace(candidates_kcd=candidates, found=jnp.logical_or(self.found, other.found))
 
     def apply(self, weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The codebook behind the batch: `decay * old + (1 - decay) * batch`, and new keys for dead codes."""
+        """The codebook behind the batch: `decay * old + (1 - decay) * batch`, and new keys for dead codes.
+
+        A new key counts as twice the threshold, so that it has time to find keys of its own.
+        """
         old_sum, old_count = weights["codebook_sum_kcd"], weights["codebook_count_kc"]
         new_sum = self.decay * old_sum + (1 - self.decay) * self.sum_kcd
         new_count = self.decay * old_count + (1 - self.decay) * self.count_kc
-        if self.candidates_kcd is not None:
-            dead = new_count < self.reseed_below
-            new_sum = jnp.where(dead[..., None], self.candidates_kcd, new_sum)
-            new_count = jnp.where(dead, 1.0, new_count)
-        return {
-            "codebook_sum_kcd": new_sum.astype(old_sum.dtype),
-            "codebook_count_kc": new_count.astype(old_count.dtype),
-        }
+        if self.candidates_kcd is not None and self.found is not None:
+            dead = (new_count < self.reseed_below) & self.found[..., None, None]
+            start = 2 * self.reseed_below
+            new_sum = jnp.where(dead[..., None], start * self.candidates_kcd, new_sum)
+            new_count = jnp.where(dead, start, new_count)
+        return {"codebook_sum_kcd": new_sum, "codebook_count_kc": new_count}
 
 
 class Quantized(struct.PyTreeNode):
@@ -77,6 +85,7 @@ class VectorQuantizer(nn.Module):
     @nn.compact
     def __call__(self, key: Float[Array, "b s k d"], segment_ids: Int[Array, "b s"] | None = None) -> Quantized:
         """Quantises the keys; positions of segment 0 count for nothing."""
+        self._check()
         shape = (self.num_heads, self.num_codes, self.key_dim)
         common: Any = {"role": "state", "collection": CODEBOOKS}
         sum_kcd = weight(self, "codebook_sum_kcd", shape, init=self.initializer, fan_in=self.num_codes, **common)
@@ -85,37 +94,48 @@ class VectorQuantizer(nn.Module):
         key = key.astype(jnp.float32)
         used_kc = jnp.maximum(count_kc, _LEAST_COUNT)
         codebook_kcd = jax.lax.stop_gradient(sum_kcd / used_kc[..., None])
-        products_bskc = jnp.einsum("bskd,kcd->bskc", key, codebook_kcd, precision="highest")
-        squares_bsk, squares_kc = jnp.sum(key**2, axis=-1), jnp.sum(codebook_kcd**2, axis=-1)
-        distance_bskc = squares_bsk[..., None] - 2 * products_bskc + squares_kc
-        codes_bsk = jnp.argmin(distance_bskc, axis=-1)
-        error_bsk = jnp.maximum(jnp.min(distance_bskc, axis=-1), 0)
+        fixed = jax.lax.stop_gradient(key)
+        products_bskc = jnp.einsum("bskd,kcd->bskc", fixed, codebook_kcd, precision="highest")
+        squares_bsk, squares_kc = jnp.sum(fixed**2, axis=-1), jnp.sum(codebook_kcd**2, axis=-1)
+        codes_bsk = jnp.argmin(squares_bsk[..., None] - 2 * products_bskc + squares_kc, axis=-1)
         nearest_bskd = jax.vmap(lambda book, codes: book[codes], in_axes=(0, 2), out_axes=2)(codebook_kcd, codes_bsk)
+        error_bsk = jnp.sum((key - nearest_bskd) ** 2, axis=-1)
         if segment_ids is not None:
             real_bs1 = (segment_ids != 0)[..., None]
             codes_bsk, error_bsk = jnp.where(real_bs1, codes_bsk, self.num_codes), error_bsk * real_bs1
         commit = jnp.mean(jnp.sum(error_bsk, axis=-1))
         add_loss(self, "commit_loss", self.commit_weight * commit)
-        self._update(jax.lax.stop_gradient(key), codes_bsk)
+        self._update(fixed, codes_bsk)
         if self.is_mutable_collection(METRICS):
             self._report(commit, codebook_kcd, used_kc, *map(jax.lax.stop_gradient, (key, nearest_bskd, error_bsk)))
-        straight_bskd = nearest_bskd + (key - jax.lax.stop_gradient(key))
+        straight_bskd = nearest_bskd + (key - fixed)
         return Quantized(codes_bsk, straight_bskd, codebook_kcd)
+
+    def _check(self) -> None:
+        if self.num_codes < 1:
+            raise UsageError(f"num_codes = {self.num_codes} must be at least 1.")
+        if not 0 <= self.decay <= 1:
+            raise UsageError(f"A codebook decay of {self.decay} makes no sense: it is a share, from 0 to 1.")
+        if self.reseed_below is not None and self.reseed_below <= 0:
+            raise UsageError(f"reseed_below = {self.reseed_below} must be above 0, or none.")
 
     def _update(self, key_bskd: jax.Array, codes_bsk: jax.Array) -> None:
         if self.is_initializing() or not self.is_mutable_collection(UPDATES):
             return
-        flat_tkd, codes_tk = key_bskd.reshape(-1, *key_bskd.shape[2:]), codes_bsk.reshape(-1, self.num_heads)
-        counts = sum_by_code(codes_tk, jnp.ones((*codes_tk.shape, 1), jnp.float32), self.num_codes)[..., 0]
-        sums = sum_by_code(codes_tk, flat_tkd, self.num_codes)
-        candidates = None
+        sums, counts = (jnp.sum(x, axis=0) for x in sum_by_code(codes_bsk, key_bskd, self.num_codes))
+        candidates, found = None, None
         if self.reseed_below is not None:
-            real_t = (codes_tk[:, 0] < self.num_codes).astype(jnp.float32)
-            chosen_c = jax.random.categorical(self.make_rng("dropout"), jnp.log(real_t), shape=(self.num_codes,))
-            candidates = jnp.moveaxis(flat_tkd[chosen_c], 0, 1)
+            flat_tkd, real_t = (
+                key_bskd.reshape(-1, *key_bskd.shape[2:]),
+                codes_bsk[:, :, 0].reshape(-1) < self.num_codes,
+            )
+            upto_t = jnp.cumsum(real_t)
+            rank_c = jax.random.randint(self.make_rng("dropout"), (self.num_codes,), 0, jnp.maximum(upto_t[-1], 1))
+            chosen_c = jnp.searchsorted(upto_t, rank_c + 1)
+            candidates, found = jnp.moveaxis(flat_tkd[chosen_c], 0, 1), upto_t[-1] > 0
         below = 0.0 if self.reseed_below is None else self.reseed_below
         scaled = (self.inflation * sums, self.inflation * counts)
-        add_update(self, CODEBOOKS, CodebookUpdate(*scaled, candidates, self.decay, below))
+        add_update(self, CODEBOOKS, CodebookUpdate(*scaled, candidates, found, self.decay, below))
 
     def _report(self, commit, codebook_kcd, used_kc, key, nearest, error_bsk) -> None:
         share_kc = used_kc / jnp.sum(used_kc, axis=-1, keepdims=True)

@@ -1,6 +1,7 @@
 """Attention in linear time over vector-quantised keys (Lingle 2023, Transformer-VQ)."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -39,12 +40,13 @@ class VQAttention(GatedHeads):
     Keys of one code share a score, so that all of them weigh exp(score) * count in the softmax and bring the mean of
     their values (Lingle 2023, theorem 3.6). A query looks at the last `memory_length` keys and those of its own block
     one by one, and at older ones through the cache. Distances up to `memory_length` have scores of their own; keys
-    further away are compared by content alone. So the function does not depend on `block_length`, nor on how a
-    sequence is cut into calls; a call's last, shorter block is worked through by itself.
+    further away are compared by content alone. So the output does not depend on `block_length`, nor on how a sequence
+    is cut into calls; a call's last, shorter block is worked through by itself. The gradient does, a little: a key has
+    one (straight-through) for the queries that see it one by one, none for those that see it through the cache.
     """
 
     quantizer: VectorQuantizer = dataclasses.field(kw_only=True)
-    block_length: int = 512  # tokens worked through at once
+    block_length: int = 512  # tokens worked through at once; they see each other one by one
     memory_length: int = 512  # M: keys seen one by one, and distances told apart
     cache: bool = True  # keys further back than memory_length are seen, through the cache; without it, not at all
     gradient_through_cache: bool = True  # also to what lies before a query's own block
@@ -128,22 +130,17 @@ class VQAttention(GatedHeads):
         """All blocks of a sequence side by side: their windows, the caches in front of them, and the softmax."""
         if not self.gradient_through_cache:
             state = jax.lax.stop_gradient(state)
-        split = lambda t: t.reshape(t.shape[0], number, -1, *t.shape[2:])
-        # Everything there is to look at, in order: what the state remembers and the tokens themselves.
-        stream: Window = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), state.window, tokens.keys)
-        length = tokens.content.shape[1]
-        leaving = jax.tree.map(lambda t: split(t[:, :length]), stream)
+        window, leaving, remembered = self._windows(state.window, tokens.keys, number)
         cache, end = state.cache, state.cache
         if self.cache:
             parts = chunks(leaving.codes_tk, leaving.value_tkf, leaving.segment_ids_t, self.quantizer.num_codes)
             cache, end = self._prefixes(state.cache, parts)
-        window = self._windows(stream, number)
         if not self.gradient_through_cache:
             cache, window = jax.lax.stop_gradient(cache), self._own_gradient(window)
+        split = lambda t: _split(t, number)
         queries = (split(tokens.content), split(tokens.position), split(tokens.keys.segment_ids_t))
         mixed = self._attend(*queries, window, cache, book, distances)
-        after = VQState(jax.tree.map(lambda t: t[:, length:], stream), end)
-        return mixed.reshape(mixed.shape[0], length, *mixed.shape[3:]), after
+        return mixed.reshape(mixed.shape[0], -1, *mixed.shape[3:]), VQState(remembered, end)
 
     def _prefixes(self, start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
         number = parts.count_kc.shape[1]
@@ -159,27 +156,38 @@ class VQAttention(GatedHeads):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or "cache_brkcf" not in self.activations:
             return 1
-        sizes = [mesh.shape[axis] for axis in axes_of(self.activations["cache_brkcf"][1])]
-        return 1 if not sizes else sizes[0]
+        return math.prod(mesh.shape[axis] for axis in axes_of(self.activations["cache_brkcf"][1]))
 
-    def _windows(self, stream: Window, number: int) -> Window:
-        """(b, s + M, ...) to (b, r, M + l, ...): each block with the M tokens in front of it."""
+    def _windows(self, past: Window, keys: Window, number: int) -> tuple[Window, Window, Window]:
+        """What each of `number` blocks sees one by one, (b, r, M + l, ...), the l tokens that leave its window behind
+        it, (b, r, l, ...), and the last M tokens of all, (b, M, ...).
+        """
         memory = self.memory_length
-        block = (stream.segment_ids_t.shape[1] - memory) // number
-        before = -(-memory // block)
+        block = keys.segment_ids_t.shape[1] // number
+        before = memory // block  # blocks that fit the memory
 
-        def of(x: jax.Array) -> jax.Array:
-            if number == 1:
-                return x[:, None]
-            if before > 8:  # many short blocks: a gather, where slices would be as many as blocks
-                return x[:, block * jnp.arange(number)[:, None] + jnp.arange(memory + block)]
-            spare = before * block - memory
-            x = jnp.pad(x, ((0, 0), (spare, 0)) + ((0, 0),) * (x.ndim - 2))
-            x = x.reshape(x.shape[0], number + before, block, *x.shape[2:])
-            parts = [x[:, i : i + number] for i in range(before + 1)]
-            return jnp.concatenate(parts, axis=2)[:, :, spare:]
+        def whole(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
+            """Blocks moved over by whole blocks, which devices that share a sequence pass to their neighbours."""
+            blocks, early = _split(new, number), _split(old, before)
+            moved = []
+            for i in range(before, 0, -1):
+                ahead = jnp.arange(number).reshape(1, -1, *[1] * (blocks.ndim - 2)) >= i
+                rest = [(0, 0), (0, number - i)] + [(0, 0)] * (blocks.ndim - 2)
+                moved.append(jnp.where(ahead, jnp.roll(blocks, i, axis=1), jnp.pad(early[:, before - i :], rest)))
+            last = blocks[:, number - before :].reshape(old.shape)
+            return jnp.concatenate([*moved, blocks], axis=2), moved[0], last
 
-        return jax.tree.map(of, stream)
+        def any_length(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
+            stream = jnp.concatenate([old, new], axis=1)
+            length = new.shape[1]
+            places = block * jnp.arange(number)[:, None] + jnp.arange(memory + block)
+            window = stream[:, None] if number == 1 else stream[:, places]
+            return window, _split(stream[:, :length], number), stream[:, length:]
+
+        fits = number > 1 and memory % block == 0 and 1 <= before <= min(8, number)
+        found = jax.tree.map(whole if fits else any_length, past, keys)
+        three: Any = jax.tree.transpose(jax.tree.structure(past), jax.tree.structure((0, 0, 0)), found)
+        return three
 
     def _own_gradient(self, window: Window) -> Window:
         memory = self.memory_length
@@ -222,6 +230,11 @@ class VQAttention(GatedHeads):
         if not self.cache:
             near &= place_t >= place_l - self.memory_length
         return near & (ids[..., None] == keys[:, :, None, :])
+
+
+def _split(x: Array, number: int) -> Array:
+    """(b, s, ...) to (b, r, l, ...)."""
+    return x.reshape(x.shape[0], number, -1, *x.shape[2:])
 
 
 class _Tokens(struct.PyTreeNode):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
@@ -15,11 +16,21 @@ from runners.session import Session
 from tasks.decoding import Memory
 
 
-def write_memory(path: str, session: Session, memory: Memory, capacity: int) -> None:
-    """Writes the memory, which has room for `capacity` positions, whole or not at all."""
+def write_memory(path: str, session: Session, memory: Memory, capacity: int, read_by: str) -> None:
+    """Writes the memory, which has room for `capacity` positions, whole or not at all.
+
+    Args:
+      path: the file.
+      session: whose model remembers.
+      memory: what it remembers.
+      capacity: positions that the state has room for.
+      read_by: which weights read it; others may not go on from it.
+    """
     content = {
         "experiment": session.name,
+        "read_by": read_by,
         "capacity": capacity,
+        "drawn": int(memory.drawn),
         "unread": np.asarray(memory.unread_b),
         "position": np.asarray(memory.position_b),
         "leaves": {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(memory.state))},
@@ -35,16 +46,17 @@ def write_memory(path: str, session: Session, memory: Memory, capacity: int) -> 
         raise UsageError(f"The state cannot be written to '{path}': {error.strerror or error}.") from error
 
 
-def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]]) -> tuple[Memory, int]:
+def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], read_by: str) -> tuple[Memory, int]:
     """The memory in a file, for as many rows as there are prompts, and the positions it has room for.
 
     Raises:
-      UsageError: the file cannot be read, is of another experiment or other sizes, or holds another number of rows;
-        or the prompts have different lengths, which would need padding in the middle.
+      UsageError: the file cannot be read, is of another experiment, other weights or other sizes, or holds another
+        number of rows; or the prompts have different lengths, which would need padding in the middle.
     """
     try:
         content: Any = serialization.msgpack_restore(Path(path).read_bytes())
-        name, capacity, unread, position = (content[key] for key in ("experiment", "capacity", "unread", "position"))
+        names = ("experiment", "read_by", "capacity", "drawn", "unread", "position")
+        name, reader, capacity, drawn, unread, position = (content[key] for key in names)
         leaves = [content["leaves"][str(i)] for i in range(len(content["leaves"]))]
     except OSError as error:
         raise UsageError(f"The state '{path}' cannot be read: {error.strerror or error}.") from error
@@ -58,4 +70,6 @@ def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]]) -
     empty = jax.eval_shape(lambda: session.task.init_decode_state(rows, capacity))
     if name != session.name or [leaf.shape for leaf in jax.tree.leaves(empty)] != [leaf.shape for leaf in leaves]:
         raise UsageError(f"The state '{path}' is of {name}, in other sizes than {session.name} has: read it anew.")
-    return Memory(jax.tree.unflatten(jax.tree.structure(empty), leaves), unread, position), capacity
+    if reader != read_by:
+        raise UsageError(f"The state '{path}' was read by {reader}, and these are {read_by}: read it anew.")
+    return Memory(jax.tree.unflatten(jax.tree.structure(empty), leaves), unread, position, jnp.int32(drawn)), capacity

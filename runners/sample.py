@@ -40,20 +40,19 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
     vocabulary = session.task.vocabulary
-    prompts = [vocabulary.encode(text) for text in options.prompts for _ in range(options.copies)]
-    memory, past, room = None, 0, 0
-    if options.load_state is not None:
-        memory, room = read_memory(options.load_state, session, prompts)
-        past = int(memory.position_b.max()) + 1
-    tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
-    limit, read = session.task.context_limit(), past + tokens.shape[1]
-    if limit is not None and read + options.new_tokens > limit:
-        raise UsageError(
-            f"The {read} tokens before and {options.new_tokens} new ones are more than the {limit} positions this "
-            f"model has learned: try --max_new_tokens={max(1, limit - read)}."
-        )
+    start = [] if vocabulary.start_id is None or options.load_state is not None else [vocabulary.start_id]
+    prompts = [[*start, *vocabulary.encode(text)] for text in options.prompts for _ in range(options.copies)]
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
+        # Steps, and a number that tells weights of one step apart.
+        norm = session.norm_of(state.variables).item()
+        read_by = f"the weights of step {int(state.step)} with norm {norm:.4g}"
+        memory, past, room = None, 0, 0
+        if options.load_state is not None:
+            memory, room = read_memory(options.load_state, session, prompts, read_by)
+            past = int(np.max(memory.position_b)) + 1
+        tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
+        _check_room(session, past + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
         choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}
         choices["capacity"] = capacity = room + tokens.shape[1] + options.new_tokens
@@ -72,12 +71,21 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     print(text)
     print(f"\n[{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, step {int(state.step)}]", flush=True)
     if options.save_state is not None:
-        write_memory(options.save_state, session, memory, capacity)
+        write_memory(options.save_state, session, memory, capacity, read_by)
     folder = workdir / "samples"
     folder.mkdir(exist_ok=True)
     (folder / f"{int(state.step):08}-seed{options.seed}.txt").write_text(text + "\n")
     report.write(workdir)
     return 0
+
+
+def _check_room(session: Session, read: int, new_tokens: int) -> None:
+    limit = session.task.context_limit()
+    if limit is not None and read + new_tokens > limit:
+        raise UsageError(
+            f"The {read} tokens before and {new_tokens} new ones are more than the {limit} positions this model has "
+            f"learned: try --max_new_tokens={max(1, limit - read)}."
+        )
 
 
 def _until(ids: list[int], stop_id: int | None) -> list[int]:

@@ -75,6 +75,7 @@ class Memory(struct.PyTreeNode):
     state: Any  # the model's, behind everything but the last token
     unread_b: jax.Array  # int32 (B,): the last token
     position_b: jax.Array  # int32 (B,): its position
+    drawn: jax.Array  # int32: tokens drawn so far, which random numbers follow
 
 
 def unpack(memory: Memory, empty: Any) -> Any:
@@ -88,7 +89,7 @@ def unpack(memory: Memory, empty: Any) -> Any:
     return jax.tree.map(fill, empty, memory.state)
 
 
-@functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id"))
+@functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id", "capacity"))
 def generate(
     task: Task,
     variables: Any,
@@ -128,8 +129,9 @@ def generate(
         positions = memory.position_b[:, None] + jnp.arange(tokens.shape[1])
     state = task.init_decode_state(rows, tokens.shape[1] + new_tokens if capacity is None else capacity)
     state = state if memory is None else unpack(memory, state)
+    before = jnp.int32(0) if memory is None else memory.drawn
     logits, state = task.decode_step(variables, tokens, state, real, positions)
-    first = sampler(logits, jax.random.fold_in(rng, 0)).astype(jnp.int32)
+    first = sampler(logits, jax.random.fold_in(rng, before)).astype(jnp.int32)
     drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
 
     def unfinished(carry):
@@ -141,7 +143,7 @@ def generate(
         last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
         ones = jnp.ones((rows, 1), jnp.int32)
         logits, state = task.decode_step(variables, last, state, ones, positions[:, -1:] + step)
-        token = sampler(logits, jax.random.fold_in(rng, step)).astype(jnp.int32)
+        token = sampler(logits, jax.random.fold_in(rng, before + step)).astype(jnp.int32)
         token = jnp.where(stopped, drawn[:, step], token)
         return step + 1, drawn.at[:, step].set(token), state, stopped | is_stop(token)
 
@@ -150,4 +152,4 @@ def generate(
 
     steps, drawn, state, _ = jax.lax.while_loop(unfinished, body, (jnp.int32(1), drawn, state, is_stop(first)))
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
-    return drawn, Memory(state, last, positions[:, -1] + steps)
+    return drawn, Memory(state, last, positions[:, -1] + steps, before + steps)

@@ -91,9 +91,11 @@ class LanguageModelTask:
           batch: B rows of S positions.
           state: continues the sequences that it remembers (truncated back-propagation); None starts new ones.
           rng: for dropout; None turns dropout off, and asks for no updates of variables without gradient.
-          sequence_rng: for dropout that is the same for all pieces of a row; None is `rng`.
+          sequence_rng: for dropout that is the same for all pieces of a row; None follows from `rng`.
         """
-        rngs = {} if rng is None else {"dropout": rng, "sequence": rng if sequence_rng is None else sequence_rng}
+        rngs = {}
+        if rng is not None:
+            rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
         collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
         arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
         apply: Any = self.model.apply

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 class Schedule:
     """A factor between 0 and 1 for update t = 0, 1, 2, ...
 
-    All kinds rise linearly over `warmup_steps` first: (t + first_step) / warmup_steps, so that no update is
-    wasted on rate 0. Behind that: `constant` stays at 1; `linear` and `cosine` fall to `end_factor` at `decay_steps`
-    and stay there (cosine: Loshchilov and Hutter 2017, equation 5); `inverse_sqrt` is sqrt(k / t) from t = k on, k
-    being `timescale`, or warmup_steps where that is None (Vaswani et al. 2017, equation 3, with a peak of 1).
+    All kinds rise linearly over `warmup_steps` first: (t + first_step) / warmup_steps. Behind that: `constant` stays at
+    1; `linear` and `cosine` fall to `end_factor` at `decay_steps` and stay there (cosine: Loshchilov and Hutter 2017,
+    equation 5); `inverse_sqrt` is sqrt(k / t) from t = k on, k being `timescale`, or warmup_steps where that is None
+    (Vaswani et al. 2017, equation 3, with a peak of 1).
     """
 
     kind: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"

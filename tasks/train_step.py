@@ -77,7 +77,7 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
         new = _no_carry(task, batch.inputs.shape[0])
         carry = jax.tree.map(lambda fresh, old: jnp.where(place == 0, fresh, old), new, carry)
     # Random numbers new in this update, and those that all pieces of a row share.
-    rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(seed, first_step))
+    rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
     gradient, output = _gradient(task, state.variables, batch, carry, rngs)
     norm = optax.global_norm(gradient)
     params = state.variables["params"]

@@ -18,6 +18,11 @@ class Vocabulary(Protocol):
     @property
     def stop_id(self) -> int | None: ...
 
+    @property
+    def start_id(self) -> int | None:
+        """What every text starts with, where it was learned so."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -45,6 +50,10 @@ class ByteVocabulary:
     def stop_id(self) -> int | None:
         return 1 if self.special_tokens else 0
 
+    @property
+    def start_id(self) -> int | None:
+        return 1 if self.special_tokens else None
+
     def encode(self, text: str) -> list[int]:
         return [byte + self.special_tokens for byte in text.encode("utf-8")]
 
@@ -62,6 +71,7 @@ class IdVocabulary:
 
     size: int  # ids 0 ... size - 1
     stop_id: int | None = None
+    start_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
         words = text.split()

@@ -50,7 +50,7 @@ class VQLm(DecoderLm):
     LOGITS_SCALE: float = 1.0
 
     # Quantised keys
-    BLOCK_LEN: int = 512  # tokens worked through at once; no number depends on it
+    BLOCK_LEN: int = 512  # tokens worked through at once; no output depends on it
     MEMORY_LEN: int | None = None  # last keys seen one by one, and distances told apart; None is BLOCK_LEN
     NUM_CODES: int = 512
     CACHE: bool = True  # what is older is seen through per-code means; without it, not at all
@@ -158,7 +158,7 @@ class VQLm(DecoderLm):
         """Query heads."""
         if self.HEADS == "shga":
             return self.NUM_HEADS
-        if self.MODEL_DIM % self.KEY_DIM:
+        if self.KEY_DIM < 1 or self.MODEL_DIM % self.KEY_DIM:
             raise UsageError(f"KEY_DIM = {self.KEY_DIM} must divide MODEL_DIM = {self.MODEL_DIM}.")
         return self.MODEL_DIM // self.KEY_DIM
 
@@ -167,7 +167,11 @@ class VQLm(DecoderLm):
         """Values of one head."""
         if self.VALUE_DIM is not None:
             return self.VALUE_DIM
-        return 2 * self.MODEL_DIM // self.NUM_HEADS if self.HEADS == "shga" else self.KEY_DIM
+        if self.HEADS != "shga":
+            return self.KEY_DIM
+        if self.NUM_HEADS < 1 or 2 * self.MODEL_DIM % self.NUM_HEADS:
+            raise UsageError(f"NUM_HEADS = {self.NUM_HEADS} must divide 2 * MODEL_DIM = {2 * self.MODEL_DIM}.")
+        return 2 * self.MODEL_DIM // self.NUM_HEADS
 
     @property
     def branch_scale(self) -> float:
@@ -178,12 +182,10 @@ class VQLm(DecoderLm):
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
         scale = self.LOGITS_SCALE
         init = fdl.Config(Normal, stddev=1.0)
-        config.embedding = self.layer(Embedding, initializer=init, logits_scale=scale if self.TIED else 1.0, **common)
+        output = {"use_bias": self.USE_BIAS, "logits_scale": scale}
+        config.embedding = self.layer(Embedding, initializer=init, **common, **(output if self.TIED else {}))
         if not self.TIED:
-            init = self.initializer()
-            config.head = self.layer(
-                Unembedding, initializer=init, use_bias=self.USE_BIAS, logits_scale=scale, **common
-            )
+            config.head = self.layer(Unembedding, initializer=self.initializer(), **common, **output)
         config.final_norm = self.norm() if self.FINAL_NORM else None
         config.dropout_rate = self.EMBEDDING_DROPOUT
         return config

@@ -1,6 +1,7 @@
 """What a model has read, as a file: going on from it is as if it had never stopped."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,27 +24,30 @@ def session(request):
 
 
 def test_a_sample_in_two_parts_is_the_sample_in_one(session, tmp_path):
-    prompts = [[40, 41, 42, 43, 44, 45], [60, 61, 62, 63, 64, 65]]
     file = str(tmp_path / "folder" / "state")
+    tokens, real = pad_prompts([[40, 41, 42, 43, 44, 45], [60, 61, 62, 63, 64, 65]])
     with session.placed():
-        variables = session.init().variables
-        tokens, real = pad_prompts(prompts)
-        rng = jax.random.key(0)
-        whole, _ = generate(session.task, variables, tokens, real, rng, new_tokens=11, sampler=GREEDY)
-        first, memory = generate(session.task, variables, tokens, real, rng, new_tokens=4, sampler=GREEDY, capacity=10)
-        write_memory(file, session, memory, 10)
-        memory, capacity = read_memory(file, session, [[], []])
-        nothing = np.zeros((2, 0), np.int32)
-        choices = {"new_tokens": 7, "sampler": GREEDY, "memory": memory, "capacity": capacity + 7}
-        second, _ = generate(session.task, variables, nothing, nothing, rng, **choices)
+        variables, rng = session.init().variables, jax.random.key(0)
+
+        def run(tokens, new_tokens, **choices):
+            real = np.ones_like(tokens)
+            return generate(
+                session.task, variables, tokens, real, rng, new_tokens=new_tokens, sampler=Sampler(), **choices
+            )
+
+        whole, _ = run(tokens, 11)
+        first, memory = run(tokens, 4, capacity=10)
+        write_memory(file, session, memory, 10, "me")
+        memory, capacity = read_memory(file, session, [[], []], "me")
+        second, _ = run(np.zeros((2, 0), np.int32), 7, memory=memory, capacity=capacity + 7)
         np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
         # More prompt behind the state equals one long prompt.
         more = np.full((2, 3), 50, np.int32)
-        choices["capacity"] = capacity + 10
-        after, _ = generate(session.task, variables, more, more, rng, **choices)
-        long = np.concatenate([tokens, first, more], axis=1)
-        expected, _ = generate(session.task, variables, long, np.ones_like(long), rng, new_tokens=7, sampler=GREEDY)
+        memory = memory.replace(drawn=jnp.int32(0))
+        after, _ = run(more, 7, memory=memory, capacity=capacity + 10)
+        expected, _ = run(np.concatenate([tokens, first, more], axis=1), 7)
         np.testing.assert_array_equal(after, expected)
+    assert real.all()
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path):
@@ -54,18 +58,19 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
         tokens, real = pad_prompts([[1, 2, 3]])
         arguments = (session.task, session.init().variables, tokens, real, jax.random.key(0))
         _, memory = generate(*arguments, new_tokens=2, sampler=GREEDY)
-        write_memory(str(file), session, memory, 5)
-    for where, prompts, says in (
-        (other, [[]], "in other sizes"),
-        (session, [[], []], "holds 1 rows"),
+        write_memory(str(file), session, memory, 5, "me")
+    for where, prompts, reader, says in (
+        (other, [[]], "me", "in other sizes"),
+        (session, [[], []], "me", "holds 1 rows"),
+        (session, [[]], "you", "was read by me, and these are you"),
     ):
         with pytest.raises(UsageError, match=says):
-            read_memory(str(file), where, prompts)
+            read_memory(str(file), where, prompts, reader)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UsageError, match="no state written by --save_state"):
-        read_memory(str(file), session, [[]])
+        read_memory(str(file), session, [[]], "me")
     with pytest.raises(UsageError, match="No such file"):
-        read_memory(str(tmp_path / "none"), session, [[]])
+        read_memory(str(tmp_path / "none"), session, [[]], "me")
     assert [path.name for path in tmp_path.iterdir()] == ["state"], "nothing half-written is left"
 
 
