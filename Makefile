@@ -45,4 +45,5 @@ bench: $(STAMP)
 	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.decoding
 	$(RUN) -m benchmarks.vq speed
+	$(RUN) -m benchmarks.vq flat
 	$(RUN) -m benchmarks.vq sampling

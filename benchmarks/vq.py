@@ -1,6 +1,7 @@
 """VQ attention against its quadratic twin, turn about in one process: train step, forward pass, memory, sampling.
 
-python -m benchmarks.vq speed --lengths 2048 8192 32768 131072
+python -m benchmarks.vq speed --lengths 2048 8192 32768
+python -m benchmarks.vq flat --lengths 8192 32768 131072
 python -m benchmarks.vq sampling --past 1024 65536
 """
 
@@ -35,7 +36,6 @@ SIZES: dict[str, Any] = {
     "REMAT": "none",  # both compute scores again in the backward pass, a block or a chunk of queries at a time
     "LOSS_CHUNK": 512,
 }
-FULL_UP_TO = 32_768  # the twin takes minutes beyond
 
 
 def experiment(length: int, knobs: dict[str, Any], attention: str) -> Experiment:
@@ -57,15 +57,17 @@ class Measured:
             self.forward = self.session.metrics_of.lower(self.state.variables, batch).compile()
         self.seconds: dict[str, list[float]] = {"train": [], "forward": []}
 
-    def turn(self) -> None:
-        """One train step and one forward pass."""
+    def turn(self, repeats: int) -> None:
+        """So many train steps, and so many forward passes."""
         with self.session.placed():
             began = time.perf_counter()
-            self.state = jax.block_until_ready(self.update(self.state, self.batch, self.seed))
-            self.seconds["train"].append(time.perf_counter() - began)
+            for _ in range(repeats):
+                self.state = jax.block_until_ready(self.update(self.state, self.batch, self.seed))
+            self.seconds["train"].append((time.perf_counter() - began) / repeats)
             began = time.perf_counter()
-            jax.block_until_ready(self.forward(self.state.variables, self.batch))
-            self.seconds["forward"].append(time.perf_counter() - began)
+            for _ in range(repeats):
+                jax.block_until_ready(self.forward(self.state.variables, self.batch))
+            self.seconds["forward"].append((time.perf_counter() - began) / repeats)
 
     def rate(self, kind: str) -> float:
         """Tokens per second, the first turn left out."""
@@ -83,16 +85,21 @@ class Measured:
 
 
 def speed(lengths: list[int], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table: turns of both models interleaved, medians."""
+    """Rows of the table, medians: turns of both models interleaved, length by length."""
+    return [row for length in lengths for row in measure([length], ["vq", "full"], rounds, knobs)]
+
+
+def measure(lengths: list[int], kinds: list[str], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table for models that take turns; in each turn, all read as many tokens as the longest row has."""
+    models = {(length, kind): Measured(length, knobs, kind) for length in lengths for kind in kinds}
+    for _ in range(rounds + 1):
+        for model in models.values():
+            model.turn(max(lengths) // model.length)
     rows = []
     for length in lengths:
-        kinds = ["vq", "full"] if length <= FULL_UP_TO else ["vq"]
-        models = {kind: Measured(length, knobs, kind) for kind in kinds}
-        for _ in range(rounds + 1):
-            for model in models.values():
-                model.turn()
         row: dict[str, Any] = {"length": length}
-        for kind, model in models.items():
+        for kind in kinds:
+            model = models[length, kind]
             row[kind] = {
                 "train": model.rate("train"),
                 "forward": model.rate("forward"),
@@ -154,8 +161,8 @@ def sampling(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, An
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "sampling"), nargs="?", default="speed")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192, 32_768, 131_072])
+    parser.add_argument("what", choices=("speed", "flat", "sampling"), nargs="?", default="speed")
+    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of a row")
     parser.add_argument("--past", type=int, nargs="+", default=[1024, 65_536])
     parser.add_argument("--new_tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
@@ -167,7 +174,10 @@ def main() -> int:
     if options.what == "sampling":
         sampling(options.past, options.new_tokens, options.rounds + 1, knobs)
         return 0
-    rows = speed(options.lengths, options.rounds, knobs)
+    if options.what == "speed":
+        rows = speed(options.lengths or [2048, 8192, 32_768], options.rounds, knobs)
+    else:
+        rows = measure(options.lengths or [8192, 32_768, 131_072], ["vq"], options.rounds, knobs)
     show_speed(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

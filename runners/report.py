@@ -16,6 +16,9 @@ CURVES = (
     ("learning_rate", "learning rate"),
     ("grad_norm", "gradient norm"),
 )
+# Scalars of every run that need no curve; all others come from layers.
+PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy", "param_norm", "tokens_seen", "mfu")
+PLAIN += ("tokens_per_second", "steps_per_second", "skipped_updates")
 
 
 def write(workdir: Path) -> Path:
@@ -26,7 +29,8 @@ def write(workdir: Path) -> Path:
         f"<h1>{page.text(data['experiment'])}{' (smoke)' if data['smoke'] else ''}</h1>",
         f"<p class=doc>{page.text(' '.join([data.get('doc', ''), *('--set=' + o for o in data['overrides'])]))}</p>",
         _cards(data, lines),
-        _curves(lines) or "<p>No metrics yet.</p>",
+        _figure(lines, CURVES) or "<p>No metrics yet.</p>",
+        _of_layers(lines),
         _samples(workdir),
         "<h2>Weights</h2>",
         page.weights(data),
@@ -65,14 +69,23 @@ def _samples(workdir: Path) -> str:
     return f"<h2>Latest sample</h2><pre>{page.text(files[-1].read_text())}</pre>" if files else ""
 
 
-def _curves(lines: Sequence[dict[str, Any]]) -> str:
-    shown = [(key, label) for key, label in CURVES if any(line.get(key) is not None for line in lines)]
+def _of_layers(lines: Sequence[dict[str, Any]]) -> str:
+    """Curves of what layers report: routers, codebooks."""
+    known = {*PLAIN, *(key for key, _ in CURVES)}
+    names = dict.fromkeys(key for line in lines for key in line if key not in known)
+    figure = _figure(lines, [(name, name.replace("_", " ")) for name in names], columns=3)
+    return f"<h2>Reported by layers</h2>{figure}" if figure else ""
+
+
+def _figure(lines: Sequence[dict[str, Any]], curves: Sequence[tuple[str, str]], columns: int = 2) -> str:
+    shown = [(key, label) for key, label in curves if any(line.get(key) is not None for line in lines)]
     if not shown:
         return ""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.1 * ((len(shown) + 1) // 2)), layout="constrained")
-    axes = figure.subplots((len(shown) + 1) // 2, 2, squeeze=False).ravel()
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(11, 6.2 / columns * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, (key, label) in zip(axes, shown, strict=False):
         for split, style in (
             ("train", {"lw": 1.2, "color": "#6b8fb5"}),
