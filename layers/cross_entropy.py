@@ -77,7 +77,8 @@ def chunked_cross_entropy(
         raise UsageError(f"loss_chunk = {chunk} must divide the sequence length {length}.")
 
     def split(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(x.shape[0], length // chunk, chunk, *x.shape[2:]), 1, 0)
+        # Position p goes to piece p % pieces: devices that share a sequence keep their own positions.
+        return jnp.moveaxis(x.reshape(x.shape[0], chunk, length // chunk, *x.shape[2:]), 2, 0)
 
     @jax.checkpoint
     def piece(features, targets, weights):

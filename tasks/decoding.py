@@ -89,6 +89,14 @@ def unpack(memory: Memory, empty: Any) -> Any:
     return jax.tree.map(fill, empty, memory.state)
 
 
+def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Prompts with what a memory has not read yet in front; which are real; and their positions."""
+    if memory is None:
+        return tokens, real, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    tokens = jnp.concatenate([memory.unread_b[:, None], tokens], axis=1)
+    return tokens, jnp.ones_like(tokens), memory.position_b[:, None] + jnp.arange(tokens.shape[1])
+
+
 @functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id", "capacity"))
 def generate(
     task: Task,
@@ -121,12 +129,7 @@ def generate(
       int32 (B, new_tokens), and what to go on from.
     """
     rows = tokens.shape[0]
-    if memory is None:
-        positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
-    else:
-        tokens = jnp.concatenate([memory.unread_b[:, None], tokens], axis=1)
-        real = jnp.ones_like(tokens)
-        positions = memory.position_b[:, None] + jnp.arange(tokens.shape[1])
+    tokens, real, positions = _to_read(tokens, real, memory)
     state = task.init_decode_state(rows, tokens.shape[1] + new_tokens if capacity is None else capacity)
     state = state if memory is None else unpack(memory, state)
     before = jnp.int32(0) if memory is None else memory.drawn
