@@ -97,7 +97,7 @@ def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
         config[last] = value
         return
     current = get_field(config, last)
-    hint = field_types(config).get(last, Any)
+    hint = Any if is_row(config) else field_types(config).get(last, Any)
     if isinstance(value, str | int | float | tuple | None) and (isinstance(current, fdl.Config | Specs | dict)):
         inside = ", ".join(field_names(current)[:6])
         fits_none = value is None and type(None) in typing.get_args(hint)
@@ -113,13 +113,20 @@ def field_names(config: Any) -> list[str]:
         return [name for name in names if name not in ("parent", "name")]
     if isinstance(config, dict | Specs):
         return list(config)
-    return []
+    return [str(index) for index in range(len(config))] if is_row(config) else []
+
+
+def is_row(value: Any) -> bool:
+    """Whether a value is a tuple of configs, whose numbers are steps of a path."""
+    return isinstance(value, tuple) and any(isinstance(item, fdl.Config) for item in value)
 
 
 def get_field(config: Any, name: str) -> Any:
     """The value of a field, its default where the config does not set it."""
     if isinstance(config, dict | Specs):
         return config[name]
+    if is_row(config):
+        return config[int(name)]
     if name in config.__arguments__:
         return config.__arguments__[name]
     default = inspect.signature(fdl.get_callable(config)).parameters[name].default

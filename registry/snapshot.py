@@ -13,7 +13,7 @@ from layers.errors import UsageError
 from layers.specs import Specs, show_spec
 from registry.build import build
 from registry.experiment import Experiment, cls_key, owner
-from registry.overrides import ROOTS, field_names, get_field
+from registry.overrides import ROOTS, field_names, get_field, is_row
 from registry.values import show
 from tasks.weight_table import WeightTable, shards
 
@@ -38,12 +38,16 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
 
 
 def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every field of a config under its path, defaults included; a config itself stands as the class it makes."""
+    """Every field of a config under its path, defaults included; a config itself stands as the class it makes, and
+    configs in a tuple under their numbers.
+    """
     if isinstance(value, fdl.Config):
         yield path, show(fdl.get_callable(value))
         children = {name: get_field(value, name) for name in field_names(value)}
     elif isinstance(value, dict | Specs):
         children = dict(value)
+    elif is_row(value):
+        children = {str(index): child for index, child in enumerate(value)}
     else:
         yield path, show(value)
         return

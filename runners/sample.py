@@ -44,13 +44,14 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     prompts = [[*start, *vocabulary.encode(text)] for text in options.prompts for _ in range(options.copies)]
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
-        # Steps, and a number that tells weights of one step apart.
-        norm = session.norm_of(state.variables).item()
-        read_by = f"the weights of step {int(state.step)} with norm {norm:.4g}"
+        # The step, and what tells weights of one step apart.
+        norm = session.norm_of(state.variables["params"]).item()
+        read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
         memory, past, room = None, 0, 0
         if options.load_state is not None:
             memory, room = read_memory(options.load_state, session, prompts, read_by)
             past = int(np.max(memory.position_b)) + 1
+            print(f"Going on behind the {past} tokens of {options.load_state}:", flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
         _check_room(session, past + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
@@ -72,9 +73,11 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     print(f"\n[{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, step {int(state.step)}]", flush=True)
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
+        print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
     folder = workdir / "samples"
     folder.mkdir(exist_ok=True)
-    (folder / f"{int(state.step):08}-seed{options.seed}.txt").write_text(text + "\n")
+    goes_on = "" if options.load_state is None else "-goes-on"
+    (folder / f"{int(state.step):08}-seed{options.seed}{goes_on}.txt").write_text(text + "\n")
     report.write(workdir)
     return 0
 

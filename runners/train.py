@@ -207,5 +207,6 @@ class _Run:
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
             return 0 if self.signal == signal.SIGTERM else 130
         spent = clock(time.perf_counter() - self.began)
-        print(f"Done: {step} steps in {spent}. Report: {self.workdir / report.REPORT}", flush=True)
+        done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
+        print(f"Done: {done} in {spent}. Report: {self.workdir / report.REPORT}", flush=True)
         return 0

@@ -173,6 +173,8 @@ class DecoderLm(Experiment):
         """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
         if self.UPDATE_LEN is None:
             return source
+        if self.UPDATE_LEN < 1 or self.SEQ_LEN % self.UPDATE_LEN:
+            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
         return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
 
     def train_input(self) -> fdl.Config:
@@ -316,7 +318,13 @@ class DecoderLm(Experiment):
 
     def optimizer(self) -> fdl.Config:
         """How it is learned."""
-        decay_steps = self.NUM_STEPS if self.SCHEDULE in ("linear", "cosine") else None
+        falls = self.SCHEDULE in ("linear", "cosine")
+        if falls and self.NUM_STEPS <= self.WARMUP_STEPS:
+            raise UsageError(
+                f"NUM_STEPS = {self.NUM_STEPS} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = "
+                f"{self.SCHEDULE}."
+            )
+        decay_steps = self.NUM_STEPS if falls else None
         return fdl.Config(
             Optimizer,
             method=self.OPTIMIZER,

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from layers.errors import UsageError
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput, Shard
 
@@ -18,9 +17,9 @@ class PiecesInput(IndexedInput):
     def __post_init__(self):
         super().__post_init__()
         if self.source.seq_len % self.seq_len or self.source.batch_size != self.batch_size:
-            raise UsageError(
-                f"Pieces of {self.seq_len} positions must divide rows of {self.source.seq_len}, "
-                f"and batches have as many rows ({self.batch_size} and {self.source.batch_size})."
+            raise ValueError(
+                f"pieces of {self.seq_len} positions must divide rows of {self.source.seq_len}, and {self.batch_size} "
+                f"rows be the {self.source.batch_size} of the source"
             )
 
     @property

@@ -78,11 +78,16 @@ def run(capsys, *arguments):
         (["--exp=VQStdlib", "--smoke", "--set=RESEED_BELOW=0"], "reseed_below = 0.0 must be above 0"),
         (["--exp=VQStdlib", "--smoke", "--set=REDUCTION=parallel"], "REDUCTION takes one of 'serial', 'matmul'"),
         (["--exp=VQThroughputMha", "--smoke", "--set=KEY_DIM=5"], "KEY_DIM = 5 must divide MODEL_DIM = 32"),
-        (["--exp=VQStdlib", "--smoke", "--set=UPDATE_LEN=5"], "Pieces of 5 positions must divide rows of 32"),
+        (["--exp=VQStdlib", "--smoke", "--set=UPDATE_LEN=5"], "UPDATE_LEN = 5 must divide SEQ_LEN = 32"),
         (["--exp=VQStdlib", "--smoke", "--set=DATA=enwik8", "--set=VOCAB_SIZE=259"], "enwik8 needs its raw file"),
         (
             ["--exp=VQStdlib", "--smoke", "--set=DATA=enwik8", "--set=VOCAB_SIZE=256"],
             "VOCAB_SIZE = 256 must be at least",
+        ),
+        (["--set=NUM_STEPS=40"], "NUM_STEPS = 40 must be above WARMUP_STEPS = 100 with SCHEDULE = cosine"),
+        (
+            ["--exp=VQStdlib", "--smoke", "--set=task.model.stack.block.blocks.2.ffn=none"],
+            "There is no '2' in task.model.stack.block.blocks. Did you mean",
         ),
         (["--wandb=project"], "--wandb needs the package wandb"),
     ],

@@ -83,7 +83,10 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     whole = (tmp_path / "run/samples/00000003-seed0.txt").read_bytes()
     assert main([*run, "--prompt=def f(", "--max_new_tokens=5", "--save_state=kept"]) == 0
     assert main([*run, "--max_new_tokens=7", "--load_state=kept"]) == 0
-    rest = (tmp_path / "run/samples/00000003-seed0.txt").read_bytes()
+    rest = (tmp_path / "run/samples/00000003-seed0-goes-on.txt").read_bytes()
+    said = capsys.readouterr().out
+    assert "Kept what 11 tokens left behind in kept." in said
+    assert "Going on behind the 11 tokens of kept:" in said
     assert whole.endswith(rest)
     assert main([*run, "--load_state=kept", "--prompt=a", "--prompt=b"]) == 2
     assert "holds 1 rows" in capsys.readouterr().err

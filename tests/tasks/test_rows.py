@@ -86,7 +86,7 @@ def test_pieces_go_on_with_the_same_rows():
         assert np.array_equal(batch.segment_ids, whole.segment_ids[:, start : start + 4])
         assert batch.row_positions.tolist() == [list(range(start, start + 4))] * 4
     assert same(pieces.batch(5, Shard(1, 2)).inputs, pieces.batch(5).inputs[2:])
-    with pytest.raises(UsageError, match="must divide rows of 12"):
+    with pytest.raises(ValueError, match="must divide rows of 12"):
         PiecesInput(source=source, batch_size=4, seq_len=5)
 
 
