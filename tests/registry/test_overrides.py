@@ -123,7 +123,7 @@ def test_bad_overrides(assignment, says):
     ("assignment", "root", "says"),
     [
         ("train.num_steps=0", "Train", "train: num_steps = 0 must be at least 1"),
-        ("WARMUP_STEPS=5000", "Task", "cosine schedule needs decay_steps above warmup_steps = 5000"),
+        ("WARMUP_STEPS=5000", "Task", "NUM_STEPS = 1200 must be above WARMUP_STEPS = 5000"),
         ("NUM_HEADS=3", "Task", "NUM_HEADS = 3 must divide MODEL_DIM = 128"),
     ],
 )

@@ -87,7 +87,7 @@ def run(capsys, *arguments):
         (["--set=NUM_STEPS=40"], "NUM_STEPS = 40 must be above WARMUP_STEPS = 100 with SCHEDULE = cosine"),
         (
             ["--exp=VQStdlib", "--smoke", "--set=task.model.stack.block.blocks.2.ffn=none"],
-            "There is no '2' in task.model.stack.block.blocks. Did you mean",
+            "There is no '2' in task.model.stack.block.blocks. Valid: '0', '1'",
         ),
         (["--wandb=project"], "--wandb needs the package wandb"),
     ],
