@@ -195,7 +195,7 @@ class FullLarge(VQLarge):
 
 @register
 class VQLarge131k(VQLarge):
-    """VQLarge at 131,072 tokens a row: 8 rows side by side, each in 8 parts along the sequence."""
+    """1.314 billion weights: VQLarge at 131,072 tokens a row, 8 rows side by side, each in 8 parts along it."""
 
     DEVICE_MESH_SHAPE = (8, 8, 1)
     SEQ_LEN = 131_072

@@ -32,16 +32,16 @@ def test_list(capsys):
     tiny = next(row for row in rows if row["name"] == "tiny.StdlibTiny")
     assert set(tiny) == {"name", "base", "doc", "mesh"}
     assert (tiny["base"], tiny["mesh"]) == ("DecoderLm", [-1, 1])
-    assert [row["name"] for row in data(capsys, "list", "*Small")[1]] == ["tiny.StdlibSmall"]
+    assert [row["name"] for row in data(capsys, "list", "tiny.*Small")[1]] == ["tiny.StdlibSmall"]
     assert data(capsys, "list", "nothing-like-it")[1] == []
 
 
 @pytest.mark.parametrize(
     ("condition", "names"),
     [
-        ("params>5e6 and params<1e9", ["tiny.StdlibSmall"]),
+        ("params>5e6 and params<12e6", ["tiny.StdlibSmall"]),
         ("params>1e12", ["gshard.DenseLm1T16x16"]),
-        ("params>1e6 and devices<=1", ["tiny.StdlibSmall"]),
+        ("params>1e6 and params<12e6 and devices<=1", ["tiny.StdlibSmall"]),
         ("not params>5e6 and bytes<1", []),
     ],
 )

@@ -65,6 +65,9 @@ def test_names_of_mixtures_state_their_sizes(name):
     assert f"{parameters / 1e9:.0f}B" == size
 
 
+KEYS = (jax.random.key(0), jax.random.key(1))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_forward_and_gradient(case):
     numbers, task = NUMBERS["cases"][case], task_of(case)
@@ -118,8 +121,8 @@ def test_gradients_in_bfloat16_stay_close(dtype):
     variables = {"params": params_of("C", wide)}
     often = jnp.where(jnp.arange(1024) % 4 == 0, jnp.arange(1024) % 16, 3)[None].repeat(2, 0)  # one token, 1500 times
     many = Batch(inputs=often, targets=often, weights=jnp.ones((2, 1024)))
-    expected, _ = _gradient(wide, variables, many, jax.random.key(0))
-    gradient, output = _gradient(narrow, variables, many, jax.random.key(0))
+    expected, _ = _gradient(wide, variables, many, None, KEYS)
+    gradient, output = _gradient(narrow, variables, many, None, KEYS)
     assert output.updates == {}
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, b.dtype) == (jnp.bfloat16, jnp.float32)
@@ -130,8 +133,8 @@ def test_gradients_in_bfloat16_stay_close(dtype):
 def test_pieces_of_a_batch_are_summed_in_float32():
     whole, pieces = (task_of("A", GRADIENT_DTYPE="bfloat16", MICROBATCHES=count) for count in (1, 2))
     variables = {"params": params_of("A", whole)}
-    expected, _ = _gradient(whole, variables, batch(), jax.random.key(0))
-    gradient, _ = _gradient(pieces, variables, batch(), jax.random.key(0))
+    expected, _ = _gradient(whole, variables, batch(), None, KEYS)
+    gradient, _ = _gradient(pieces, variables, batch(), None, KEYS)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert a.dtype == jnp.bfloat16
         np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (a, b)), atol=0.02 * float(jnp.abs(b).max()))
