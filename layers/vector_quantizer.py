@@ -33,7 +33,8 @@ class CodebookUpdate(struct.PyTreeNode):
         total = self.replace(sum_kcd=self.sum_kcd + other.sum_kcd, count_kc=self.count_kc + other.count_kc)
         if self.found is None or other.found is None:
             return total
-        latest = lambda mine, theirs: jnp.where(other.found[..., None, None, None], theirs, mine)
+        newer = other.found[..., None, None, None]
+        latest = lambda mine, theirs: jnp.where(newer, theirs, mine)
         candidates = jax.tree.map(latest, self.candidates_kcd, other.candidates_kcd)
         return total.replace(candidates_kcd=candidates, found=jnp.logical_or(self.found, other.found))
 
