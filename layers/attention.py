@@ -120,8 +120,7 @@ class Attention(nn.Module):
         Raises:
           UsageError: the head counts do not divide, or a state is given to attention that is not causal.
         """
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise UsageError(f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}.")
+        check_heads(self.num_heads, self.num_kv_heads)
         if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
             raise UsageError(
                 f"head_slots = {self.head_slots} must be at least num_heads = {self.num_heads}, and goes with "
@@ -227,6 +226,12 @@ def _softmax(scores: Float[Array, "... t"], extra_logit: float | None) -> Float[
     largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
     unnormalized = jnp.exp(scores - largest)
     return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Raises a UsageError unless every key head serves as many query heads."""
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise UsageError(f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}.")
 
 
 def append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:

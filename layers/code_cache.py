@@ -1,6 +1,6 @@
 """What VQ attention keeps of the far past: per code, how many keys had it and the mean of their values."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError, did_you_mean
 from layers.reports import OVERHEAD
-
-Reduction = Literal["serial", "matmul", "assoc_scan", "sum"]
 
 
 class CodeCache(struct.PyTreeNode):

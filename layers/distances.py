@@ -4,13 +4,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def sinusoids(count: int, dim: int, base: float) -> Float[Array, "count dim"]:
-    """Sines then cosines of 0 ... count - 1 at wavelengths from 2 pi to 2 pi * base, in float32."""
-    frequency = base ** (-jnp.arange(dim // 2, dtype=jnp.float32) / (dim // 2))
-    angle = jnp.arange(count, dtype=jnp.float32)[:, None] * frequency
-    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-
-
 def shift_window(scores: Float[Array, "*batch l w"], keys: int) -> Float[Array, "*batch l t"]:
     """From scores by distance to scores by key, for `l` queries behind a window of w - 1 keys.
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.attention import KeyValueCache, append
-from layers.distances import shift_sequence, sinusoids
+from layers.attention import KeyValueCache, append, check_heads
+from layers.distances import shift_sequence
 from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
+from layers.positions import sinusoids
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
@@ -75,8 +76,7 @@ class GatedHeads(nn.Module):
         for name in ("num_heads", "key_dim", "value_dim"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} = {getattr(self, name)} must be at least 1.")
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise UsageError(f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}.")
+        check_heads(self.num_heads, self.num_kv_heads)
         if self.model_dim % 2:
             raise UsageError(f"model_dim = {self.model_dim} must be even: distances are pairs of sines and cosines.")
 
@@ -113,7 +113,7 @@ class GatedHeads(nn.Module):
     def _distances(self, count: int, rows: int) -> Float[Array, "#b count k d"]:
         """What distances 0 ... count - 1 are compared as; one for all rows, unless dropout tells them apart."""
         distance_mkd = self._matrix("distance_mkd", self.num_kv_heads, self.key_dim)
-        sines = sinusoids(count, self.model_dim, self.wavelength)[None]
+        sines = sinusoids(jnp.arange(count), self.model_dim, self.wavelength)[None]
         if self.sinusoid_dropout and self.has_rng("sequence"):
             sines = jnp.broadcast_to(sines, (rows, *sines.shape[1:]))
             sines = dropout(self, sines, self.sinusoid_dropout, stream="sequence")
@@ -187,7 +187,7 @@ class FullAttention(GatedHeads):
         scores = jnp.einsum("blkgd,btkd->bkglt", content, memory.key_btkd, preferred_element_type=jnp.float32)
         # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 comes first.
         rows = jax.lax.dynamic_slice_in_dim(distance_btkd, keys - length - start, keys + length - 1, axis=1)
-        scores += shift_sequence(_by_distance(position, rows), keys)
+        scores += shift_sequence(by_distance(position, rows), keys)
         place_l = start + jnp.arange(length)
         seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
         scores = jnp.where(seen_blt[:, None, None], scores, MASKED)
@@ -195,7 +195,11 @@ class FullAttention(GatedHeads):
         return jnp.einsum("bkglt,btkf->blkgf", probabilities, memory.value_btkd)
 
 
-def _by_distance(position: Float[Array, "b l k g d"], rows: Float[Array, "#b w k d"]) -> Float[Array, "b k g l w"]:
+def by_distance(
+    position: Float[Array, "b *blocks l k g d"], rows: Float[Array, "#b w k d"]
+) -> Float[Array, "b *blocks k g l w"]:
+    """Scores of queries against what distances are compared as, in float32."""
+    kinds: Any = {"preferred_element_type": jnp.float32}
     if rows.shape[0] == 1:
-        return jnp.einsum("blkgd,wkd->bkglw", position, rows[0], preferred_element_type=jnp.float32)
-    return jnp.einsum("blkgd,bwkd->bkglw", position, rows, preferred_element_type=jnp.float32)
+        return jnp.einsum("b...lkgd,wkd->b...kglw", position, rows[0], **kinds)
+    return jnp.einsum("b...lkgd,bwkd->b...kglw", position, rows, **kinds)

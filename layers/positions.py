@@ -27,6 +27,14 @@ def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float
     return jnp.concatenate([u * cos - w * sin, w * cos + u * sin], axis=-1).astype(x.dtype)
 
 
+def sinusoids(positions: Int[Array, "*s"], dim: int, base: float) -> Float[Array, "*s m"]:
+    """Sines then cosines of each position at wavelengths from 2 pi to 2 pi * base, in float32."""
+    half = dim // 2
+    frequency_m = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[..., None].astype(jnp.float32) * frequency_m
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
 class LearnedPositions(nn.Module):
     """A learned vector per position, added to the token embedding (Radford et al. 2018, section 4.1)."""
 
@@ -55,10 +63,7 @@ class SinusoidalPositions(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
-        half = self.model_dim // 2
-        frequency_m = self.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-        angle_bsm = positions[:, :, None].astype(jnp.float32) * frequency_m
-        return jnp.concatenate([jnp.sin(angle_bsm), jnp.cos(angle_bsm)], axis=-1)
+        return sinusoids(positions, self.model_dim, self.base)
 
 
 class ScaledSinusoidalPositions(nn.Module):
@@ -76,4 +81,4 @@ class ScaledSinusoidalPositions(nn.Module):
     def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         # A scalar: no letters behind the last underscore. Its role is the embedding's, whose size it sets.
         scale = weight(self, "position_scale_", (), init=Constant(), role="embedding", fan_in=1)
-        return scale * SinusoidalPositions(self.model_dim, self.base)(positions)
+        return scale * sinusoids(positions, self.model_dim, self.base)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from layers.code_cache import CodeCache, chunks, merge, prefixes
 from layers.distances import shift_window
 from layers.errors import UsageError
-from layers.gated_attention import MASKED, GatedHeads
+from layers.gated_attention import MASKED, GatedHeads, by_distance
 from layers.specs import axes_of, constrain
 from layers.vector_quantizer import VectorQuantizer
 
@@ -198,10 +198,7 @@ class VQAttention(GatedHeads):
         """(b, r, l, k, g, f): the mixture of values for every query."""
         seen = self._seen(ids, window.segment_ids_t)
         near = jnp.einsum("brlkgd,brtkd->brkglt", content, window.key_tkd, preferred_element_type=jnp.float32)
-        wide = "brlkgd,wkd->brkglw" if distances.shape[0] == 1 else "brlkgd,bwkd->brkglw"
-        table = distances[0] if distances.shape[0] == 1 else distances
-        by_distance = jnp.einsum(wide, position, table, preferred_element_type=jnp.float32)
-        near += shift_window(by_distance, window.segment_ids_t.shape[2])
+        near += shift_window(by_distance(position, distances), window.segment_ids_t.shape[2])
         near = constrain(jnp.where(seen[:, :, None, None], near, MASKED), self.activations, "scores_brkglt")
         largest = jnp.max(near, axis=-1, keepdims=True)
         if self.cache:
