@@ -11,7 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
+from layers.norm import rms_normalize
 from layers.positions import rotate
+from layers.reports import place, watch
+from layers.score_functions import value_weights
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
@@ -45,6 +48,8 @@ class Attention(nn.Module):
         "key_bias_kd",
         "value_bias_kd",
         "attention_out_bias_m",
+        "query_scale_d",
+        "key_scale_d",
         "query_bsnd",
         "key_bskd",
         "value_bskd",
@@ -65,6 +70,11 @@ class Attention(nn.Module):
     logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
     relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
     extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
+    score_function: str = "softmax"  # from scores to what values are weighed by; a name in layers.score_functions
+    score_length: int | None = None  # what score functions without a sum over keys divide by
+    qk_norm: bool = False  # RMS norm of each head's query and key, before they are rotated (Dehghani et al. 2023)
+    qk_scale: bool = False  # learned factors per channel behind that norm, the same for all heads
+    epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
     merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, split as one
     head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
     causal: bool = True
@@ -97,7 +107,15 @@ class Attention(nn.Module):
             y += weight(self, f"{name}_bias_{letter}d", shape, init=Constant(), role="bias").astype(self.dtype)
         slots = self._slots if letter == "n" else self._kv_slots
         y = jnp.pad(y, ((0, 0), (0, 0), (0, slots - heads), (0, 0)))
-        return constrain(y, self.activations, f"{name}_bs{letter}d")
+        return place(self, f"{name}_bs{letter}d", y)
+
+    def _normed(self, x, name: str):
+        if not self.qk_norm:
+            return x
+        y = rms_normalize(x, self.epsilon)
+        if self.qk_scale:
+            y = y * weight(self, f"{name}_scale_d", (self.head_dim,), init=Constant(value=1.0), role="scale")
+        return y.astype(x.dtype)
 
     @property
     def _slots(self) -> int:
@@ -128,14 +146,15 @@ class Attention(nn.Module):
             )
         if state is not None and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
-        query = self._project(x, "query", "n", self.num_heads)
-        key = self._project(x, "key", "k", self.num_kv_heads)
+        query = self._normed(self._project(x, "query", "n", self.num_heads), "query")
+        key = self._normed(self._project(x, "key", "k", self.num_kv_heads), "key")
         value = self._project(x, "value", "k", self.num_kv_heads)
         start: Any = 0 if state is None else state.index
         if self.rotary_base is not None:
             if positions is None:
                 positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
-            query, key = rotate(query, positions, self.rotary_base), rotate(key, positions, self.rotary_base)
+            query = watch(self, "query_rotated", rotate(query, positions, self.rotary_base))
+            key = watch(self, "key_rotated", rotate(key, positions, self.rotary_base))
         if state is None:
             mask = self._mask(segment_ids, segment_ids, 0, x.shape[1], x.shape[1])
         else:
@@ -149,7 +168,7 @@ class Attention(nn.Module):
             bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
         plain = state is None and segment_ids is None
         mixed = self._attend(query, key, value, mask, bias_nqt, plain)
-        return self._output(constrain(mixed, self.activations, "mixed_bsnd")), state
+        return self._output(place(self, "mixed_bsnd", mixed)), state
 
     def _output(self, mixed: Float[Array, "b s n d"]) -> Float[Array, "b s m"]:
         mixed = mixed[:, :, : self.num_heads]
@@ -196,8 +215,10 @@ class Attention(nn.Module):
             scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
         if bias_nqt is not None:
             scores += bias_nqt.reshape(1, -1, group, *bias_nqt.shape[1:])
+        watch(self, "scores", scores)
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        probabilities = _softmax(scores, self.extra_logit).astype(self.dtype)
+        probabilities = value_weights(scores, self.score_function, self.extra_logit, self.epsilon, self.score_length)
+        probabilities = watch(self, "probabilities", probabilities).astype(self.dtype)
         probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, key.shape[1])
         mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
         return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
@@ -208,6 +229,7 @@ class Attention(nn.Module):
             "logit_cap": self.logit_cap is not None,
             "relative_bias": self.relative_bias is not None,
             "extra_logit": self.extra_logit is not None,
+            "score_function but softmax": self.score_function != "softmax",
         }
         missing = [name for name, wanted in asked.items() if wanted]
         if self.implementation == "cudnn" and missing:
@@ -217,15 +239,6 @@ class Attention(nn.Module):
         # A mask would be an array of all scores, which flash attention is there to avoid.
         allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
         return allowed and jax.default_backend() == "gpu"
-
-
-def _softmax(scores: Float[Array, "... t"], extra_logit: float | None) -> Float[Array, "... t"]:
-    """Softmax over keys; with an extra logit z, `exp(scores) / (sum exp(scores) + exp(z))`."""
-    if extra_logit is None:
-        return jax.nn.softmax(scores, axis=-1)
-    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
-    unnormalized = jnp.exp(scores - largest)
-    return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

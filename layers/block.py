@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.dropout import dropout
-from layers.specs import Specs, constrain
+from layers.reports import place, watch
+from layers.specs import Specs
 
 
 class ResidualBlock(nn.Module):
@@ -44,21 +45,24 @@ class ResidualBlock(nn.Module):
     ) -> tuple[Float[Array, "b s m"], Any]:
         if self.mask_padding:
             x = zero_padding(x, segment_ids)
-        normed = self.mixer_norm(x)
+        normed = watch(self, "mixer_in", self.mixer_norm(x))
         mixed, state = self.mixer(normed, state, segment_ids, positions)
-        mixed = self._dropped(mixed)
+        mixed = self._dropped(watch(self, "mixer_out", mixed))
         if self.ffn is None:
             x = x + mixed
         elif self.parallel:
-            fed = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
-            x = x + mixed + self._dropped(fed)
+            fed = self._fed(normed if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
+            x = x + mixed + fed
         else:
-            x = constrain(x + mixed, self.activations, "residual_bsm")
+            x = place(self, "residual_bsm", x + mixed)
             if self.mask_padding:
                 x = zero_padding(x, segment_ids)
-            fed = self.ffn(x if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
-            x = x + self._dropped(fed)
-        return constrain(x, self.activations, "residual_bsm"), state
+            x = x + self._fed(x if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
+        return place(self, "residual_bsm", x), state
+
+    def _fed(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
+        assert self.ffn is not None
+        return self._dropped(watch(self, "ffn_out", self.ffn(watch(self, "ffn_in", x), segment_ids)))
 
     def _dropped(self, branch: Float[Array, "b s m"]) -> Float[Array, "b s m"]:
         branch = dropout(self, branch, self.dropout_rate)

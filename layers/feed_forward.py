@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 from layers.activations import activation
 from layers.dropout import dropout
 from layers.initializers import Constant, Initializer
-from layers.specs import Specs, constrain
+from layers.reports import place, watch
+from layers.specs import Specs
 from layers.weight import weight
 
 
@@ -44,7 +45,7 @@ class FeedForward(nn.Module):
         y = jnp.einsum("bsm,mf->bsf", x, w_mf.astype(self.dtype))
         if self.use_bias:
             y += weight(self, f"{name}_bias_f", (self.hidden_dim,), init=Constant(), role="bias").astype(self.dtype)
-        return constrain(y, self.activations, "hidden_bsf")
+        return place(self, "hidden_bsf", y)
 
     @nn.compact
     def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
@@ -52,7 +53,7 @@ class FeedForward(nn.Module):
         act = activation(self.activation)
         h = self._dense_in(x, "ffn_in")
         h = act(self._dense_in(x, "ffn_gate")) * h if self.gated else act(h)
-        h = dropout(self, h, self.dropout_rate)
+        h = dropout(self, watch(self, "activated", h), self.dropout_rate)
         w_fm = weight(self, "ffn_out_fm", (self.hidden_dim, self.model_dim), init=self.out_initializer, role="hidden")
         y = jnp.einsum("bsf,fm->bsm", h, w_fm.astype(self.dtype))
         if self.use_bias:

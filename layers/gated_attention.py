@@ -13,7 +13,9 @@ from layers.distances import shift_sequence
 from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
+from layers.norm import rms_normalize
 from layers.positions import sinusoids
+from layers.reports import place
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
@@ -85,23 +87,20 @@ class GatedHeads(nn.Module):
         return weight(self, key, (self.model_dim, *shape), **init).astype(self.dtype)
 
     def _normed(self, x: jax.Array) -> Float[Array, "b s h d"]:
-        x = x.astype(jnp.float32)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return x * self.key_dim**-0.25
+        return rms_normalize(x, self.epsilon) * self.key_dim**-0.25
 
     def _project(self, x: Float[Array, "b s m"]) -> Projected:
         self._check_heads()
-        place = lambda y, row: constrain(y, self.activations, row)
         query_mnd = self._matrix("query_mnd", self.num_heads, self.key_dim)
         key_mkd = self._matrix("key_mkd", self.num_kv_heads, self.key_dim)
         value_mkf = self._matrix("value_mkf", self.num_kv_heads, self.value_dim)
-        query = place(self._normed(jnp.einsum("bsm,mnd->bsnd", x, query_mnd)), "query_bsnd")
-        key = place(self._normed(jnp.einsum("bsm,mkd->bskd", x, key_mkd)), "key_bskd")
-        value = place(jnp.einsum("bsm,mkf->bskf", x, value_mkf), "value_bskf")
+        query = place(self, "query_bsnd", self._normed(jnp.einsum("bsm,mnd->bsnd", x, query_mnd)))
+        key = place(self, "key_bskd", self._normed(jnp.einsum("bsm,mkd->bskd", x, key_mkd)))
+        value = place(self, "value_bskf", jnp.einsum("bsm,mkf->bskf", x, value_mkf))
         gate = None
         if self.gated:
             gate_mnf = self._matrix("gate_mnf", self.num_heads, self.value_dim)
-            gate = place(jax.nn.silu(jnp.einsum("bsm,mnf->bsnf", x, gate_mnf)), "gate_bsnf")
+            gate = place(self, "gate_bsnf", jax.nn.silu(jnp.einsum("bsm,mnf->bsnf", x, gate_mnf)))
             value = jax.nn.silu(value)
         queries = []
         for name in ("content_bias_nd", "position_bias_nd"):
@@ -125,7 +124,7 @@ class GatedHeads(nn.Module):
         init: Any = {"init": self.initializer, "role": "hidden", "fan_in": fan_in}
         shape = (self.num_heads, self.value_dim, self.model_dim)
         out_nfm = weight(self, "attention_out_nfm", shape, **init).astype(self.dtype)
-        mixed = constrain(mixed.astype(self.dtype), self.activations, "mixed_bsnf")
+        mixed = place(self, "mixed_bsnf", mixed.astype(self.dtype))
         return jnp.einsum("bsnf,nfm->bsm", mixed if gate is None else mixed * gate, out_nfm)
 
 

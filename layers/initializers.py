@@ -12,6 +12,10 @@ class Initializer(Protocol):
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array: ...
 
+    def deviation(self, fan_in: int) -> float:
+        """The standard deviation of what is drawn."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Normal:
@@ -22,6 +26,10 @@ class Normal:
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
         del fan_in
         return (self.stddev * jax.random.normal(key, shape)).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        del fan_in
+        return self.stddev
 
     def __str__(self) -> str:
         return f"normal({self.stddev:.4g})"
@@ -34,10 +42,29 @@ class FanIn:
     scale: float = 1.0  # factor on 1 / sqrt(fan_in)
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
-        return (self.scale * fan_in**-0.5 * jax.random.normal(key, shape)).astype(dtype)
+        return (self.deviation(fan_in) * jax.random.normal(key, shape)).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        return self.scale * fan_in**-0.5
 
     def __str__(self) -> str:
         return f"fan_in({self.scale:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InverseFanIn:
+    """Gaussian, mean 0, standard deviation `scale / fan_in`: output weights of muP (Yang et al. 2021, table 3)."""
+
+    scale: float = 1.0  # factor on 1 / fan_in
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        return (self.deviation(fan_in) * jax.random.normal(key, shape)).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        return self.scale / fan_in
+
+    def __str__(self) -> str:
+        return f"inverse_fan_in({self.scale:.4g})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +76,9 @@ class FanInUniform:
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
         limit = self.scale * (3 / fan_in) ** 0.5
         return jax.random.uniform(key, shape, minval=-limit, maxval=limit).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        return self.scale * fan_in**-0.5
 
     def __str__(self) -> str:
         return f"fan_in_uniform({self.scale:.4g})"
@@ -63,6 +93,10 @@ class Constant:
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
         del key, fan_in
         return jnp.full(shape, self.value, dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        del fan_in
+        return 0.0
 
     def __str__(self) -> str:
         return f"constant({self.value:.4g})"

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
-from layers.specs import Specs, constrain
+from layers.reports import place, watch
+from layers.specs import Specs
 
 
 class ModelState(struct.PyTreeNode):
@@ -34,6 +35,7 @@ class LanguageModel(nn.Module):
     stack: nn.Module
     final_norm: nn.Module | None
     head: Unembedding | None  # None ties the head to the embedding
+    embedding_norm: nn.Module | None = None  # of the embedding, positions included
     mask_padding: bool = False  # zero the features at padding (segment id 0)
     dropout_rate: float = 0.0  # on the embedding
 
@@ -55,7 +57,8 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions(positions).astype(x.dtype)
-        x = constrain(dropout(self, x, self.dropout_rate), self.activations, "residual_bsm")
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        x = place(self, "residual_bsm", dropout(self, watch(self, "embedded", x), self.dropout_rate))
         layers = None if state is None else state.layers
         x, layers = self.stack(x, layers, segment_ids, positions)
         x = x if self.final_norm is None else self.final_norm(x)
@@ -69,4 +72,4 @@ class LanguageModel(nn.Module):
     def logits(self, features: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
         """Logits in float32."""
         logits = self.embedding.attend(features) if self.head is None else self.head(features)
-        return constrain(logits, self.activations, "logits_bsv")
+        return place(self, "logits_bsv", logits)

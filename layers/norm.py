@@ -12,23 +12,30 @@ from layers.specs import Specs
 from layers.weight import weight
 
 
+def rms_normalize(x: Float[Array, "... m"], epsilon: float) -> Float[Array, "... m"]:
+    """x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
+    y = x.astype(jnp.float32)
+    return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + epsilon) * scale over the last dimension (Zhang and Sennrich 2019, equation 4)."""
 
-    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m", "norm_bias_m")
+    SPECS: ClassVar[tuple[str, ...]] = ("norm_scale_m", "norm_scale_", "norm_bias_m")
 
     specs: Specs
     epsilon: float = 1e-6  # added under the root
     use_scale: bool = True  # a learned factor per channel, 1 at the start
+    scalar_scale: bool = False  # ... or one for all channels
     use_bias: bool = False  # a learned offset per channel, 0 at the start
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Float[Array, "... m"]) -> Float[Array, "... m"]:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
+        y = rms_normalize(x, self.epsilon)
         if self.use_scale:
-            y = y * weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
+            key, shape = ("norm_scale_", ()) if self.scalar_scale else ("norm_scale_m", x.shape[-1:])
+            y = y * weight(self, key, shape, init=Constant(value=1.0), role="scale", fan_in=1)
         if self.use_bias:
             y = y + weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
         return y.astype(x.dtype)

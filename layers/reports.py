@@ -1,13 +1,16 @@
-"""What a layer says beside its output: terms of the objective, numbers for the log, updates of state."""
+"""What a layer says beside its output: terms of the objective, numbers for the log, updates of state, activations."""
 
 from typing import Any, Protocol
 
 import jax
 from flax import traverse_util
 
+from layers.specs import constrain
+
 LOSSES = "losses"  # collection of terms that the task adds to its objective
 OVERHEAD = "overhead"  # named scope of products that move data and are no part of the model's work (see runners.flops)
 METRICS = "metrics"  # collection of numbers that the task averages over layers and logs
+WATCHED = "watched"  # collection of activations, each under its name, for who looks into a model
 UPDATES = "updates"  # collection of updates of state, each under the name of the collection whose weights it changes
 
 
@@ -29,6 +32,18 @@ def add_metric(module: Any, name: str, value: jax.Array) -> None:
     """Reports the scalar `value` under `name`; lost where the caller does not collect it."""
     if not module.is_initializing():
         module.sow(METRICS, name, jax.lax.stop_gradient(value), reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
+
+
+def watch(module: Any, name: str, x: jax.Array) -> jax.Array:
+    """`x` itself; shown under `name` to a caller that collects WATCHED, and free for all others."""
+    if not module.is_initializing():
+        module.sow(WATCHED, name, x, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
+    return x
+
+
+def place(module: Any, key: str, x: jax.Array) -> jax.Array:
+    """The activation `x` placed by `module.activations[key]`, and watched under that name."""
+    return watch(module, key, constrain(x, module.activations, key))
 
 
 def add_update(module: Any, collection: str, update: Update) -> None:

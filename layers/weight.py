@@ -33,6 +33,7 @@ class Weight(struct.PyTreeNode, meta.AxisMetadata):
     spec: P = struct.field(pytree_node=False)  # one entry per dimension
     role: Role = struct.field(pytree_node=False)
     init: str = struct.field(pytree_node=False)  # the initializer, in words
+    stddev: float = struct.field(pytree_node=False)  # standard deviation of what it draws
     fan_in: int = struct.field(pytree_node=False)  # inputs summed into one output
     used: tuple[int, ...] = struct.field(pytree_node=False)  # its shape without padding, one layer of a stack
 
@@ -88,6 +89,7 @@ def weight(
     def make(rng: jax.Array) -> Weight:
         value = init(rng, shape, module.param_dtype, fan_in)
         row: Any = {"key": key, "spec": spec, "role": role, "init": str(init), "fan_in": fan_in}
+        row["stddev"] = init.deviation(fan_in)
         return Weight(value, used=shape if used is None else used, **row)
 
     if collection == "params":

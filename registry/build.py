@@ -6,7 +6,7 @@ import fiddle as fdl
 from fiddle import daglish
 from fiddle.experimental import serialization
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import SpecError, UsageError, VortaroError
 from layers.specs import P, Specs
 
 
@@ -18,8 +18,9 @@ def build(config: fdl.Config, name: str) -> Any:
     """
     try:
         return fdl.build(config)
-    except VortaroError:
-        raise
+    except VortaroError as error:
+        kind = next(kind for kind in (SpecError, UsageError, VortaroError) if isinstance(error, kind))
+        raise kind(str(error).partition("\n")[0]) from error  # Fiddle adds lines of its own
     except (ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).partition("\n")[0]
         place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")

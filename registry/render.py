@@ -80,8 +80,8 @@ def weights(data: dict[str, Any], out: Console | None = None) -> None:
     out.print(_totals(data))
 
 
-WEIGHT_COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "decay", "bytes", "per device")
-WEIGHT_NUMBERS = ("shape", "bytes", "per device")
+WEIGHT_COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
+WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
 
 
 def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -93,6 +93,8 @@ def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["spec"],
         row["role"],
         row["init"],
+        f"{row['stddev']:.4g}",
+        f"{row['rate']:.4g}",
         "yes" if row["decay"] else "no",
         size(row["bytes"]),
         size(row["bytes_per_device"]),

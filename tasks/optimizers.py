@@ -6,8 +6,10 @@ from typing import Any, Literal
 import jax
 import optax
 
+from layers.errors import UsageError
 from layers.specs import P
 from tasks.adafactor import factored_dims, scale_by_adafactor
+from tasks.parametrization import Parametrization
 from tasks.schedules import Schedule
 from tasks.weight_table import WeightRow, WeightTable
 
@@ -45,21 +47,42 @@ class RoleFactors:
 class Optimizer:
     """An optax optimizer with what language models need around it.
 
-    One update: clip, scale by the method, add decay, multiply by the role's factor, the schedule and the learning rate.
+    One update: clip, scale by the method, multiply by the learning rate, which is the product of the peak, the
+    schedule, and the weight's own factor (`rate`: its role's factor times what the parametrization says), add decay.
+
+    Decay is decoupled from the gradient (Loshchilov and Hutter 2019): update -= weight_decay * weight * what
+    `decay_scale` says. "learning_rate": the weight's own learning rate, as AdamW in optax and torch; under muP it falls
+    with the width. "base_learning_rate": without the weight's factor. "schedule": the schedule alone (Lingle 2024,
+    "independent" decay). "none": 1.
     """
 
     learning_rate: float  # at the schedule's peak
     schedule: Schedule  # factor over time
     clipping: Clipping  # limits on the gradient
     role_factors: RoleFactors  # learning-rate scale per role
+    parametrization: Parametrization = Parametrization()  # learning-rate scale by role and width
     method: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
     beta1: float = 0.9  # decay of the first moment; momentum of sgd
     beta2: float = 0.95  # decay of the second moment; lion: of its momentum (0.99 in the paper)
     epsilon: float = 1e-8  # added to the root of adamw's second moment
-    weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019): update -= learning_rate * weight_decay * weight
-    decay_follows_rate: bool = True  # or, where False: update -= weight_decay * weight, whatever the learning rate
+    scale_epsilon: bool = False  # multiplies epsilon by the weight's factor on the learning rate
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, sgd)
+    weight_decay: float = 0.0
+    decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
     min_dim_size_to_factor: int = 128  # adafactor keeps full second moments where a dimension is smaller
+
+    def __post_init__(self):
+        if self.method == "sgd" and self.parametrization.rule != "standard":
+            raise UsageError(
+                f"PARAMETRIZATION = {self.parametrization.rule} gives rates of adaptive optimizers; OPTIMIZER = sgd "
+                f"would need others: say adamw, lion or adafactor."
+            )
+
+    def rate(self, role: str, fan_in: int) -> float:
+        """The factor on a weight's learning rate."""
+        relative = self.method == "adafactor"
+        return getattr(self.role_factors, role, 1.0) * self.parametrization.rate(role, fan_in, relative)
 
     def decays(self, role: str) -> bool:
         """Does weight decay act on this role."""
@@ -72,26 +95,37 @@ class Optimizer:
     def build(self, table: WeightTable) -> optax.GradientTransformation:
         """The transformation for the weights of `table` (its "params" part)."""
         params = table.tree(lambda row: row)["params"]
-        factors = jax.tree.map(lambda row: getattr(self.role_factors, row.role, 1.0), params)
-        chain = [*self.clipping.build(), *self._scale(params)]
-        decay = self.weight_decay
-        decayed = jax.tree.map(lambda row: row.decay, params)
-        if decay and self.decay_follows_rate:
-            chain.append(optax.add_decayed_weights(decay, decayed))
-        if set(jax.tree.leaves(factors)) != {1.0}:
-            chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, factors)))
-        chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
-        if decay and not self.decay_follows_rate:
-            chain.append(optax.add_decayed_weights(-decay, decayed))
+        factors = jax.tree.map(lambda row: row.rate, params)
+        even = set(jax.tree.leaves(factors)) == {1.0}
+        times = lambda tree: optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, tree))
+        decay = optax.add_decayed_weights(self.weight_decay, jax.tree.map(lambda row: row.decay, params))
+        chain = self.clipping.build()
+        if self.scale_epsilon and self.method == "adamw":
+            # g / (|g| + c epsilon) is h / (|h| + epsilon) with h = g / c.
+            chain.append(times(jax.tree.map(lambda factor: 1 / factor, factors)))
+        chain += self._scale(params)
+        if self.weight_decay and self.decay_scale == "learning_rate":
+            chain.append(decay)
+        if not even:
+            chain.append(times(factors))
+        if self.weight_decay and self.decay_scale == "base_learning_rate":
+            chain.append(decay)
+        if self.weight_decay and self.decay_scale == "schedule":
+            schedule: Any = self.schedule
+            chain += [optax.scale(self.learning_rate), decay, optax.scale_by_learning_rate(schedule)]
+        else:
+            chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
+        if self.weight_decay and self.decay_scale == "none":
+            chain += [optax.scale(-1), decay, optax.scale(-1)]
         return optax.chain(*chain)
 
     def _scale(self, rows: Any) -> list[optax.GradientTransformation]:
         if self.method == "adamw":
-            return [optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)]
+            return [optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.moment_dtype)]
         if self.method == "lion":  # Chen et al. 2023, algorithm 2
-            return [optax.scale_by_lion(self.beta1, self.beta2)]
+            return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
         if self.method == "sgd":
-            return [optax.trace(self.beta1)] if self.beta1 else []
+            return [optax.trace(self.beta1, accumulator_dtype=self.moment_dtype)] if self.beta1 else []
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor)]
 
     def state_specs(self, table: WeightTable, state: Any) -> Any:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 class Schedule:
     """A factor between 0 and 1 for update t = 0, 1, 2, ...
 
-    All kinds rise linearly over `warmup_steps` first: (t + first_step) / warmup_steps. Behind that: `constant` stays at
+    All kinds rise linearly over `warmup_steps` first, from `start_factor` to 1: (t + first_step) / warmup_steps is how
+    far. Behind that: `constant` stays at
     1; `linear` and `cosine` fall to `end_factor` at `decay_steps` and stay there (cosine: Loshchilov and Hutter 2017,
     equation 5); `inverse_sqrt` is sqrt(k / t) from t = k on, k being `timescale`, or warmup_steps where that is None
     (Vaswani et al. 2017, equation 3, with a peak of 1).
@@ -22,6 +23,7 @@ class Schedule:
     decay_steps: int | None = None  # update at which linear and cosine end, counted from 0; they need it
     end_factor: float = 0.0  # where linear and cosine end
     first_step: int = 1  # what the first update counts as in warm-up; 0 gives it rate 0, as some references do
+    start_factor: float = 0.0  # where warm-up starts
     timescale: int | None = None  # updates before inverse_sqrt falls; None is warmup_steps
 
     def __post_init__(self):
@@ -31,6 +33,7 @@ class Schedule:
     def __call__(self, step: jax.Array | int) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
         rise = jnp.minimum(1.0, (t + self.first_step) / self.warmup_steps) if self.warmup_steps else jnp.ones_like(t)
+        rise = self.start_factor + (1 - self.start_factor) * rise
         if self.kind == "constant":
             return rise
         if self.kind == "inverse_sqrt":

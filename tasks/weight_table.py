@@ -25,9 +25,11 @@ class WeightRow:
     spec: P  # one entry per dimension
     role: str
     init: str
+    stddev: float  # standard deviation of the initial values
     fan_in: int
     used: tuple[int, ...]  # the shape of one layer without padding
     decay: bool  # does weight decay act on it
+    rate: float  # factor on the learning rate
 
     @property
     def stacked(self) -> int:
@@ -57,10 +59,18 @@ def shards(spec: P, mesh: Mapping[str, int]) -> int:
 class WeightTable:
     """The rows of an experiment's weights, and the tree they come from."""
 
-    def __init__(self, boxed: Any, decays: Callable[[str], bool] = lambda role: False):
-        """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves."""
+    def __init__(
+        self,
+        boxed: Any,
+        decays: Callable[[str], bool] = lambda role: False,
+        rate: Callable[[str, int], float] = lambda role, fan_in: 1.0,
+    ):
+        """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves.
+
+        `decays(role)` says whether weight decay acts, `rate(role, fan_in)` gives the factor on the learning rate.
+        """
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=meta.is_axis_metadata)
-        self.rows = [_row(path, leaf, decays) for path, leaf in leaves]
+        self.rows = [_row(path, leaf, decays, rate) for path, leaf in leaves]
 
     def __iter__(self) -> Iterator[WeightRow]:
         return iter(self.rows)
@@ -108,11 +118,12 @@ def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, i
             )
 
 
-def _row(path: Any, leaf: Any, decays: Callable[[str], bool]) -> WeightRow:
+def _row(path: Any, leaf: Any, decays: Callable[[str], bool], rate: Callable[[str, int], float]) -> WeightRow:
     name = "/".join(str(part.key) for part in path)
     if not isinstance(leaf, Weight):
         raise SpecError(f"Weight '{name}' was made without layers.weight.weight, so it has no partition spec.")
     shape = tuple(leaf.value.shape)
+    learned = name.startswith("params/")
     return WeightRow(
         path=name,
         key=leaf.key,
@@ -121,7 +132,9 @@ def _row(path: Any, leaf: Any, decays: Callable[[str], bool]) -> WeightRow:
         spec=leaf.spec,
         role=leaf.role,
         init=leaf.init,
+        stddev=leaf.stddev,
         fan_in=leaf.fan_in,
         used=leaf.used,
-        decay=name.startswith("params/") and decays(leaf.role),
+        decay=learned and decays(leaf.role),
+        rate=rate(leaf.role, leaf.fan_in) if learned else 0.0,
     )

@@ -1,6 +1,6 @@
 """The template of decoder-only language models: every choice is a knob."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import fiddle as fdl
 
@@ -9,24 +9,20 @@ from layers.block import ResidualBlock
 from layers.embedding import Embedding, Unembedding
 from layers.errors import UsageError
 from layers.feed_forward import FeedForward
-from layers.initializers import FanIn, Normal
+from layers.initializers import Constant, FanIn, InverseFanIn, Normal
 from layers.language_model import LanguageModel
 from layers.norm import LayerNorm, RMSNorm
 from layers.positions import LearnedPositions, SinusoidalPositions
 from layers.specs import P, Specs
 from layers.stack import Stack
-from registry.experiment import Experiment
-from tasks.inputs.pieces import PiecesInput
-from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.text import TextInput
+from registry.experiments.language_data import LanguageData
 from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers import Clipping, Optimizer, RoleFactors
-from tasks.programs import TestProgram, TrainProgram
+from tasks.parametrization import Parametrization
 from tasks.schedules import Schedule
-from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
-class DecoderLm(Experiment):
+class DecoderLm(LanguageData):
     """A causal transformer on bytes of text or on synthetic packed rows.
 
     Weights are split over "model" by heads, hidden units and vocabulary (Shoeybi et al. 2019, Megatron-LM) and over
@@ -38,14 +34,11 @@ class DecoderLm(Experiment):
     # Sizes
     NUM_LAYERS: int = 4
     MODEL_DIM: int = 128
-    NUM_HEADS: int = 4
+    NUM_HEADS: int | None = 4  # None is MODEL_DIM / HEAD_DIM
     NUM_KV_HEADS: int | None = None  # None is NUM_HEADS (multi-head); 1 is multi-query
     HEAD_DIM: int | None = None  # None is MODEL_DIM / NUM_HEADS
-    FFN_DIM: int | None = None  # None is 4 * MODEL_DIM
-    VOCAB_SIZE: int = 256  # of synthetic data; text has its 256 byte values
-    SEQ_LEN: int = 128
-    UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
-    BATCH_SIZE: int = 16
+    FFN_DIM: int | None = None  # None is FFN_MULTIPLE * MODEL_DIM, rounded down
+    FFN_MULTIPLE: float = 4.0
 
     # Structure
     ACTIVATION: str = "gelu_tanh"
@@ -56,8 +49,17 @@ class DecoderLm(Experiment):
     PARALLEL_RESIDUAL: bool = False
     USE_BIAS: bool = False
     TIED: bool = True
+    ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
     DROPOUT: float = 0.0  # on embedding, attention probabilities, hidden layer and residual branches
+
+    # Initial values and learning rates by width
+    PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
+    D_BASE: int | None = None  # the width that learning rates refer to under muP
     INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
+    UNEMBEDDING_INIT: Literal["fan_in", "inverse_fan_in", "zero"] | None = (
+        None  # of an untied head; None is fan_in^-1/2
+    )
+    # as for other matrices, and 1 / fan_in under muP
 
     # Optimization
     OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
@@ -67,21 +69,17 @@ class DecoderLm(Experiment):
     END_FACTOR: float = 0.1  # last learning rate over the peak
     BETA1: float = 0.9
     BETA2: float = 0.95
+    ADAM_EPSILON: float = 1e-8
+    MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of the optimizer's first moment
     WEIGHT_DECAY: float = 0.1
+    DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
+    DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
     CLIP_NORM: float | None = 1.0
     MICROBATCHES: int = 1
+    GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
+    LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
     Z_LOSS: float = 0.0
     LABEL_SMOOTHING: float = 0.0
-
-    # Data and program
-    DATA: Literal["text", "synthetic"] = "text"
-    TEXT_PATH: str | None = None  # None is the source of Python's standard library
-    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of a text file: train, validation, test
-    EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
-    NUM_STEPS: int = 1000
-    LOG_EVERY: int = 50
-    EVAL_EVERY: int | None = 250
-    SAVE_EVERY: int = 250
 
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"
@@ -128,7 +126,8 @@ class DecoderLm(Experiment):
             NUM_LAYERS=2,
             MODEL_DIM=32,
             NUM_HEADS=8,
-            NUM_KV_HEADS=None if cls.NUM_KV_HEADS is None else max(1, 8 * cls.NUM_KV_HEADS // cls.NUM_HEADS),
+            NUM_KV_HEADS=None if cls.NUM_KV_HEADS is None else max(1, 8 * cls.NUM_KV_HEADS // cls().num_heads),
+            D_BASE=None if cls.D_BASE is None else 16,
             HEAD_DIM=None if cls.HEAD_DIM is None else 4,
             FFN_DIM=64,
             SEQ_LEN=32,
@@ -152,78 +151,91 @@ class DecoderLm(Experiment):
             z_loss=self.Z_LOSS,
             label_smoothing=self.LABEL_SMOOTHING,
             loss_chunk=self.LOSS_CHUNK,
+            normalizer=self.LOSS_NORMALIZER,
             microbatches=self.MICROBATCHES,
+            gradient_dtype=self.GRADIENT_DTYPE,
             carry_length=None if self.UPDATE_LEN is None else self.SEQ_LEN,
         )
 
-    def Train(self) -> fdl.Config:
-        return fdl.Config(
-            TrainProgram,
-            input=self.pieces(self.train_input()),
-            num_steps=self.NUM_STEPS,
-            log_every=self.LOG_EVERY,
-            eval_every=self.EVAL_EVERY,
-            save_every=self.SAVE_EVERY,
-        )
-
-    def Test(self) -> fdl.Config:
-        return fdl.Config(TestProgram, inputs={split: self.test_input(split) for split in ("validation", "test")})
-
-    def pieces(self, source: fdl.Config) -> fdl.Config:
-        """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
-        if self.UPDATE_LEN is None:
-            return source
-        if self.UPDATE_LEN < 1 or self.SEQ_LEN % self.UPDATE_LEN:
-            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
-        return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
-
-    def train_input(self) -> fdl.Config:
-        """Endless shuffled data."""
-        common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
-        if self.DATA == "synthetic":
-            return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
-        return fdl.Config(TextInput, path=self.TEXT_PATH, split_fractions=self.SPLIT_FRACTIONS, **common)
-
-    def test_input(self, split: str) -> fdl.Config:
-        """One pass over held-out data of the same source as Train()'s, whatever was set there."""
-        config = self.Train().input
-        config = config if self.UPDATE_LEN is None else config.source  # whole rows are judged
-        self.hold_out(config, split)
-        return config
-
-    def hold_out(self, config: fdl.Config, split: str) -> None:
-        """Turns the training input's config into that of a held-out split."""
-        if self.DATA == "synthetic":
-            config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
-        else:
-            config.split, config.shuffle = split, False
-            config.max_rows = self.EVAL_ROWS if split == "validation" else None
-
-    def vocabulary(self) -> fdl.Config:
-        """Bytes for text, plain ids for synthetic data."""
-        if self.DATA == "synthetic":
-            return fdl.Config(IdVocabulary, size=self.VOCAB_SIZE)
-        return fdl.Config(ByteVocabulary)
-
     @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return self.VOCAB_SIZE if self.DATA == "synthetic" else ByteVocabulary().size
+    def num_heads(self) -> int:
+        """Query heads."""
+        if self.NUM_HEADS is not None:
+            return self.NUM_HEADS
+        if self.HEAD_DIM is None or self.MODEL_DIM % self.HEAD_DIM:
+            raise UsageError(
+                f"HEAD_DIM = {self.HEAD_DIM} must divide MODEL_DIM = {self.MODEL_DIM}, or NUM_HEADS be set."
+            )
+        return self.MODEL_DIM // self.HEAD_DIM
 
     @property
     def head_dim(self) -> int:
         """Size of one head."""
-        if self.HEAD_DIM is None and self.MODEL_DIM % self.NUM_HEADS:
+        if self.HEAD_DIM is not None:
+            return self.HEAD_DIM
+        if self.NUM_HEADS is None or self.MODEL_DIM % self.NUM_HEADS:
             raise UsageError(
                 f"NUM_HEADS = {self.NUM_HEADS} must divide MODEL_DIM = {self.MODEL_DIM}, or HEAD_DIM be set."
             )
-        return self.HEAD_DIM or self.MODEL_DIM // self.NUM_HEADS
+        return self.MODEL_DIM // self.NUM_HEADS
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden units of a feed-forward layer."""
+        return int(self.FFN_MULTIPLE * self.MODEL_DIM) if self.FFN_DIM is None else self.FFN_DIM
+
+    @classmethod
+    def of_width(cls, width: int) -> type[Self]:
+        """The same experiment with another MODEL_DIM: as many layers, heads of the same size, FFN_DIM in proportion.
+
+        Raises:
+          UsageError: the sizes do not come out whole.
+        """
+        sizes: dict[str, Any] = {"MODEL_DIM": width}
+        for name in cls.grows_with_width():
+            now = getattr(cls, name)
+            if now is not None and now != 1:
+                size = sizes[name] = now * width // cls.MODEL_DIM
+                if size * cls.MODEL_DIM != now * width:
+                    raise UsageError(
+                        f"{name} = {now} at MODEL_DIM = {cls.MODEL_DIM} does not come out whole at width {width}."
+                    )
+        if "NUM_HEADS" in sizes:
+            sizes["HEAD_DIM"] = cls().head_dim
+        return cls.derive(**sizes)
+
+    @classmethod
+    def grows_with_width(cls) -> tuple[str, ...]:
+        """Knobs in proportion to MODEL_DIM where they are set (1 stays 1)."""
+        return "NUM_HEADS", "NUM_KV_HEADS", "FFN_DIM"
+
+    @property
+    def parametrization(self) -> Parametrization:
+        """What follows from the width."""
+        return Parametrization(rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.D_BASE)
 
     def initializer(self, scale: float = 1.0) -> fdl.Config:
         """Of a matrix, times `scale`."""
         if self.INIT_STDDEV is None:
             return fdl.Config(FanIn, scale=scale)
-        return fdl.Config(Normal, stddev=self.INIT_STDDEV * scale)
+        return fdl.Config(Normal, stddev=self.INIT_STDDEV * self.parametrization.multiple**-0.5 * scale)
+
+    def unembedding_initializer(self) -> fdl.Config:
+        """Of an untied head."""
+        default = "fan_in" if self.PARAMETRIZATION == "standard" else "inverse_fan_in"
+        kind = self.UNEMBEDDING_INIT or default
+        if self.OPTIMIZER == "adafactor" and kind != default:
+            raise UsageError(
+                f"UNEMBEDDING_INIT = {kind} does not go with OPTIMIZER = adafactor, whose updates are in proportion to "
+                f"the weight: leave it {default}."
+            )
+        made = {"inverse_fan_in": fdl.Config(InverseFanIn), "zero": fdl.Config(Constant)}
+        return self.initializer() if kind == "fan_in" else made[kind]
+
+    @property
+    def fixed_stddev(self) -> float:
+        """Standard deviation of a row of a tied embedding, and of learned positions; muP does not let it change."""
+        return self.INIT_STDDEV or (self.parametrization.reference_width or 1) ** -0.5
 
     def layer(self, cls: Any, **fields: Any) -> fdl.Config:
         """The config of a module, with the rows of the spec tables it lists."""
@@ -233,10 +245,14 @@ class DecoderLm(Experiment):
         """Embedding, stack, norm, head."""
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
         # A tied head wants small rows, so that the first logits are small; the factor restores the embedding's scale.
-        stddev = (self.INIT_STDDEV or self.MODEL_DIM**-0.5) if self.TIED else 1.0
-        scale = self.MODEL_DIM**0.5 if self.TIED and self.INIT_STDDEV is None else 1.0
+        stddev = self.fixed_stddev if self.TIED else 1.0
+        scale = 1 / stddev if self.TIED and self.INIT_STDDEV is None else 1.0
         embedding = self.layer(Embedding, initializer=fdl.Config(Normal, stddev=stddev), scale=scale, **common)
-        head = None if self.TIED else self.layer(Unembedding, initializer=self.initializer(), **common)
+        head = None
+        if not self.TIED:
+            head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common)
+        elif self.PARAMETRIZATION != "standard":
+            embedding.logits_scale = 1 / self.parametrization.multiple
         return fdl.Config(
             LanguageModel,
             activations=self.ACTIVATIONS.of(LanguageModel),
@@ -253,7 +269,7 @@ class DecoderLm(Experiment):
     def position_embedding(self) -> fdl.Config | None:
         """What is added to the token embedding."""
         if self.POSITIONS == "learned":
-            init = fdl.Config(Normal, stddev=self.INIT_STDDEV or self.MODEL_DIM**-0.5)
+            init = fdl.Config(Normal, stddev=self.fixed_stddev)
             return self.layer(LearnedPositions, max_length=self.SEQ_LEN, model_dim=self.MODEL_DIM, initializer=init)
         if self.POSITIONS == "sinusoidal":
             return fdl.Config(SinusoidalPositions, model_dim=self.MODEL_DIM)
@@ -285,13 +301,17 @@ class DecoderLm(Experiment):
 
     def mixer(self) -> fdl.Config:
         """What mixes along the sequence."""
+        scale = self.ATTENTION_SCALE
+        if scale is None and self.PARAMETRIZATION != "standard":
+            scale = 1 / self.head_dim
         return self.layer(
             Attention,
             activations=self.ACTIVATIONS.of(Attention),
             model_dim=self.MODEL_DIM,
-            num_heads=self.NUM_HEADS,
-            num_kv_heads=self.NUM_HEADS if self.NUM_KV_HEADS is None else self.NUM_KV_HEADS,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads if self.NUM_KV_HEADS is None else self.NUM_KV_HEADS,
             head_dim=self.head_dim,
+            scale=scale,
             initializer=self.initializer(),
             out_initializer=self.initializer(self.branch_scale),
             rotary_base=self.ROTARY_BASE if self.POSITIONS == "rotary" else None,
@@ -306,7 +326,7 @@ class DecoderLm(Experiment):
             FeedForward,
             activations=self.ACTIVATIONS.of(FeedForward),
             model_dim=self.MODEL_DIM,
-            hidden_dim=4 * self.MODEL_DIM if self.FFN_DIM is None else self.FFN_DIM,
+            hidden_dim=self.hidden_dim,
             initializer=self.initializer(),
             out_initializer=self.initializer(self.branch_scale),
             activation=self.ACTIVATION,
@@ -338,7 +358,14 @@ class DecoderLm(Experiment):
             ),
             clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM),
             role_factors=fdl.Config(RoleFactors),
+            parametrization=fdl.Config(
+                Parametrization, rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.D_BASE
+            ),
             beta1=self.BETA1,
             beta2=self.BETA2,
+            epsilon=self.ADAM_EPSILON,
+            moment_dtype=self.MOMENT_DTYPE,
             weight_decay=self.WEIGHT_DECAY,
+            decay_scale=self.DECAY_SCALE,
+            decay_roles=self.DECAY_ROLES,
         )

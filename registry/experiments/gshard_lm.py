@@ -44,7 +44,7 @@ class GShardLm(DecoderLm):
     POSITIONS: Literal["relative", "rotary", "learned", "sinusoidal", "none"] = "relative"
     NUM_BUCKETS: int = 32  # of relative positions
     MAX_DISTANCE: int = 128  # distances from here on share a bucket
-    ATTENTION_SCALE: float | None = 1.0  # on the scores; None is HEAD_DIM^-1/2
+    ATTENTION_SCALE = 1.0
     EXTRA_LOGIT: float | None = 0.0  # of a key with value 0 in every softmax; None is none
     LOGIT_CAP: float | None = None  # scores become LOGIT_CAP * tanh(scores / LOGIT_CAP)
     HEAD_SLOTS: int | None = None  # heads of activations are padded to this number where the mesh does not divide them
@@ -57,12 +57,11 @@ class GShardLm(DecoderLm):
     TIMESCALE: int = 10_000  # updates before the learning rate falls as the inverse root
     WARMUP_STEPS = 0
     BETA2 = 0.999  # of adamw; adafactor forgets by 1 - t^-0.8
-    ADAM_EPSILON: float = 1e-6
+    ADAM_EPSILON = 1e-6
     WEIGHT_DECAY = 0.0
     CLIP_NORM = None
     Z_LOSS = 1e-4
-    LOSS_NORMALIZER: Literal["weights", "positions"] = "positions"
-    GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
+    LOSS_NORMALIZER = "positions"
 
     DATA = "synthetic"
     NUM_STEPS = 2_000_000
@@ -105,12 +104,6 @@ class GShardLm(DecoderLm):
         schedule = {"LEARNING_RATE": 1e-2, "TIMESCALE": 20} if cls.OPTIMIZER == "adamw" else {"LEARNING_RATE": 5e-2}
         return super().Smoke().derive(NUM_LAYERS=4, DTYPE="float32", **padded, **uneven, **schedule)
 
-    def Task(self) -> fdl.Config:
-        config = super().Task()
-        config.normalizer = self.LOSS_NORMALIZER
-        config.gradient_dtype = self.GRADIENT_DTYPE
-        return config
-
     def model(self) -> fdl.Config:
         config = super().model()
         config.embedding = self.layer(
@@ -119,7 +112,7 @@ class GShardLm(DecoderLm):
             table_rows=self.table_rows,
             model_dim=self.MODEL_DIM,
             initializer=fdl.Config(Normal, stddev=1.0),
-            logits_scale=self.MODEL_DIM**-0.5,
+            logits_scale=(self.MODEL_DIM * self.parametrization.multiple) ** -0.5,
             dtype=self.DTYPE,
         )
         config.mask_padding = True
@@ -151,7 +144,6 @@ class GShardLm(DecoderLm):
         config = super().mixer()
         config.specs = self.specs.of(Attention)
         config.query_initializer = fdl.Config(FanIn, scale=self.head_dim**-0.5)
-        config.scale = self.ATTENTION_SCALE
         config.extra_logit = self.EXTRA_LOGIT
         config.logit_cap = self.LOGIT_CAP
         config.merged_heads = True
@@ -160,7 +152,7 @@ class GShardLm(DecoderLm):
         if self.POSITIONS == "relative":
             config.relative_bias = self.layer(
                 RelativeBias,
-                num_heads=self.NUM_HEADS,
+                num_heads=self.num_heads,
                 num_buckets=self.NUM_BUCKETS,
                 max_distance=self.MAX_DISTANCE,
                 bidirectional=not self.CAUSAL,
@@ -177,7 +169,6 @@ class GShardLm(DecoderLm):
     def optimizer(self) -> fdl.Config:
         config = super().optimizer()
         config.schedule.timescale = self.TIMESCALE
-        config.epsilon = self.ADAM_EPSILON
         return config
 
 

@@ -69,12 +69,11 @@ class VQLm(DecoderLm):
 
     # Optimization
     BETA2 = 0.98
-    ADAM_EPSILON: float = 1e-9
+    ADAM_EPSILON = 1e-9
     WEIGHT_DECAY = 0.0
-    DECAY_FOLLOWS_RATE: bool = False  # the paper's decay is of the weight itself, whatever the learning rate
-    DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
+    DECAY_SCALE = "none"  # the paper's decay is of the weight itself, whatever the learning rate
     CLIP_NORM = None
-    LOSS_NORMALIZER: Literal["weights", "positions"] = "positions"
+    LOSS_NORMALIZER = "positions"
 
     # Data and computation
     DATA: Literal["text", "synthetic", "enwik8", "pg19", "imagenet64"] = "text"
@@ -125,10 +124,9 @@ class VQLm(DecoderLm):
         sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
         return super().Smoke().derive(**heads, **quantised, **parts, **learned, **data, **sizes)
 
-    def Task(self) -> fdl.Config:
-        config = super().Task()
-        config.normalizer = self.LOSS_NORMALIZER
-        return config
+    @classmethod
+    def grows_with_width(cls):
+        return "VALUE_DIM", "FFN_DIM"
 
     @property
     def vocab_size(self) -> int:
@@ -157,7 +155,7 @@ class VQLm(DecoderLm):
     def num_heads(self) -> int:
         """Query heads."""
         if self.HEADS == "shga":
-            return self.NUM_HEADS
+            return 1 if self.NUM_HEADS is None else self.NUM_HEADS
         if self.KEY_DIM < 1 or self.MODEL_DIM % self.KEY_DIM:
             raise UsageError(f"KEY_DIM = {self.KEY_DIM} must divide MODEL_DIM = {self.MODEL_DIM}.")
         return self.MODEL_DIM // self.KEY_DIM
@@ -169,9 +167,9 @@ class VQLm(DecoderLm):
             return self.VALUE_DIM
         if self.HEADS != "shga":
             return self.KEY_DIM
-        if self.NUM_HEADS < 1 or 2 * self.MODEL_DIM % self.NUM_HEADS:
+        if self.num_heads < 1 or 2 * self.MODEL_DIM % self.num_heads:
             raise UsageError(f"NUM_HEADS = {self.NUM_HEADS} must divide 2 * MODEL_DIM = {2 * self.MODEL_DIM}.")
-        return 2 * self.MODEL_DIM // self.NUM_HEADS
+        return 2 * self.MODEL_DIM // self.num_heads
 
     @property
     def branch_scale(self) -> float:
@@ -180,12 +178,12 @@ class VQLm(DecoderLm):
     def model(self) -> fdl.Config:
         config = super().model()
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
-        scale = self.LOGITS_SCALE
+        scale = self.LOGITS_SCALE / (self.parametrization.multiple if self.TIED else 1)
         init = fdl.Config(Normal, stddev=1.0)
         output = {"use_bias": self.USE_BIAS, "logits_scale": scale}
         config.embedding = self.layer(Embedding, initializer=init, **common, **(output if self.TIED else {}))
         if not self.TIED:
-            config.head = self.layer(Unembedding, initializer=self.initializer(), **common, **output)
+            config.head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common, **output)
         config.final_norm = self.norm() if self.FINAL_NORM else None
         config.dropout_rate = self.EMBEDDING_DROPOUT
         return config
@@ -267,13 +265,6 @@ class VQLm(DecoderLm):
             reseed_below=self.RESEED_BELOW,
             detailed_metrics=self.CODEBOOK_METRICS,
         )
-
-    def optimizer(self) -> fdl.Config:
-        config = super().optimizer()
-        config.epsilon = self.ADAM_EPSILON
-        config.decay_follows_rate = self.DECAY_FOLLOWS_RATE
-        config.decay_roles = self.DECAY_ROLES
-        return config
 
 
 class VQMultiHeadLm(VQLm):

@@ -93,7 +93,7 @@ def close_weights(variables, prefix, atol=1e-4):
 def test_training_trace():
     """Four updates of AdamW with clipping, warm-up and decay; the codebook counts 4 blocks for 1, as theirs does."""
     task = model_task(
-        CODEBOOK_INFLATION=4.0, DECAY_FOLLOWS_RATE=True, DECAY_ROLES=("embedding", "hidden", "output", "bias")
+        CODEBOOK_INFLATION=4.0, DECAY_SCALE="learning_rate", DECAY_ROLES=("embedding", "hidden", "output", "bias")
     )
     state = init_state(task, jax.random.key(0), empty_batch(2, 1))
     state = state.replace(variables=jax.tree.map(jnp.asarray, model_variables("model/untied/params0/")))

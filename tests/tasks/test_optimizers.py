@@ -30,7 +30,7 @@ def task_of_table(chosen):
     from tasks.batch import empty_batch
     from tasks.weight_table import WeightTable
 
-    return WeightTable(jax.eval_shape(TASK.init, jax.random.key(0), empty_batch(1, 1)), chosen.decays)
+    return WeightTable(jax.eval_shape(TASK.init, jax.random.key(0), empty_batch(1, 1)), chosen.decays, chosen.rate)
 
 
 REFERENCES = {

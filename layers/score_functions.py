@@ -1,0 +1,52 @@
+"""From attention scores to the weights of values: softmax, and functions without one."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from layers.activations import squared_relu
+from layers.errors import UsageError, did_you_mean
+
+SCORE_FUNCTIONS = (
+    "softmax",  # with an extra logit z: exp(score) over the sum of exp(score) and exp(z)
+    "squared_relu",  # max(score, 0)^2 / length
+    "elu_plus_1",  # (elu(score) + 1) / length
+    "normalized_squared_relu",  # max(score, 0)^2 over epsilon plus the sum of its row
+    "normalized_elu_plus_1",  # (elu(score) + 1) over epsilon plus the sum of its row
+)
+
+
+def value_weights(
+    scores: Float[Array, "*b t"],
+    function: str = "softmax",
+    extra_logit: float | None = None,
+    epsilon: float = 1e-6,
+    length: int | None = None,
+) -> Float[Array, "*b t"]:
+    """What each of t values is weighed by; a score of the least float is a key that may not be seen.
+
+    All but softmax are from the code of Lingle 2024 (arXiv 2404.05728).
+
+    Raises:
+      UsageError: no such function, an extra logit without softmax, or no length where the function divides by one.
+    """
+    if function == "softmax":
+        return _softmax(scores, extra_logit)
+    if function not in SCORE_FUNCTIONS:
+        raise UsageError(f"There is no score function '{function}'. {did_you_mean(function, SCORE_FUNCTIONS)}")
+    if extra_logit is not None:
+        raise UsageError(f"extra_logit is a term of the softmax, which score_function = '{function}' has not.")
+    weights = jax.nn.elu(scores) + 1 if function.endswith("elu_plus_1") else squared_relu(jnp.maximum(scores, 0))
+    if function.startswith("normalized"):
+        return weights / (epsilon + jnp.sum(weights, axis=-1, keepdims=True))
+    if length is None:
+        raise UsageError(f"score_function = '{function}' divides by score_length: set it.")
+    return weights / length
+
+
+def _softmax(scores: Float[Array, "*b t"], extra_logit: float | None) -> Float[Array, "*b t"]:
+    if extra_logit is None:
+        return jax.nn.softmax(scores, axis=-1)
+    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
+    unnormalized = jnp.exp(scores - largest)
+    return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
