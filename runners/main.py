@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from layers.errors import UsageError, VortaroError, did_you_mean
 from runners.virtual_devices import make_virtual_devices
 
-MODES = ("train", "validation", "test", "sample", "profile", "plan")
+MODES = ("train", "validation", "test", "sample", "profile", "plan", "coord_check", "sweep")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,7 +95,14 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--save_state", metavar="FILE", help="keep what was read and drawn, to go on from")
     add("--load_state", metavar="FILE", help="go on behind what --save_state kept")
     add("--checkpoint", default="last", help="last, best or a step; for sample, validation and test")
-    parser.add_argument_group("profile").add_argument("--profile_steps", type=int, default=10)
+    add = parser.add_argument_group("profile, train").add_argument
+    add("--profile_steps", type=int, default=10, help="updates under the profiler")
+    add("--profile_at", type=int, metavar="STEP", help="in mode train: trace --profile_steps updates from this one on")
+    add = parser.add_argument_group("coord_check, sweep").add_argument
+    add("--widths", metavar="64,128,256", help="values of MODEL_DIM; by default 1, 2 and 4 times D_BASE")
+    add("--seeds", type=int, default=1, help="seeds to average over")
+    add("--steps", type=int, default=2, help="coord_check: updates at each width")
+    add("--rates", metavar="2^-11..2^-5", default="2^-11..2^-5", help="sweep: learning rates, a range or a list")
     add = parser.add_argument_group("plan").add_argument
     add("--topology", metavar="v3:8x8", help="a TPU slice, compiled for by the TPU compiler; no TPU is needed")
     add("--chip", help="whose memory and speed count on virtual CPU devices; a topology brings its own")
@@ -120,6 +127,8 @@ def run(options: argparse.Namespace) -> int:
     experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
     if options.mode == "plan":
         return _plan(options, experiment)
+    if options.mode in ("coord_check", "sweep"):
+        return _compare_widths(options, experiment)
     session = Session(experiment)
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
@@ -129,7 +138,9 @@ def run(options: argparse.Namespace) -> int:
     if options.mode == "train":
         from runners.train import TrainOptions, train
 
-        return train(session, workdir, TrainOptions(tensorboard=options.tensorboard, wandb=options.wandb))
+        logging_to = {"tensorboard": options.tensorboard, "wandb": options.wandb}
+        window = {"profile_at": options.profile_at, "profile_steps": options.profile_steps}
+        return train(session, workdir, TrainOptions(**logging_to, **window))
     if options.mode == "profile":
         from runners.profile import profile
 
@@ -144,12 +155,29 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace, experiment) -> int:
     from pathlib import Path
 
+    from runners.layouts import rank_layouts
     from runners.plan import PlanOptions, plan
-    from runners.sweep import sweep
 
     fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
     chosen = PlanOptions(devices=options.host_devices, **fields)
-    return (sweep if options.sweep else plan)(experiment, Path(options.workdir), chosen)
+    return (rank_layouts if options.sweep else plan)(experiment, Path(options.workdir), chosen)
+
+
+def _compare_widths(options: argparse.Namespace, experiment) -> int:
+    from pathlib import Path
+
+    from runners.coord_check import CoordOptions, coord_check
+    from runners.grids import parse_rates, parse_widths
+    from runners.sweep import SweepOptions, sweep
+
+    for name in ("seeds", "steps"):
+        if getattr(options, name) < 1:
+            raise UsageError(f"--{name}={getattr(options, name)} must be at least 1.")
+    widths, folder = parse_widths(options.widths, experiment), Path(options.workdir)
+    if options.mode == "coord_check":
+        return coord_check(experiment, folder, CoordOptions(widths=widths, seeds=options.seeds, steps=options.steps))
+    rates = parse_rates(options.rates)
+    return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=options.seeds))
 
 
 def _sample(options: argparse.Namespace, session, workdir) -> int:

@@ -14,6 +14,7 @@ from registry.snapshot import weight_summary
 from runners import page
 from runners.chips import CHIPS, Chip
 from runners.predict import Plan, Step, predict
+from runners.results import make_folder
 from runners.session import Session
 from runners.topology import parse_topology, topology_devices
 from runners.virtual_devices import make_virtual_devices
@@ -42,14 +43,6 @@ def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     write(found, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
     return 1 if found["fits"] is False else 0
-
-
-def make_folder(folder: Path) -> None:
-    """Makes the folder that results go to, before anything is compiled for them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"'{folder}' cannot be made a folder for the plan: {error.strerror}.") from error
 
 
 def title(found: Plan) -> str:

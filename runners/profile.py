@@ -3,6 +3,7 @@
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -11,6 +12,7 @@ from registry.render import amount
 from runners.session import Session
 
 WARMUP = 3
+FOLDER = "profile"
 
 
 def profile(session: Session, workdir: Path, steps: int) -> int:
@@ -31,7 +33,7 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
             began = time.perf_counter()
             state = jax.block_until_ready(update(state, batch, session.seed))
             times.append(time.perf_counter() - began)
-        with jax.profiler.trace(str(workdir / "profile"), create_perfetto_trace=True):
+        with jax.profiler.trace(str(workdir / FOLDER), create_perfetto_trace=True):
             for number in range(steps):
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
@@ -43,5 +45,38 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
     print(f"      {rate:,.0f} tokens/s, {amount(int(rate * session.flops_per_token))}FLOP/s in matrix products")
     if (utilization := session.mfu(rate)) is not None:
         print(f"      MFU {utilization:.1%}")
-    print(f"Trace: {workdir / 'profile'} (perfetto_trace.json.gz opens at ui.perfetto.dev)")
+    print(_where(workdir))
     return 0
+
+
+class TraceWindow:
+    """A trace of some updates of a training run, from update `first` on (None: no trace)."""
+
+    def __init__(self, workdir: Path, first: int | None, steps: int):
+        if steps < 1:
+            raise UsageError(f"--profile_steps={steps} must be at least 1.")
+        self.workdir, self.first, self.steps = workdir, first, steps
+        self.running = False
+
+    def before(self, step: int, state: Any) -> None:
+        """Called in front of update `step`: what was queued before a trace starts or ends is waited for."""
+        if self.first is None:
+            return
+        if step == self.first:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self.workdir / FOLDER), create_perfetto_trace=True)
+            self.running = True
+        elif step == self.first + self.steps:
+            jax.block_until_ready(state)
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace, where one is under way."""
+        if self.running:
+            jax.profiler.stop_trace()
+            print(_where(self.workdir), flush=True)
+        self.running = False
+
+
+def _where(workdir: Path) -> str:
+    return f"Trace: {workdir / FOLDER} (perfetto_trace.json.gz opens at ui.perfetto.dev)"

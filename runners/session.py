@@ -1,6 +1,7 @@
 """An experiment on the devices at hand: checked, built, its arrays placed."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,26 +102,34 @@ class Session:
         place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return jax.tree.map(place, shapes, self.state_shardings)
 
-    def init(self) -> TrainState:
-        """The state before the first update, made where it lives."""
+    def init(self, seed: jax.Array | None = None) -> TrainState:
+        """The state before the first update, made where it lives; by default from the experiment's own seed."""
+        return self._init(self.seed if seed is None else seed)
+
+    @functools.cached_property
+    def _init(self) -> Any:
         make = functools.partial(init_state, self.task, batch=empty_batch(self.train.input.batch_size, 1))
-        return jax.jit(make, out_shardings=self.state_shardings)(self.seed)
+        return jax.jit(make, out_shardings=self.state_shardings)
 
-    def step(self, state: TrainState, batch: Batch, seed: jax.Array) -> TrainState:
-        """One update."""
-        return train_step(self.task, state, batch, seed, self.train.log_every)
+    def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
+        """One update; with `rate`, at that learning rate."""
+        task: Any = self.task
+        if rate is not None:
+            task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
+        return train_step(task, state, batch, seed, self.train.log_every)
 
-    def lower_step(self, batch: Batch, seed: Any) -> Any:
+    def lower_step(self, batch: Batch, *others: Any) -> Any:
         """The update `(state, batch, seed) -> state`, ready to be compiled; it takes over the old state's memory.
 
-        Shapes with shardings do for `batch` and `seed`.
+        Shapes with shardings do for `batch` and the seed. With a learning rate behind the seed, the update takes one.
         """
         jitted = jax.jit(self.step, donate_argnums=0, out_shardings=self.state_shardings, keep_unused=True)
-        return jitted.lower(self.abstract_state, batch, seed)
+        return jitted.lower(self.abstract_state, batch, *others)
 
-    def compile_step(self, batch: Batch) -> Any:
-        """The compiled update."""
-        return self.lower_step(batch, self.seed).compile()
+    def compile_step(self, batch: Batch, *, takes_rate: bool = False) -> Any:
+        """The compiled update; with `takes_rate` one that takes the learning rate behind the seed."""
+        rate = (jax.ShapeDtypeStruct((), np.float32),) if takes_rate else ()
+        return self.lower_step(batch, self.seed, *rate).compile()
 
     def abstract(self, tree: Any, sharding: NamedSharding | None = None) -> Any:
         """Shapes, dtypes and a sharding (None: a copy on every device) in the form of `tree`."""

@@ -1,123 +1,189 @@
-"""Every way to lay an experiment out on a machine, ranked by what the compiler says of it."""
+"""Learning rates times widths: where is the best rate, and does it stay there as the model grows."""
 
-import hashlib
+import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from layers.errors import UsageError
-from layers.stack import REMAT_POLICIES
 from registry import render
-from registry.experiment import Experiment
-from registry.overrides import override
-from registry.snapshot import snapshot
-from runners.plan import PlanOptions, chip_of, make_folder, planning_devices
-from runners.predict import Plan, predict
+from registry.build import build
+from registry.experiment import Experiment, cls_key
+from runners.evaluate import evaluate, fetch
+from runners.grids import of_width, rate_text
+from runners.results import Key, Results, experiment_hash, make_folder
 from runners.session import Session
+from runners.sweep_plot import draw
+from runners.workdir import write_atomically
+from tasks.inputs.indexed import IndexedInput
 
 RESULTS = "sweep.jsonl"
-COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
 
 
-def sweep(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
-    """Plans every mesh shape and remat policy on the machine's devices; prints those that fit, fastest first.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What the flags say."""
+
+    widths: tuple[int, ...]
+    rates: tuple[float, ...]
+    seeds: int = 1  # initial weights and orders of the data to average over
+
+
+def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
+    """Trains and evaluates every case, prints a table, writes sweep.jsonl, sweep.json and sweep.png.
 
     Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
-
-    Raises:
-      UsageError: no machine is named, so that nothing could be ranked.
     """
-    chip = chip_of(options)
-    if chip is None:
-        raise UsageError("--sweep ranks by speed: name a machine with --topology=v3:8x8, or a chip with --chip=v3.")
     make_folder(folder)
-    devices = planning_devices(experiment, options)
-    file = folder / RESULTS
-    done = {(tuple(r["shape"]), r["remat"]): r for r in _read(file, experiment, options)}
-    cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
-    for number, (shape, remat) in enumerate(cases, 1):
-        if (shape, remat) not in done:
-            result = {
-                **_key(experiment, options),
-                "shape": shape,
-                "remat": remat,
-                **_try(experiment, devices, shape, remat, options),
+    results = Results(folder / RESULTS)
+    total, number, losses = len(options.widths) * len(options.rates) * options.seeds, 0, []
+    for width in options.widths:
+        runs = _Runs(of_width(experiment, width))
+        for seed, rate in itertools.product(range(options.seeds), options.rates):
+            number += 1
+            key = {**runs.key, "width": width, "learning_rate": rate, "seed": seed}
+            found = results.find(key)
+            known = found is not None
+            found = found or results.add(key, runs.run(rate, seed))
+            losses.append(found)
+            after = "as before" if known else f"{found['seconds']:.0f} s"
+            said = "diverged" if found["loss"] is None else f"{found['loss']:.4f}"
+            print(
+                f"{number}/{total}  width {width}  rate {rate_text(rate)}  seed {seed}:  {said}  ({after})", flush=True
+            )
+    summary = summarize(losses, options)
+    summary = {"experiment": cls_key(type(experiment)), "overrides": list(experiment.overrides), **summary}
+    write_atomically(folder / "sweep.json", json.dumps(summary, indent=1) + "\n")
+    draw(folder / "sweep.png", summary)
+    _show(summary)
+    print(f"Written: {results.file}, {folder / 'sweep.json'} and {folder / 'sweep.png'}")
+    return 0
+
+
+class _Runs:
+    """Runs of one width: one compiled update serves all rates and seeds."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.session: Session | None = None
+        self.key: Key = {
+            "experiment": experiment_hash(type(experiment).derive(LEARNING_RATE=1.0)()),
+            "jax": jax.__version__,
+        }
+
+    def run(self, rate: float, seed: int) -> dict[str, Any]:
+        """Validation loss at the end, and training losses on the way; None where they are not finite."""
+        began = time.perf_counter()
+        if self.session is None:
+            self.session = Session(self.experiment)
+            self.session.require_data("train")
+        session, steps = self.session, self.session.train.num_steps
+        with session.placed():
+            batches = session.batches(self._input(seed))
+            batch, _ = next(batches)
+            if not hasattr(self, "update"):
+                self.update = session.compile_step(batch, takes_rate=True)
+            key = jax.random.key(self.experiment.SEED + seed)
+            state, curve, value = session.init(key), [], np.float32(rate)
+            for step in range(1, steps + 1):
+                state = session.settle(self.update(state, batch, key, value))
+                if step % session.train.log_every == 0 or step == steps:
+                    sums = fetch(state.sums)
+                    curve.append((step, _finite(sums["loss"] / max(sums["weight"], 1e-9))))
+                    if int(state.bad_step):
+                        break
+                if step < steps:
+                    batch, _ = next(batches)
+            bad = int(state.bad_step)
+            loss = None if bad else _finite(evaluate(session, state.variables, "validation")["loss"])
+        return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
+
+    def _input(self, seed: int) -> IndexedInput:
+        """The training input in another order."""
+        cls = type(self.experiment).derive(SEED=self.experiment.SEED + seed)
+        return build(cls().Train(), "train").input
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[str, Any]:
+    """Losses by width and rate (means over seeds; None where any run diverged), the best, and how far it moves.
+
+    `refined` is the minimum, in log2(rate), of the parabola through the best loss and its neighbours. `regret` is the
+    loss at the smallest width's best rate minus the best: what taking that rate along costs.
+    """
+    rows: list[dict[str, Any]] = []
+    for width in options.widths:
+        here = [line for line in lines if line["width"] == width]
+        by_rate = [[line for line in here if line["learning_rate"] == rate] for rate in options.rates]
+        losses = [_mean([line["loss"] for line in runs]) for runs in by_rate]
+        curves = [
+            [(step, _mean([line["train"][i][1] if i < len(line["train"]) else None for line in runs]))
+             for i, (step, _) in enumerate(runs[0]["train"])]
+            for runs in by_rate
+        ]  # fmt: skip
+        finite = [index for index, loss in enumerate(losses) if loss is not None]
+        best = min(finite, key=lambda index: losses[index] or 0.0) if finite else None
+        carried = losses[rows[0]["best"]] if rows and rows[0]["best"] is not None else None
+        rows.append(
+            {
+                "width": width,
+                "losses": losses,
+                "best": best,
+                "refined": None if best is None else refine(options.rates, losses, best),
+                "regret": None if best is None or carried is None else carried - (losses[best] or 0.0),
+                "train": curves,
             }
-            done[shape, remat] = result
-            with file.open("a") as stream:
-                stream.write(json.dumps(result) + "\n")
-        print(f"{number}/{len(cases)}  {_line(done[shape, remat])}", flush=True)
-    ranked = sorted((done[case] for case in cases), key=_rank)
-    render.console().print(render.table(COLUMNS, map(_cells, ranked), right=("memory", "step", "tokens/s", "MFU")))
-    print(f"Written: {file}")
-    return 0 if ranked[0].get("fits") else 1
+        )
+    refined = [row["refined"] for row in rows]
+    drift = None if None in refined else refined[-1] - refined[0]
+    return {**dataclasses.asdict(options), "rows": rows, "drift_log2": drift}
 
 
-def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write the number of devices as a product of so many axis sizes."""
-    if axes == 1:
-        yield (devices,)
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    return sum(finite) / len(finite) if len(finite) == len(values) else None
+
+
+def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) -> float | None:
+    """log2 of the rate at the bottom of the parabola through three neighbours; None where there are none."""
+    if not 0 < best < len(rates) - 1:
+        return None
+    x, y = np.log2(rates[best - 1 : best + 2]), losses[best - 1 : best + 2]
+    if any(loss is None for loss in y):
+        return None
+    a, b, _ = np.polyfit(x, np.array(y, float), 2)
+    return float(-b / (2 * a))
+
+
+def _show(summary: dict[str, Any]) -> None:
+    rates = [rate_text(rate) for rate in summary["rates"]]
+    columns = ("width", *rates, "best log2", "cost of the first width's best")
+    body = []
+    for row in summary["rows"]:
+        cells = [
+            "diverged" if loss is None else f"{loss:.3f}{'*' if index == row['best'] else ' '}"
+            for index, loss in enumerate(row["losses"])
+        ]
+        refined = "" if row["refined"] is None else f"{row['refined']:.2f}"
+        body.append((row["width"], *cells, refined, "" if row["regret"] is None else f"{row['regret']:.3f}"))
+    title = f"{summary['experiment']}: validation loss by learning rate (* best)"
+    render.console().print(render.table(columns, body, title=title, right=columns))
+    best = [row["best"] for row in summary["rows"]]
+    if None in best:
+        print("Every rate diverged at some width: add lower rates.")
         return
-    for size in (size for size in range(1, devices + 1) if devices % size == 0):
-        yield from ((size, *rest) for rest in _shapes(devices // size, axes - 1))
-
-
-def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
-    """The plan of one case, or the reason why there is none."""
-    sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
-    try:
-        session = Session(override(type(experiment), sets)(), devices)
-        found = predict(session, chip_of(options), options.topology, options.step)
-    except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        return {"fits": False, "reason": str(error).partition("\n")[0]}
-    if "compiler" in found:
-        found["reason"] = found["compiler"]["message"]
-    return found
-
-
-def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
-    """What a stored result must agree in to be taken for one of this sweep."""
-    settled = json.dumps(snapshot(experiment, dict.fromkeys(experiment.MESH_AXES, 1)), sort_keys=True)
-    return {
-        "key": hashlib.sha256(settled.encode()).hexdigest()[:16],
-        "jax": jax.__version__,
-        "machine": [options.topology, options.chip, options.devices],
-        "of_step": options.step,
-    }
-
-
-def _read(file: Path, experiment: Experiment, options: PlanOptions) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    results = []
-    for line in file.read_text().splitlines():
-        try:
-            results.append(json.loads(line))
-        except ValueError:
-            continue  # a line cut off by a kill is planned again
-    key = _key(experiment, options)
-    return [result for result in results if all(result.get(name) == value for name, value in key.items())]
-
-
-def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
-    seconds = result.get("roofline", {})
-    return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
-
-
-def _cells(result: dict[str, Any]) -> tuple[str, ...]:
-    shape = "x".join(map(str, result["shape"]))
-    peak = result.get("memory_bytes_per_device", {}).get("peak")
-    memory = render.size(peak) if peak is not None else ""
-    if "roofline_step_seconds" not in result:
-        return shape, result["remat"], "no", memory, "", "", "", result.get("reason", "")[:90]
-    speed = f"{result['roofline_step_seconds']:.3g} s", f"{result['roofline_tokens_per_second']:,.0f}"
-    fits = "yes" if result["fits"] else "no"
-    return shape, result["remat"], fits, memory, *speed, f"{result['roofline_mfu']:.1%}", ""
-
-
-def _line(result: dict[str, Any]) -> str:
-    return "  ".join(cell for cell in _cells(result) if cell)
+    if {0, len(rates) - 1} & set(best):
+        print("A best rate lies at the edge of the grid: add rates beyond it.")
+    moved = max(best) - min(best)
+    drift = "" if summary["drift_log2"] is None else f", by parabola {summary['drift_log2']:+.2f} in log2"
+    first, last = summary["widths"][0], summary["widths"][-1]
+    print(f"From width {first} to {last} the best rate moves over {moved} cell{'s' * (moved != 1)} of the grid{drift}.")

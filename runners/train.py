@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.errors import VortaroError
+from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
 from registry.snapshot import load
 from registry.values import show
@@ -18,6 +18,7 @@ from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
 from runners.metrics_log import MetricsLog
+from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session
 from runners.workdir import sole_use
@@ -30,6 +31,8 @@ class TrainOptions:
 
     tensorboard: bool = True
     wandb: str | None = None  # W&B project
+    profile_at: int | None = None  # traces `profile_steps` updates from this one on
+    profile_steps: int = 10
 
 
 def train(session: Session, workdir: Path, options: TrainOptions) -> int:
@@ -56,6 +59,12 @@ class _Run:
             config=load(workdir)["config"],
         )
         self.progress = TrainingProgress(self.program.num_steps, self.start)
+        self.trace = TraceWindow(workdir, options.profile_at, options.profile_steps)
+        if options.profile_at is not None and not self.start < options.profile_at <= self.program.num_steps:
+            ahead = f"{self.start + 1} to {self.program.num_steps}"
+            raise UsageError(
+                f"--profile_at={options.profile_at} is no update of this run, which has {ahead} ahead of it."
+            )
         self.signal: int | None = None
         self.pending: tuple[int, Any] | None = None  # metrics on their way from the device
         self.saved = self.start if restored else -1
@@ -72,6 +81,7 @@ class _Run:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            self.trace.close()
             self.log.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -101,6 +111,7 @@ class _Run:
         seed = self.session.seed
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         for step in range(self.start + 1, self.program.num_steps + 1):
+            self.trace.before(step, self.state)
             self.state = self.session.settle(update(self.state, batch, seed))
             self.extra["input"] = position
             self._report()  # of the steps before: the device is busy with this one meanwhile

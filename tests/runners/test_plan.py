@@ -13,10 +13,10 @@ from registry.index import entries
 from registry.resolve import resolve
 from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
+from runners.layouts import _shapes, rank_layouts
 from runners.plan import PlanOptions, parts, plan, verdict
 from runners.predict import _out_of_memory, predict
 from runners.session import Session
-from runners.sweep import _shapes, sweep
 from runners.topology import parse_topology
 
 GIB = 2**30
@@ -164,12 +164,12 @@ def test_files(tmp_path, capsys):
 def test_sweep_ranks_and_goes_on(tmp_path, capsys):
     options = PlanOptions(devices=2, chip="v3")
     experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
-    assert sweep(experiment, tmp_path, options) == 0
+    assert rank_layouts(experiment, tmp_path, options) == 0
     lines = (tmp_path / "sweep.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
     (tmp_path / "sweep.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
     capsys.readouterr()
-    assert sweep(experiment, tmp_path, options) == 0
+    assert rank_layouts(experiment, tmp_path, options) == 0
     again = (tmp_path / "sweep.jsonl").read_text().splitlines()
     assert again[:7] == lines[:7]
     assert len(again) == 9

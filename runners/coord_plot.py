@@ -1,0 +1,83 @@
+"""The picture of a coordinate check: statistics of activations against width, step by step."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.coord_gates import Slopes, parts
+from runners.grids import rate_text
+
+# Colour of each activation shown; those of the first layer are drawn through, of the last one dashed.
+COLOURS = {
+    "embedded": "#7f7f7f",
+    "query_bsnd": "#d62728",
+    "key_bskd": "#ff7f0e",
+    "value_bskd": "#9467bd",
+    "value_bskf": "#9467bd",
+    "mixer_out": "#8c564b",
+    "ffn_out": "#1f77b4",
+    "residual_bsm": "#2ca02c",
+    "logits_bsv": "#17becf",
+}
+
+
+def draw(
+    file: Path, said: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
+) -> None:
+    """Writes a picture: a column for each step, sizes above, changes below, slopes in the legends."""
+    from matplotlib.figure import Figure
+
+    steps = said["steps"]
+    figure = Figure(figsize=(5.2 * (steps + 1), 8.4), layout="constrained")
+    axes = figure.subplots(2, steps + 1, squeeze=False, sharey="row")
+    for row, kind in enumerate(("size", "change")):
+        for step in range(steps + 1):
+            if kind == "size" or step > 0:
+                _panel(axes[row, step], said["widths"], statistics, slopes, kind, step)
+    axes[1, 0].set_axis_off()
+    axes[1, 0].text(0, 0.9, _legend(said), va="top", fontsize=11, transform=axes[1, 0].transAxes)
+    figure.savefig(file, dpi=90)
+
+
+def _panel(axis: Any, widths: Any, statistics: Mapping[str, Any], slopes: Slopes, kind: str, step: int) -> None:
+    for name in statistics:
+        found, (layer, short) = slopes[name][kind][step], parts(name)
+        if found is None or not _shown(name, statistics):
+            continue
+        style = {"color": COLOURS[short], "ls": "-" if layer in (None, 0) else "--"}
+        label = f"{found:+.2f}  {name.rpartition('_')[0] if '_bs' in name else name}"
+        axis.plot(widths, statistics[name][kind][step], marker="o", ms=3, lw=1.3, label=label, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(widths, [str(width) for width in widths])
+    axis.tick_params(labelleft=True)
+    what = "mean |x|" if kind == "size" else "mean |x - x at the start|"
+    axis.set_title(f"{what} {'at the start' if step == 0 else f'behind update {step}'}", fontsize=10, loc="left")
+    axis.set_xlabel("width", fontsize=9)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    if axis.lines:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axis.legend(frameon=False, fontsize=7, title="slope", title_fontsize=7, alignment="left", **place)
+
+
+def _legend(said: Mapping[str, Any]) -> str:
+    verdict = "passed" if said["passed"] else "failed"
+    return "\n".join(
+        (
+            said["experiment"],
+            *(f"  --set={override}" for override in said["overrides"]),
+            f"parametrization: {said['parametrization']}",
+            f"learning rate {rate_text(said['learning_rate'])}, {said['seeds']} seed(s)",
+            f"coordinate check: {verdict}",
+        )
+    )
+
+
+def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
+    """The ends of the model, its first and its last layer."""
+    layer, short = parts(name)
+    last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
+    return short in COLOURS and layer in (None, 0, last)

@@ -1,0 +1,99 @@
+"""Every way to lay an experiment out on a machine, ranked by what the compiler says of it."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError
+from layers.stack import REMAT_POLICIES
+from registry import render
+from registry.experiment import Experiment
+from registry.overrides import override
+from runners.plan import PlanOptions, chip_of, planning_devices
+from runners.predict import Plan, predict
+from runners.results import Results, experiment_hash, make_folder
+from runners.session import Session
+
+RESULTS = "sweep.jsonl"
+COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
+
+
+def rank_layouts(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
+    """Plans every mesh shape and remat policy on the machine's devices; prints those that fit, fastest first.
+
+    Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
+
+    Raises:
+      UsageError: no machine is named, so that nothing could be ranked.
+    """
+    chip = chip_of(options)
+    if chip is None:
+        raise UsageError("--sweep ranks by speed: name a machine with --topology=v3:8x8, or a chip with --chip=v3.")
+    make_folder(folder)
+    devices = planning_devices(experiment, options)
+    results, common, ranked = Results(folder / RESULTS), _key(experiment, options), []
+    cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
+    for number, (shape, remat) in enumerate(cases, 1):
+        key = {**common, "shape": list(shape), "remat": remat}
+        found = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
+        print(f"{number}/{len(cases)}  {_line(found)}", flush=True)
+        ranked.append(found)
+    ranked.sort(key=_rank)
+    render.console().print(render.table(COLUMNS, map(_cells, ranked), right=("memory", "step", "tokens/s", "MFU")))
+    print(f"Written: {results.file}")
+    return 0 if ranked[0].get("fits") else 1
+
+
+def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write the number of devices as a product of so many axis sizes."""
+    if axes == 1:
+        yield (devices,)
+        return
+    for size in (size for size in range(1, devices + 1) if devices % size == 0):
+        yield from ((size, *rest) for rest in _shapes(devices // size, axes - 1))
+
+
+def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
+    """The plan of one case, or the reason why there is none."""
+    sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
+    try:
+        session = Session(override(type(experiment), sets)(), devices)
+        found = predict(session, chip_of(options), options.topology, options.step)
+    except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        return {"fits": False, "reason": str(error).partition("\n")[0]}
+    if "compiler" in found:
+        found["reason"] = found["compiler"]["message"]
+    return found
+
+
+def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
+    """What a stored result must agree in to be taken for one of this sweep."""
+    return {
+        "key": experiment_hash(experiment),
+        "jax": jax.__version__,
+        "machine": [options.topology, options.chip, options.devices],
+        "of_step": options.step,
+    }
+
+
+def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
+    seconds = result.get("roofline", {})
+    return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
+
+
+def _cells(result: dict[str, Any]) -> tuple[str, ...]:
+    shape = "x".join(map(str, result["shape"]))
+    peak = result.get("memory_bytes_per_device", {}).get("peak")
+    memory = render.size(peak) if peak is not None else ""
+    if "roofline_step_seconds" not in result:
+        return shape, result["remat"], "no", memory, "", "", "", result.get("reason", "")[:90]
+    speed = f"{result['roofline_step_seconds']:.3g} s", f"{result['roofline_tokens_per_second']:,.0f}"
+    fits = "yes" if result["fits"] else "no"
+    return shape, result["remat"], fits, memory, *speed, f"{result['roofline_mfu']:.1%}", ""
+
+
+def _line(result: dict[str, Any]) -> str:
+    return "  ".join(cell for cell in _cells(result) if cell)

@@ -1,0 +1,55 @@
+"""Results of many runs in one file, a JSON line each, appended as they come: what was stopped goes on."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError
+from registry.experiment import Experiment
+from registry.snapshot import snapshot
+
+Key = dict[str, Any]
+
+
+def experiment_hash(experiment: Experiment) -> str:
+    """Sixteen digits that stand for the whole config, wherever its arrays live."""
+    config = snapshot(experiment, dict.fromkeys(experiment.MESH_AXES, 1))["config"]
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder that results go to, before anything is computed for them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be made a folder for results: {error.strerror}.") from error
+
+
+class Results:
+    """The lines of a file: each has a key, which says of what case it is, and a result."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.lines: list[dict[str, Any]] = []
+        text = file.read_text() if file.exists() else ""
+        for line in text.splitlines():
+            try:
+                self.lines.append(json.loads(line))
+            except ValueError:
+                continue  # cut off by a kill: that case is done again
+        self.torn = bool(text) and not text.endswith("\n")
+
+    def find(self, key: Key) -> dict[str, Any] | None:
+        """The last result under `key`."""
+        fits = lambda line: all(line.get(name) == value for name, value in key.items())
+        return next((line for line in reversed(self.lines) if fits(line)), None)
+
+    def add(self, key: Key, result: dict[str, Any]) -> dict[str, Any]:
+        """Appends a result; returns its line."""
+        line = json.loads(json.dumps({**key, **result}))
+        with self.file.open("a") as stream:
+            stream.write(("\n" if self.torn else "") + json.dumps(line) + "\n")
+        self.torn = False
+        self.lines.append(line)
+        return line

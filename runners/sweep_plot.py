@@ -1,0 +1,43 @@
+"""The picture of a sweep: loss against learning rate by width, and loss over training by width at one rate."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.grids import rate_text
+
+
+def draw(file: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the picture; a star marks the best rate of each width."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    x, rows = np.log2(summary["rates"]), summary["rows"]
+    colours = [f"C{index}" for index in range(len(rows))]
+    for row, colour in zip(rows, colours, strict=True):
+        y = np.array([np.nan if loss is None else loss for loss in row["losses"]])
+        left.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=f"width {row['width']}")
+        if row["best"] is not None:
+            left.plot(x[row["best"]], y[row["best"]], marker="*", ms=13, color=colour)
+    left.set_title(f"{summary['experiment']} {' '.join(summary['overrides'])}", fontsize=10, loc="left")
+    left.set_xlabel("log2(learning rate)")
+    left.set_ylabel("validation loss (nats per token)")
+    first = rows[0]["best"]
+    if first is not None:
+        for row, colour in zip(rows, colours, strict=True):
+            steps, losses = zip(*row["train"][first], strict=True)
+            values = [np.nan if loss is None else loss for loss in losses]
+            right.plot(steps, values, lw=1.4, color=colour, label=f"width {row['width']}")
+        rate = rate_text(summary["rates"][first])
+        right.set_title(f"training at {rate}, the best of width {rows[0]['width']}", fontsize=10, loc="left")
+    right.set_xlabel("update")
+    right.set_ylabel("training loss (nats per token)")
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.lines:
+            axis.legend(frameon=False, fontsize=9)
+    figure.savefig(file, dpi=110)
