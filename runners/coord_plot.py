@@ -80,4 +80,6 @@ def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
     """The ends of the model, its first and its last layer."""
     layer, short = parts(name)
     last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
-    return short in COLOURS and layer in (None, 0, last)
+    if layer is None:
+        return short in ("embedded", "logits_bsv")
+    return short in COLOURS and layer in (0, last)

@@ -31,6 +31,7 @@ def draw(file: Path, summary: Mapping[str, Any]) -> None:
             steps, losses = zip(*row["train"][first], strict=True)
             values = [np.nan if loss is None else loss for loss in losses]
             right.plot(steps, values, lw=1.4, color=colour, label=f"width {row['width']}")
+        _leave_out_the_fall(right)
         rate = rate_text(summary["rates"][first])
         right.set_title(f"training at {rate}, the best of width {rows[0]['width']}", fontsize=10, loc="left")
     right.set_xlabel("update")
@@ -41,3 +42,12 @@ def draw(file: Path, summary: Mapping[str, Any]) -> None:
         if axis.lines:
             axis.legend(frameon=False, fontsize=9)
     figure.savefig(file, dpi=110)
+
+
+def _leave_out_the_fall(axis: Any) -> None:
+    """Lets the first tenth of the run leave the picture: its fall would press all that follows into one line."""
+    values = [line.get_ydata() for line in axis.lines]
+    later = np.concatenate([y[len(y) // 10 + 1 :] for y in values])
+    if later.size and np.any(np.isfinite(later)):
+        low, high = np.nanmin(later), np.nanmax(later)
+        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

@@ -1,0 +1,260 @@
+"""Modes over widths: the coordinate check passes under muP, fails on each error it is there for, and sweeps go on."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from registry.resolve import find, resolve
+from runners.coord_check import CoordOptions, coord_check
+from runners.coord_gates import Gate, judge, slope
+from runners.grids import of_width, parse_rates, parse_widths, rate_text
+from runners.main import main
+from runners.results import experiment_hash
+from runners.sweep import RESULTS, refine
+from tasks.parametrization import Parametrization
+
+WIDTHS = (64, 128, 256)
+ENDS = (64, 256)  # enough to see an error
+
+
+def checked(tmp_path, name, widths=WIDTHS, smoke=False, **knobs):
+    """Exit code, and the slopes that left their bands, by activation without its dimensions."""
+    sets = [f"{knob}={value}" for knob, value in knobs.items()]
+    code = coord_check(resolve(name, sets, smoke=smoke), tmp_path, CoordOptions(widths=widths))
+    said = json.loads((tmp_path / "coord_check.json").read_text())
+    assert said["passed"] == (code == 0) == all(gate["ok"] for gate in said["gates"])
+    assert (tmp_path / "coord_check.png").stat().st_size > 10_000
+    return code, said
+
+
+def outside(said):
+    """What left its band: statistic, name without layer and dimensions."""
+    names = lambda gate: gate["activation"].rpartition(" ")[2].rpartition("/")[2]
+    return {(gate["statistic"], names(gate)) for gate in said["gates"] if not gate["ok"]}
+
+
+def test_mup_is_flat_and_the_standard_parametrization_grows(tmp_path, capsys):
+    code, said = checked(tmp_path, "mu.MuTiny")
+    assert code == 0
+    assert "Passed: all 32 slopes are in their bands." in capsys.readouterr().out
+    flat = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in said["gates"]}
+    code, said = checked(tmp_path, "mu.MuTiny", PARAMETRIZATION="standard")
+    assert code == 1
+    assert "Failed:" in capsys.readouterr().out
+    grown = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in said["gates"]}
+    hidden = [key for key in flat if key[1] == "change" and key[0].startswith("layer")]
+    assert len(hidden) == 14
+    assert max(abs(flat[key]) for key in hidden) <= 0.35
+    assert min(grown[key] for key in hidden) >= 0.5
+    # Nothing but the changes of hidden activations tells them apart.
+    assert outside(said) == {("change", key[0].rpartition(" ")[2].rpartition("/")[2]) for key in hidden}
+
+
+def wrong_rate(role, factor):
+    """A parametrization whose rates of one role are off by a power of m."""
+    right = Parametrization.rate
+
+    def rate(self, of, fan_in, relative_updates=False):
+        return right(self, of, fan_in, relative_updates) * (self.multiple**factor if of == role else 1)
+
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("role", "factor", "caught"),
+    [
+        ("output", 1, {("change", "logits_bsv")}),  # the head's rate not divided by m
+        ("embedding", -1, {("change", "embedded")}),  # the embedding's divided by it
+    ],
+)
+def test_a_wrong_rate_is_caught_where_it_acts(tmp_path, monkeypatch, role, factor, caught):
+    monkeypatch.setattr(Parametrization, "rate", wrong_rate(role, factor))
+    code, said = checked(tmp_path, "mu.MuTiny", ENDS)
+    assert code == 1
+    assert outside(said) == caught
+    steepest = max((gate for gate in said["gates"] if not gate["ok"]), key=lambda gate: abs(gate["slope"]))
+    assert 0.7 <= steepest["slope"] * factor <= 1.4
+
+
+def test_wrong_initial_values_are_caught_before_the_first_update(tmp_path):
+    """Fixed deviations, under rates that are right."""
+    cls = find("mu.MuTiny")
+
+    class Wrong(cls):
+        """Deviations of one width at every width."""
+
+        def initializer(self, scale=1.0):
+            config = super().initializer(scale)
+            config.scale = scale * (self.MODEL_DIM / 64) ** 0.5
+            return config
+
+    code = coord_check(Wrong(), tmp_path, CoordOptions(widths=ENDS))
+    assert code == 1
+    caught = outside(json.loads((tmp_path / "coord_check.json").read_text()))
+    assert {("size", name) for name in ("query_bsnd", "key_bskd", "value_bskd", "hidden_bsf", "ffn_out")} <= caught
+
+
+@pytest.mark.parametrize("choice", ["fan_in", "zero"])
+def test_other_heads_are_held_to_what_they_should_be(tmp_path, choice):
+    code, said = checked(tmp_path, "mu.MuTiny", ENDS, UNEMBEDDING_INIT=choice, QUERY_INIT="zero")
+    assert code == 0
+    logits = [gate for gate in said["gates"] if gate["activation"] == "logits_bsv" and gate["statistic"] == "size"]
+    assert [(gate["low"], gate["high"]) for gate in logits] == ([] if choice == "zero" else [(-0.1, 0.1)])
+    # With zero queries and a zero head nothing behind them is judged where it is 0.
+    assert not [gate for gate in said["gates"] if "query" in gate["activation"] and gate["statistic"] == "size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "widths", "smoke"),
+    [("mu.MuVQStdlib", (64, 256), False), ("mu.MuDense8B", (128, 512), True), ("mu.MuStdlib", (64, 256), True)],
+)
+def test_other_families_under_mup(tmp_path, name, widths, smoke):
+    assert checked(tmp_path, name, widths, smoke, NUM_LAYERS=2)[0] == 0
+    code, said = checked(tmp_path, name, widths, smoke, NUM_LAYERS=2, PARAMETRIZATION="standard")
+    assert code == 1
+    assert {statistic for statistic, _ in outside(said)} == {"change"}
+
+
+def test_slopes():
+    assert slope((64, 128, 256), (1, 2, 4)) == pytest.approx(1)
+    assert slope((64, 128), (4, 1)) == pytest.approx(-2)
+    assert slope((64, 128), (0, 1)) is None
+    assert slope((64, 128), (np.nan, 1)) is None
+
+
+def test_bands():
+    gate = Gate(activation="x", statistic="size", step=0, slope=0.3, low=-0.2, high=0.2)
+    assert not gate.ok
+    assert gate.beyond == pytest.approx(0.1)
+    kinds = {"size": [0.0, 0.0, 0.0], "change": [None, 0.0, 0.9]}
+    judged = lambda name, logits=-0.5: {
+        (g.statistic, g.step, g.ok) for g in judge({name: kinds, "layer 1 residual_bsm": kinds}, logits, 2)
+        if g.activation == name
+    }  # fmt: skip
+    assert judged("logits_bsv") == {("size", 0, False), ("change", 2, False)}
+    assert judged("logits_bsv", None) == {("change", 2, False)}
+    assert judged("embedded") == {("change", 1, True), ("change", 2, False)}
+    assert judged("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
+    assert judged("layer 1 mixer/query_bsnd") == {("size", 0, True)}
+    assert judged("layer 0 mixer/scores") == set()
+
+
+def test_widths_and_rates_as_they_are_written():
+    tiny = resolve("mu.MuTiny")
+    assert parse_widths(None, tiny) == (64, 128, 256)
+    assert parse_widths("256,64", tiny) == (64, 256)
+    assert parse_rates("2^-3..2^-1") == (0.125, 0.25, 0.5)
+    assert parse_rates("0.01,2^-3") == (0.01, 0.125)
+    assert [rate_text(rate) for rate in (0.125, 0.01)] == ["2^-3", "0.01"]
+    for text in ("64", "64,64", "a,b", "0,64"):
+        with pytest.raises(UsageError, match="at least two widths"):
+            parse_widths(text, tiny)
+    for text in ("2^-1..2^-3", "x", "0.1..0.3", "-1,2", "", "2^-3..", "1,1e999", "nan,1"):
+        with pytest.raises(UsageError, match="should read like"):
+            parse_rates(text)
+
+
+def test_what_set_says_stands_at_every_width():
+    made = of_width(resolve("mu.MuTiny", ["SEQ_LEN=16"]), 128, SEQ_LEN=32, BATCH_SIZE=4, NO_SUCH_KNOB=1)
+    assert (made.MODEL_DIM, made.SEQ_LEN, made.BATCH_SIZE) == (128, 16, 4)
+
+
+SWEEP = ["--exp=mu.MuTiny", "--smoke", "--mode=sweep", "--set=NUM_STEPS=6", "--set=LOG_EVERY=3"]
+
+
+def test_a_sweep_is_what_training_gives_and_goes_on(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    grid = ["--widths=64,128", "--rates=2^-6,2^-4", f"--workdir={folder}"]
+    assert main([*SWEEP, *grid]) == 0
+    out = capsys.readouterr().out
+    assert "From width 64 to 128 the best rate moves over" in out
+    lines = (folder / RESULTS).read_text().splitlines()
+    assert len(lines) == 4
+    found = {(line["width"], line["learning_rate"]): line for line in map(json.loads, lines)}
+    # The same as a run of its own at that width and rate.
+    run = tmp_path / "run"
+    sets = ["--set=NUM_STEPS=6", "--set=LOG_EVERY=3", "--set=MODEL_DIM=128", "--set=LEARNING_RATE=0.0625"]
+    assert main(["--exp=mu.MuTiny", "--smoke", f"--workdir={run}", "--no-tensorboard", *sets]) == 0
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line["loss"] for line in logged if line["split"] == "train"]
+    np.testing.assert_allclose([loss for _, loss in found[128, 0.0625]["train"]], trained, rtol=1e-5)
+    judged = [line["loss"] for line in logged if line["split"] == "validation"][-1]
+    np.testing.assert_allclose(found[128, 0.0625]["loss"], judged, rtol=1e-5)
+    # Killed while it wrote the last line: that case alone is run again; a new seed adds its own.
+    (folder / RESULTS).write_text("\n".join([*lines[:-1], lines[-1][:40]]))
+    capsys.readouterr()
+    assert main([*SWEEP, *grid, "--seeds=2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("(as before)") == 3
+    again = [
+        json.loads(line) for line in (folder / RESULTS).read_text().splitlines() if not line.endswith(lines[-1][:40])
+    ]
+    assert len(again) == 8
+    assert {(line["width"], line["learning_rate"], line["seed"]) for line in again} == {
+        (width, rate, seed) for width in (64, 128) for rate in (2**-6, 2**-4) for seed in (0, 1)
+    }
+    repeated = next(line for line in again if (line["width"], line["learning_rate"], line["seed"]) == (128, 2**-4, 0))
+    assert repeated["loss"] == found[128, 2**-4]["loss"]
+    assert len({line["loss"] for line in again}) == 8
+    summary = json.loads((folder / "sweep.json").read_text())
+    assert [row["width"] for row in summary["rows"]] == [64, 128]
+    assert (folder / "sweep.png").stat().st_size > 10_000
+
+
+def test_other_settings_are_other_cases():
+    keys = [
+        experiment_hash(resolve("mu.MuTiny", sets))
+        for sets in ([], ["BETA2=0.99"], ["NUM_STEPS=201"], ["MODEL_DIM=128"], ["DEVICE_MESH_SHAPE=2,1"])
+    ]
+    assert len(set(keys)) == 4
+    assert keys[4] == keys[0]  # where weights live is no part of it
+
+
+def test_a_rate_that_diverges_is_a_result(tmp_path, capsys):
+    sets = ["--set=task.optimizer.clipping.global_norm=none", "--set=OPTIMIZER=sgd", "--set=PARAMETRIZATION=standard"]
+    assert main([*SWEEP, *sets, "--widths=64,128", "--rates=0.01,1e30", f"--workdir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "diverged" in out
+    assert "edge of the grid" in out
+    summary = json.loads((tmp_path / "sweep.json").read_text())
+    assert [row["losses"][1] for row in summary["rows"]] == [None, None]
+    assert [row["best"] for row in summary["rows"]] == [0, 0]
+
+
+def test_the_bottom_of_a_parabola():
+    rates = (2**-3, 2**-2, 2**-1)
+    losses = [(np.log2(rate) + 2.2) ** 2 for rate in rates]
+    assert refine(rates, losses, 1) == pytest.approx(-2.2)
+    assert refine(rates, losses, 0) is None
+    assert refine(rates, [None, 1.0, 2.0], 1) is None
+
+
+def test_figures_of_transfer_and_of_wider_is_better():
+    """What the docs say of the committed sweeps, read again from their figures' data."""
+    from tests.conftest import ROOT
+
+    mup, standard = (json.loads((ROOT / f"docs/figures/sweep_{name}.json").read_text()) for name in ("mup", "standard"))
+    for summary in (mup, standard):
+        assert (summary["widths"], summary["seeds"]) == ([64, 128, 256], 3)
+        np.testing.assert_allclose(np.diff(np.log2(summary["rates"])), 1)
+    best = [row["best"] for row in mup["rows"]]
+    assert max(best) - min(best) <= 1
+    assert abs(mup["drift_log2"]) <= 0.6
+    best = [row["best"] for row in standard["rows"]]
+    assert max(best) - min(best) >= 2
+    assert standard["drift_log2"] <= -1.5
+    # Wider is better throughout: at one rate, behind the warm-up of 20 updates.
+    rate = mup["rows"][0]["best"]
+    curves = [[loss for step, loss in row["train"][rate] if step > 20] for row in mup["rows"]]
+    for narrow, wide in itertools.pairwise(curves):
+        assert all(w <= n + 0.01 for n, w in zip(narrow, wide, strict=True))
+        assert np.mean(wide) < np.mean(narrow)
+
+
+def test_devices_do_not_change_the_check(tmp_path):
+    assert jax.device_count() == 8  # the check takes one of them
+    assert checked(tmp_path, "mu.MuTiny", (64, 128))[1]["widths"] == [64, 128]
