@@ -1,4 +1,4 @@
-"""Plans GShard, BERT and large VQ entries with the TPU compiler, and writes the table of docs/plans.md.
+"""Plans GShard, BERT, large VQ and Mu entries with the TPU compiler, and writes the table of docs/plans.md.
 
     python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
@@ -27,6 +27,7 @@ SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
     "vq": {64: "v4:4x4x4"},
+    "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
 }
 # Tokens per second that comments in the reference promise.
 PROMISED = {

@@ -47,11 +47,11 @@ class CoordOptions:
 
 def coord_check(experiment: Experiment, folder: Path, options: CoordOptions) -> int:
     """Trains at every width, writes coord_check.json and coord_check.png; exit code 1 where a slope leaves its band."""
+    sessions = [_session(experiment, width) for width in options.widths]
+    sessions[0].require_data("train")
     make_folder(folder)
-    by_width, logits, rate = [], [], 0.0
-    for width in options.widths:
-        session = _session(experiment, width)
-        rate = session.task.optimizer.learning_rate
+    by_width, logits = [], []
+    for width, session in zip(options.widths, sessions, strict=True):
         print(f"width {width}: {options.steps} updates, {options.seeds} seed{'s' * (options.seeds > 1)}", flush=True)
         with session.placed():
             by_width.append(_measure(session, options))
@@ -68,7 +68,7 @@ def coord_check(experiment: Experiment, folder: Path, options: CoordOptions) -> 
         "overrides": list(experiment.overrides),
         "parametrization": experiment.knobs().get("PARAMETRIZATION"),
         **dataclasses.asdict(options),
-        "learning_rate": rate,
+        "learning_rate": sessions[0].task.optimizer.learning_rate,
         "passed": passed,
         "gates": [{**dataclasses.asdict(gate), "ok": gate.ok} for gate in gates],
     }

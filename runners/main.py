@@ -73,6 +73,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
     if options.mode != "plan" and (options.topology or options.chip or options.sweep):
         raise UsageError("--topology, --chip and --sweep are for --mode=plan.")
+    if options.mode not in ("coord_check", "sweep") and (
+        (options.widths, options.seeds, options.steps) != (None, None, None)
+    ):
+        raise UsageError("--widths, --seeds and --steps are for --mode=coord_check and --mode=sweep.")
+    if options.mode != "sweep" and options.rates is not None:
+        raise UsageError("--rates is for --mode=sweep: elsewhere say --set=LEARNING_RATE.")
+    if options.mode != "train" and options.profile_at is not None:
+        raise UsageError("--profile_at is for --mode=train: --mode=profile traces from its fourth update on.")
     if options.workdir is None and options.mode == "plan" and options.exp is not None:
         machine = (options.topology or options.chip or "cpu").replace(":", "-")
         options.workdir = f"plans/{options.exp}-{machine}"
@@ -100,9 +108,9 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--profile_at", type=int, metavar="STEP", help="in mode train: trace --profile_steps updates from this one on")
     add = parser.add_argument_group("coord_check, sweep").add_argument
     add("--widths", metavar="64,128,256", help="values of MODEL_DIM; by default 1, 2 and 4 times D_BASE")
-    add("--seeds", type=int, default=1, help="seeds to average over")
-    add("--steps", type=int, default=2, help="coord_check: updates at each width")
-    add("--rates", metavar="2^-11..2^-5", default="2^-11..2^-5", help="sweep: learning rates, a range or a list")
+    add("--seeds", type=int, help="seeds to average over; by default 1")
+    add("--steps", type=int, help="coord_check: updates at each width; by default 2")
+    add("--rates", metavar="2^-11..2^-5", help="sweep: learning rates, a range (the default) or a list")
     add = parser.add_argument_group("plan").add_argument
     add("--topology", metavar="v3:8x8", help="a TPU slice, compiled for by the TPU compiler; no TPU is needed")
     add("--chip", help="whose memory and speed count on virtual CPU devices; a topology brings its own")
@@ -171,13 +179,13 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
     from runners.sweep import SweepOptions, sweep
 
     for name in ("seeds", "steps"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name}={getattr(options, name)} must be at least 1.")
-    widths, folder = parse_widths(options.widths, experiment), Path(options.workdir)
+        if (count := getattr(options, name)) is not None and count < 1:
+            raise UsageError(f"--{name}={count} must be at least 1.")
+    widths, seeds, folder = parse_widths(options.widths, experiment), options.seeds or 1, Path(options.workdir)
     if options.mode == "coord_check":
-        return coord_check(experiment, folder, CoordOptions(widths=widths, seeds=options.seeds, steps=options.steps))
-    rates = parse_rates(options.rates)
-    return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=options.seeds))
+        return coord_check(experiment, folder, CoordOptions(widths=widths, seeds=seeds, steps=options.steps or 2))
+    rates = parse_rates(options.rates or "2^-11..2^-5")
+    return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=seeds))
 
 
 def _sample(options: argparse.Namespace, session, workdir) -> int:

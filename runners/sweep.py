@@ -22,6 +22,7 @@ from runners.session import Session
 from runners.sweep_plot import draw
 from runners.workdir import write_atomically
 from tasks.inputs.indexed import IndexedInput
+from tasks.train_step import TrainState
 
 RESULTS = "sweep.jsonl"
 
@@ -40,11 +41,13 @@ def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
 
     Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
     """
+    wider = [of_width(experiment, width) for width in options.widths]
+    Session(wider[0]).require_data("train")  # what is wrong shows before anything is written
     make_folder(folder)
     results = Results(folder / RESULTS)
     total, number, losses = len(options.widths) * len(options.rates) * options.seeds, 0, []
-    for width in options.widths:
-        runs = _Runs(of_width(experiment, width))
+    for width, made in zip(options.widths, wider, strict=True):
+        runs = _Runs(made)
         for seed, rate in itertools.product(range(options.seeds), options.rates):
             number += 1
             key = {**runs.key, "width": width, "learning_rate": rate, "seed": seed}
@@ -82,7 +85,6 @@ class _Runs:
         began = time.perf_counter()
         if self.session is None:
             self.session = Session(self.experiment)
-            self.session.require_data("train")
         session, steps = self.session, self.session.train.num_steps
         with session.placed():
             batches = session.batches(self._input(seed))
@@ -96,13 +98,18 @@ class _Runs:
                 if step % session.train.log_every == 0 or step == steps:
                     sums = fetch(state.sums)
                     curve.append((step, _finite(sums["loss"] / max(sums["weight"], 1e-9))))
-                    if int(state.bad_step):
+                    if self._diverged(state):
                         break
                 if step < steps:
                     batch, _ = next(batches)
-            bad = int(state.bad_step)
+            bad = self._diverged(state)
             loss = None if bad else _finite(evaluate(session, state.variables, "validation")["loss"])
         return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
+
+    def _diverged(self, state: TrainState) -> int:
+        """The first step that was not finite, unless such updates are dropped; 0 for none."""
+        skipped = self.session is not None and self.session.task.non_finite == "skip"
+        return 0 if skipped else int(state.bad_step)
 
     def _input(self, seed: int) -> IndexedInput:
         """The training input in another order."""

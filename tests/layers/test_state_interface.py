@@ -17,12 +17,14 @@ from layers.relative_bias import RelativeBias
 from layers.specs import P, Specs
 from layers.vq_attention import VQAttention
 from registry.experiments.gshard_lm import GShardLm
+from registry.experiments.mu_lm import MuLm
 from tests import vq
 from tests.layers.test_attention import attention, params_of
 
 LENGTH = 12
 
 MERGED = {"specs": GShardLm().specs, "merged_heads": True, "head_slots": 8}
+SCALES = {"specs": MuLm().specs}
 RELATIVE = RelativeBias(
     specs=Specs(relative_bias_nr=P(None, None)), num_heads=4, num_buckets=8, max_distance=10, initializer=FanIn()
 )
@@ -30,6 +32,9 @@ MIXERS = {
     "multi_head": attention(),
     "grouped_query_rotary": attention(num_kv_heads=2, rotary_base=100.0),
     "multi_query_rotary_bias": attention(num_kv_heads=1, rotary_base=100.0, use_bias=True),
+    "normed_queries_and_keys": attention(rotary_base=100.0, qk_norm=True, qk_scale=True, **SCALES),
+    "squared_relu_of_scores": attention(score_function="squared_relu", score_length=LENGTH),
+    "normalized_elu_of_scores": attention(score_function="normalized_elu_plus_1"),
     "gshard": attention(scale=1.0, extra_logit=0.0, logit_cap=2.0, relative_bias=RELATIVE, **MERGED),
     "padded_multi_query": attention(num_kv_heads=1, relative_bias=RELATIVE, **MERGED),
     "vq": vq.mixer(block_length=3, memory_length=4),

@@ -249,6 +249,17 @@ def test_profiling(command, tmp_path):
     assert list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))
 
 
+def test_a_window_of_a_run_is_traced(command, tmp_path):
+    window = ["--profile_at=5", "--profile_steps=2"]
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *window, *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Trace: run/profile") == 1
+    assert len(list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))) == 1
+    again = command("runners.main", "--workdir=run", *window)
+    assert again.returncode == 2
+    assert "--profile_at=5 is no update to come" in again.stderr
+
+
 def test_a_mesh_of_eight_gives_the_losses_of_one(finished, command, tmp_path):
     flags = ("--host_devices=8", "--set=DEVICE_MESH_SHAPE=2,4")
     done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *flags)
