@@ -60,11 +60,8 @@ class _Run:
         )
         self.progress = TrainingProgress(self.program.num_steps, self.start)
         self.trace = TraceWindow(workdir, options.profile_at, options.profile_steps)
-        if options.profile_at is not None and not self.start < options.profile_at <= self.program.num_steps:
-            ahead = f"{self.start + 1} to {self.program.num_steps}"
-            raise UsageError(
-                f"--profile_at={options.profile_at} is no update of this run, which has {ahead} ahead of it."
-            )
+        if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
+            raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.signal: int | None = None
         self.pending: tuple[int, Any] | None = None  # metrics on their way from the device
         self.saved = self.start if restored else -1

@@ -255,9 +255,12 @@ def test_a_window_of_a_run_is_traced(command, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Trace: run/profile") == 1
     assert len(list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))) == 1
-    again = command("runners.main", "--workdir=run", *window)
-    assert again.returncode == 2
-    assert "--profile_at=5 is no update to come" in again.stderr
+    again = command("runners.main", "--workdir=run", *window)  # as after a stop: the window lies behind
+    assert again.returncode == 0, again.stderr
+    assert "Trace:" not in again.stdout
+    beyond = command("runners.main", "--workdir=run", "--profile_at=31")
+    assert beyond.returncode == 2
+    assert "--profile_at=31 is none of the 30 updates" in beyond.stderr
 
 
 def test_a_mesh_of_eight_gives_the_losses_of_one(finished, command, tmp_path):
