@@ -1,6 +1,7 @@
 """Slopes of activations against width, and the bands that they are held to."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 # Widest slopes under muP at widths 64, 128, 256 over four seeds were 0.21 for changes, 0.03 for changes of the
 # embedding and 0.10 for sizes at the start; under the standard parametrization changes grew with at least 0.65.
-CHANGE, EMBEDDING_CHANGE, SIZE, LOGITS = 0.35, 0.15, 0.20, 0.10
+CHANGE, EMBEDDING_CHANGE, SIZE, SCORES, ENDS = 0.35, 0.15, 0.20, 0.30, 0.10
 FIRST_LAYER = ("query_bsnd", "key_bskd", "value_bskd", "value_bskf", "mixer_out")
 AT_START = (*FIRST_LAYER, "hidden_bsf", "ffn_out", "residual_bsm")
 
@@ -34,33 +35,41 @@ class Gate:
     @property
     def beyond(self) -> float:
         """How far outside."""
-        return max(self.low - self.slope, self.slope - self.high, 0.0)
+        return math.inf if math.isnan(self.slope) else max(self.low - self.slope, self.slope - self.high, 0.0)
 
 
 def slope(widths: Sequence[int], values: Any) -> float | None:
-    """The slope of log2(value) against log2(width) by least squares; None where a value is 0 or not finite."""
+    """The slope of log2(value) against log2(width) by least squares.
+
+    None where the value is 0 at every width; NaN, which is in no band, where it is at some, or is not finite.
+    """
     values = np.asarray(values, float)
-    if not np.all(np.isfinite(values)) or np.any(values <= 0):
+    if np.all(values == 0):
         return None
+    if not np.all(np.isfinite(values)) or np.any(values <= 0):
+        return math.nan
     return float(np.polyfit(np.log2(widths), np.log2(values), 1)[0])
 
 
-def judge(slopes: Slopes, logits_slope: float | None, steps: int) -> Iterator[Gate]:
+def judge(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
     """The slopes that are held to a band; a statistic that is 0 (zero initial values) has none.
 
-    Sizes before the first update: activations of blocks by `SIZE`, logits by what the weight table says of them.
-    Changes behind each update: the embedding, the first layer's projections and mixer, every feed-forward layer's and
-    the last residual. Attention scores, and what later layers project, are too noisy at few widths and seeds; so is the
-    change of logits by any update but the last, which may fall as fast as logits do at the start: what changed features
-    make of initial weights is part of it.
+    Sizes before the first update: activations of blocks, the first layer's scores, the embedding; logits, by what the
+    parametrization says of them. Changes behind each update: the embedding, the first layer's projections and mixer,
+    every feed-forward layer's and the last residual. Changes of attention scores, and of what later layers project, are
+    too noisy at few widths and seeds; so is the change of logits by any update but the last, which may fall as fast as
+    logits do at the start: what changed features make of initial weights is part of it.
     """
     last = max((layer for layer, _ in map(parts, slopes) if layer is not None), default=0)
     for name, kinds in slopes.items():
         layer, short = parts(name)
         if short == "logits_bsv":
-            if logits_slope is not None:
-                yield from _gate(name, kinds, "size", 0, (logits_slope - LOGITS, logits_slope + LOGITS))
-            yield from _gate(name, kinds, "change", steps, (min(-CHANGE, logits_slope or 0.0), CHANGE))
+            yield from _gate(name, kinds, "size", 0, (logits_slope - ENDS, logits_slope + ENDS))
+            yield from _gate(name, kinds, "change", steps, (min(-CHANGE, logits_slope), CHANGE))
+        elif short == "embedded":
+            yield from _gate(name, kinds, "size", 0, (-ENDS, ENDS))
+        elif layer == 0 and short == "scores":
+            yield from _gate(name, kinds, "size", 0, (-SCORES, SCORES))
         elif layer is not None and short in AT_START:
             yield from _gate(name, kinds, "size", 0, (-SIZE, SIZE))
         for step in range(1, steps + 1):

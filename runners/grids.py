@@ -10,14 +10,21 @@ from registry.experiment import Experiment, cls_key
 def parse_widths(text: str | None, experiment: Experiment) -> tuple[int, ...]:
     """`64,128,256`; by default one, two and four times the experiment's D_BASE, or MODEL_DIM where it has none.
 
+    With Adafactor the least is 128, from where on its second moments are factored.
+
     Raises:
       UsageError: fewer than two different whole numbers, or an experiment without a width.
     """
     cls: Any = type(experiment)
-    if not hasattr(cls, "of_width"):
-        raise UsageError(f"{cls_key(cls)} has no method of_width(width), which makes it wider: it cannot be compared.")
+    if not (hasattr(cls, "of_width") and hasattr(cls, "MODEL_DIM")):
+        raise UsageError(
+            f"{cls_key(cls)} has no method of_width(width), or no knob MODEL_DIM: it cannot be made wider."
+        )
     if text is None:
-        base = cls.D_BASE or cls.MODEL_DIM
+        knobs = cls.knobs()
+        base = knobs.get("D_BASE") or cls.MODEL_DIM
+        while knobs.get("OPTIMIZER") == "adafactor" and base < 128:
+            base *= 2
         return base, 2 * base, 4 * base
     try:
         widths = tuple(sorted({int(word) for word in text.split(",")}))
@@ -44,7 +51,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
             if first > last or not (first.is_integer() and last.is_integer()):
                 raise UsageError(sentence)
             rates = [2.0**power for power in range(int(first), int(last) + 1)]
-    except (ValueError, OverflowError) as error:
+    except (ValueError, ArithmeticError) as error:
         raise UsageError(sentence) from error
     if not all(0 < rate < math.inf for rate in rates):
         raise UsageError(sentence)
@@ -53,6 +60,8 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 def _number(word: str) -> float:
     base, power, exponent = word.partition("^")
+    if float(base) <= 0:
+        raise ValueError(word)
     return float(base) ** float(exponent) if power else float(base)
 
 

@@ -17,14 +17,14 @@ from runners.predict import Plan, predict
 from runners.results import Results, experiment_hash, make_folder
 from runners.session import Session
 
-RESULTS = "sweep.jsonl"
+RESULTS = "layouts.jsonl"
 COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
 
 
 def rank_layouts(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     """Plans every mesh shape and remat policy on the machine's devices; prints those that fit, fastest first.
 
-    Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
+    Each result is appended to layouts.jsonl as it comes: started again in the same folder, the sweep goes on.
 
     Raises:
       UsageError: no machine is named, so that nothing could be ranked.
@@ -73,6 +73,7 @@ def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
     """What a stored result must agree in to be taken for one of this sweep."""
     return {
         "key": experiment_hash(experiment),
+        "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
         "jax": jax.__version__,
         "machine": [options.topology, options.chip, options.devices],
         "of_step": options.step,

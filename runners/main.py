@@ -73,10 +73,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
     if options.mode != "plan" and (options.topology or options.chip or options.sweep):
         raise UsageError("--topology, --chip and --sweep are for --mode=plan.")
-    if options.mode not in ("coord_check", "sweep") and (
-        (options.widths, options.seeds, options.steps) != (None, None, None)
-    ):
-        raise UsageError("--widths, --seeds and --steps are for --mode=coord_check and --mode=sweep.")
+    if options.mode != "coord_check" and options.steps is not None:
+        raise UsageError("--steps is for --mode=coord_check: elsewhere say --set=NUM_STEPS.")
+    if options.mode not in ("coord_check", "sweep") and (options.widths, options.seeds) != (None, None):
+        raise UsageError("--widths and --seeds are for --mode=coord_check and --mode=sweep.")
     if options.mode != "sweep" and options.rates is not None:
         raise UsageError("--rates is for --mode=sweep: elsewhere say --set=LEARNING_RATE.")
     if options.mode != "train" and options.profile_at is not None:

@@ -1,6 +1,8 @@
 """Learning rates times widths: where is the best rate, and does it stay there as the model grows."""
 
 import dataclasses
+import hashlib
+import importlib.metadata
 import itertools
 import json
 import math
@@ -41,13 +43,12 @@ def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
 
     Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
     """
-    wider = [of_width(experiment, width) for width in options.widths]
-    Session(wider[0]).require_data("train")  # what is wrong shows before anything is written
+    by_width = [_Runs(of_width(experiment, width)) for width in options.widths]
+    Session(by_width[0].experiment).require_data("train")  # what is wrong shows before anything is written
     make_folder(folder)
     results = Results(folder / RESULTS)
     total, number, losses = len(options.widths) * len(options.rates) * options.seeds, 0, []
-    for width, made in zip(options.widths, wider, strict=True):
-        runs = _Runs(made)
+    for width, runs in zip(options.widths, by_width, strict=True):
         for seed, rate in itertools.product(range(options.seeds), options.rates):
             number += 1
             key = {**runs.key, "width": width, "learning_rate": rate, "seed": seed}
@@ -75,9 +76,16 @@ class _Runs:
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
         self.session: Session | None = None
+        unread = {
+            "LEARNING_RATE": 1.0,
+            "EVAL_EVERY": None,
+            "SAVE_EVERY": 1,
+        }  # a sweep sets the first, and has no others
+        known = {name: value for name, value in unread.items() if name in experiment.knobs()}
         self.key: Key = {
-            "experiment": experiment_hash(type(experiment).derive(LEARNING_RATE=1.0)()),
-            "jax": jax.__version__,
+            "experiment": experiment_hash(type(experiment).derive(**known)()),
+            "data": _data_hash(experiment),
+            "versions": [jax.__version__, importlib.metadata.version("vortaro"), jax.default_backend()],
         }
 
     def run(self, rate: float, seed: int) -> dict[str, Any]:
@@ -115,6 +123,17 @@ class _Runs:
         """The training input in another order."""
         cls = type(self.experiment).derive(SEED=self.experiment.SEED + seed)
         return build(cls().Train(), "train").input
+
+
+def _data_hash(experiment: Experiment) -> str:
+    """Digits that change with the data: what the inputs say of themselves, and their first batches."""
+    inputs = [build(experiment.Train(), "train").input, build(experiment.Test(), "test").inputs["validation"]]
+    digest = hashlib.sha256()
+    for source in inputs:
+        digest.update(source.describe().encode())
+        for leaf in jax.tree.leaves(source.batch(0)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _finite(value: float) -> float | None:

@@ -125,6 +125,7 @@ class _Run:
             if step < self.program.num_steps:
                 batch, position = next(batches)
         self._report()
+        self.trace.close()
 
     def _ask(self, step: int) -> None:
         """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""

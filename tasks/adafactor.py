@@ -1,5 +1,6 @@
 """Adafactor with slots that are placed like their weights, and layers of a stack that count as weights of their own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,14 +42,18 @@ def factored_dims(row: WeightRow, min_dim: int) -> tuple[int, int] | None:
 
 
 def scale_by_adafactor(
-    rows: Any, min_dim: int = 128, exponent: float = 0.8, clip: float = 1.0, scale_floor: float = 1e-3
+    rows: Any,
+    min_dim: int = 128,
+    exponent: float = 0.8,
+    clip: float = 1.0,
+    scale_floor: Callable[[WeightRow], float] = lambda row: 1e-3,
 ) -> optax.GradientTransformation:
     """Adafactor without first moment (Shazeer and Stern 2018, algorithm 4), for the weights of `rows`.
 
     With t = 1, 2, ..., b = 1 - t^-exponent and q = g^2 + 1e-30: row <- b row + (1 - b) mean(q over the largest
     dimension), column likewise over the second, u = g / sqrt(row / mean(row) * column); or full <- b full + (1 - b) q
     and u = g / sqrt(full) where the second largest dimension is below `min_dim`. Then u <- u / max(1, rms(u) / clip),
-    and u <- u * max(rms(weight), scale_floor). Each layer of a stack is a weight of its own: no mean reaches over
+    and u <- u * max(rms(weight), scale_floor(row)). Each layer of a stack is a weight of its own: no mean reaches over
     layers. Arithmetic in float32 whatever the gradient's dtype.
 
     Args:
@@ -56,7 +61,7 @@ def scale_by_adafactor(
       min_dim: weights whose second largest dimension is smaller are not factored.
       exponent: how fast the second moments forget.
       clip: largest root mean square of an update.
-      scale_floor: weights with a smaller root mean square move as if they had this one.
+      scale_floor: a weight with a smaller root mean square moves as if it had this one.
     """
 
     def init(params: Any) -> Any:
@@ -72,7 +77,7 @@ def scale_by_adafactor(
             factor, slots = _precondition(g, slots, decay, factored_dims(row, min_dim), own)
             u = g * factor
             u /= jnp.maximum(1.0, _rms(u, own) / clip)
-            return u * jnp.maximum(_rms(w.astype(jnp.float32), own), scale_floor), slots
+            return u * jnp.maximum(_rms(w.astype(jnp.float32), own), scale_floor(row)), slots
 
         pairs = jax.tree.map(one, rows, updates, state.slots, params)
         first, second = (jax.tree.map(lambda _, pair, i=i: pair[i], rows, pairs) for i in (0, 1))

@@ -78,6 +78,11 @@ class Optimizer:
                 f"PARAMETRIZATION = {self.parametrization.rule} gives rates of adaptive optimizers; OPTIMIZER = sgd "
                 f"would need others: say adamw, lion or adafactor."
             )
+        if self.scale_epsilon and (self.method != "adamw" or self.parametrization.rule == "standard"):
+            raise UsageError(
+                f"scale_epsilon goes with adamw under muP, not with {self.method} under PARAMETRIZATION = "
+                f"{self.parametrization.rule}."
+            )
 
     def rate(self, role: str, fan_in: int) -> float:
         """The factor on a weight's learning rate."""
@@ -100,9 +105,9 @@ class Optimizer:
         times = lambda tree: optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, tree))
         decay = optax.add_decayed_weights(self.weight_decay, jax.tree.map(lambda row: row.decay, params))
         chain = self.clipping.build()
-        if self.scale_epsilon and self.method == "adamw":
+        if self.scale_epsilon:
             # g / (|g| + c epsilon) is h / (|h| + epsilon) with h = g / c.
-            chain.append(times(jax.tree.map(lambda factor: 1 / factor, factors)))
+            chain.append(times(jax.tree.map(lambda factor: 1 / factor if factor else 1.0, factors)))
         chain += self._scale(params)
         if self.weight_decay and self.decay_scale == "learning_rate":
             chain.append(decay)
@@ -126,7 +131,9 @@ class Optimizer:
             return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
         if self.method == "sgd":
             return [optax.trace(self.beta1, accumulator_dtype=self.moment_dtype)] if self.beta1 else []
-        return [scale_by_adafactor(rows, self.min_dim_size_to_factor)]
+        # Weights that fall with the width would end below a fixed floor: it falls with them.
+        floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
+        return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]
 
     def state_specs(self, table: WeightTable, state: Any) -> Any:
         """Partition specs in the shape of `state`, the abstract state of `build(table)`.

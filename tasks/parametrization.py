@@ -19,9 +19,12 @@ class Parametrization:
     | output    | fan_in^-1                               | m^-1          | 1                         |
     | scale, bias | fixed                                 | 1             | 1                         |
 
-    `abs_mup` has fan_in^-1 for m^-1 in the learning rates: no base is needed to compare two of them. At m = 1 `mup` has
-    the learning rates of `standard`. What must be the same at all widths is what has a role of its own in the rates:
-    depth, head size, and the hidden layer's multiple of the width (Lingle 2024, arXiv 2404.05728, section 2).
+    `abs_mup` has fan_in^-1 for m^-1 in the learning rates, and needs no base where nothing else asks for m. At m = 1
+    `mup` has the learning rates of `standard`. What must be the same at all widths is what has a role of its own in the
+    rates: depth, head size, and the hidden layer's multiple of the width (Lingle 2024, arXiv 2404.05728, section 2).
+
+    An optimizer that moves each weight in proportion to its own root mean square (Adafactor) moves hidden weights by
+    m^-1/2 and output weights by m^-1 of what it does at the base already; its rates leave that out.
 
     Raises:
       UsageError: no base is stated, or it does not divide the width.
@@ -34,11 +37,10 @@ class Parametrization:
     def __post_init__(self):
         if self.rule == "standard":
             return
+        if self.rule == "mup":
+            _ = self.multiple
         if self.base_width is None or self.width is None:
-            raise UsageError(
-                f"PARAMETRIZATION = {self.rule} needs D_BASE, the width that learning rates refer to: set "
-                f"D_BASE=64, or whatever width they are tuned at."
-            )
+            return
         if self.base_width < 1 or self.width % self.base_width:
             raise UsageError(
                 f"D_BASE = {self.base_width} must divide MODEL_DIM = {self.width} under PARAMETRIZATION = {self.rule}: "
@@ -47,15 +49,19 @@ class Parametrization:
 
     @property
     def multiple(self) -> float:
-        """m, the width over the base; 1 under `standard`."""
-        if self.rule == "standard" or self.width is None or self.base_width is None:
-            return 1.0
-        return self.width / self.base_width
+        """m, the width over the base; 1 under `standard`.
 
-    @property
-    def reference_width(self) -> int | None:
-        """The width that quantities which must not change with it are computed from: the base, under muP."""
-        return self.width if self.rule == "standard" else self.base_width
+        Raises:
+          UsageError: there is no base.
+        """
+        if self.rule == "standard":
+            return 1.0
+        if self.base_width is None or self.width is None:
+            raise UsageError(
+                f"PARAMETRIZATION = {self.rule} needs D_BASE, the width that learning rates refer to: set "
+                f"D_BASE=64, or whatever width they are tuned at."
+            )
+        return self.width / self.base_width
 
     def rate(self, role: str, fan_in: int, relative_updates: bool = False) -> float:
         """The factor on a weight's learning rate.
@@ -63,8 +69,7 @@ class Parametrization:
         Args:
           role: see layers.weight.Role.
           fan_in: inputs summed into one output.
-          relative_updates: the optimizer moves each weight in proportion to its own root mean square (Adafactor), which
-            falls with the width already: as m^-1/2 for hidden weights, as m^-1 for output weights.
+          relative_updates: the optimizer moves each weight in proportion to its own root mean square.
         """
         if self.rule == "standard" or role not in ("hidden", "output"):
             return 1.0
@@ -72,3 +77,9 @@ class Parametrization:
         if relative_updates:
             return rate**0.5 if role == "hidden" else 1.0
         return rate
+
+    def shrinkage(self, role: str) -> float:
+        """How much smaller the root mean square of a weight is than at the base width."""
+        if self.rule == "standard" or role not in ("hidden", "output"):
+            return 1.0
+        return self.multiple**-0.5 if role == "hidden" else 1 / self.multiple

@@ -194,7 +194,7 @@ class DecoderLm(LanguageData):
         sizes: dict[str, Any] = {"MODEL_DIM": width}
         for name in cls.grows_with_width():
             now = getattr(cls, name)
-            if now is not None and now != 1:
+            if now is not None and (now, name) != (1, "NUM_KV_HEADS"):
                 size = sizes[name] = now * width // cls.MODEL_DIM
                 if size * cls.MODEL_DIM != now * width:
                     raise UsageError(
@@ -206,7 +206,7 @@ class DecoderLm(LanguageData):
 
     @classmethod
     def grows_with_width(cls) -> tuple[str, ...]:
-        """Knobs in proportion to MODEL_DIM where they are set (1 stays 1)."""
+        """Knobs in proportion to MODEL_DIM where they are set; a single head of keys and values stays single."""
         return "NUM_HEADS", "NUM_KV_HEADS", "FFN_DIM"
 
     @property
@@ -222,20 +222,25 @@ class DecoderLm(LanguageData):
 
     def unembedding_initializer(self) -> fdl.Config:
         """Of an untied head."""
-        default = "fan_in" if self.PARAMETRIZATION == "standard" else "inverse_fan_in"
-        kind = self.UNEMBEDDING_INIT or default
-        if self.OPTIMIZER == "adafactor" and kind != default:
+        standard = self.PARAMETRIZATION == "standard"
+        kind = self.UNEMBEDDING_INIT or ("fan_in" if standard else "inverse_fan_in")
+        if self.OPTIMIZER == "adafactor" and kind == "fan_in" and not standard:
             raise UsageError(
-                f"UNEMBEDDING_INIT = {kind} does not go with OPTIMIZER = adafactor, whose updates are in proportion to "
-                f"the weight: leave it {default}."
+                "UNEMBEDDING_INIT = fan_in does not go with OPTIMIZER = adafactor under muP: its updates are in "
+                "proportion to the weight. Take inverse_fan_in or zero."
             )
-        made = {"inverse_fan_in": fdl.Config(InverseFanIn), "zero": fdl.Config(Constant)}
-        return self.initializer() if kind == "fan_in" else made[kind]
+        if kind == "zero":
+            return fdl.Config(Constant)
+        if kind == "fan_in":
+            return self.initializer()
+        if self.INIT_STDDEV is None:
+            return fdl.Config(InverseFanIn)
+        return fdl.Config(Normal, stddev=self.INIT_STDDEV / self.parametrization.multiple)
 
     @property
     def fixed_stddev(self) -> float:
         """Standard deviation of a row of a tied embedding, and of learned positions; muP does not let it change."""
-        return self.INIT_STDDEV or (self.parametrization.reference_width or 1) ** -0.5
+        return self.INIT_STDDEV or (self.MODEL_DIM / self.parametrization.multiple) ** -0.5
 
     def layer(self, cls: Any, **fields: Any) -> fdl.Config:
         """The config of a module, with the rows of the spec tables it lists."""
@@ -251,6 +256,8 @@ class DecoderLm(LanguageData):
         head = None
         if not self.TIED:
             head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common)
+        elif self.UNEMBEDDING_INIT is not None:
+            raise UsageError(f"UNEMBEDDING_INIT = {self.UNEMBEDDING_INIT} is of a head of its own: say TIED=false.")
         elif self.PARAMETRIZATION != "standard":
             embedding.logits_scale = 1 / self.parametrization.multiple
         return fdl.Config(

@@ -118,6 +118,10 @@ class GShardLm(DecoderLm):
         config.mask_padding = True
         return config
 
+    @classmethod
+    def grows_with_width(cls) -> tuple[str, ...]:
+        return *super().grows_with_width(), "HEAD_SLOTS"
+
     @property
     def table_rows(self) -> int:
         """Rows of the embedding that are stored."""
@@ -156,7 +160,8 @@ class GShardLm(DecoderLm):
                 num_buckets=self.NUM_BUCKETS,
                 max_distance=self.MAX_DISTANCE,
                 bidirectional=not self.CAUSAL,
-                initializer=fdl.Config(FanIn),
+                # Its fan-in grows with the heads; under muP a bias's deviation does not change with the width.
+                initializer=fdl.Config(FanIn, scale=self.parametrization.multiple**0.5),
             )
         return config
 
@@ -224,6 +229,10 @@ class MoeLm(GShardLm):
     def Smoke(cls):
         experts: dict[str, Any] = {"NUM_EXPERTS": 8, "EXPERT_DIM": 32, "NUM_GROUPS": 8}
         return super().Smoke().derive(**experts)
+
+    @classmethod
+    def grows_with_width(cls) -> tuple[str, ...]:
+        return *super().grows_with_width(), "EXPERT_DIM"
 
     def model(self) -> fdl.Config:
         config = super().model()

@@ -96,7 +96,8 @@ class MuHuge(MuT5):
 class MuHuge12(MuHuge):
     """10.2 billion weights in 12 layers, 8192 wide: the largest run, Lion on 190 billion tokens.
 
-    Squared ReLU, zero queries at the start, rates 1 / fan_in, decay by the schedule alone.
+    Squared ReLU, zero queries at the start, rates 1 / fan_in, decay by the schedule alone. LEARNING_RATE is a place to
+    start a sweep from: the best one for Lion is not that of AdamW.
     """
 
     PARAMETRIZATION = "abs_mup"
@@ -111,6 +112,7 @@ class MuHuge12(MuHuge):
     BATCH_SIZE = 8192
     WARMUP_STEPS = 7_000
     NUM_STEPS = 90_000
+    EVAL_EVERY = 500
     SAVE_EVERY = 500
 
 

@@ -9,7 +9,7 @@ from layers.embedding import Unembedding
 from layers.errors import UsageError
 from layers.feed_forward import FeedForward
 from layers.initializers import Constant
-from layers.norm import RMSNorm
+from layers.norm import LayerNorm, RMSNorm
 from layers.specs import P, Specs
 from registry.experiments.decoder import DecoderLm
 
@@ -125,7 +125,9 @@ class MuLm(DecoderLm):
         config = super().model()
         if self.EMBEDDING_NORM:
             config.embedding_norm = self.norm()
-        if not self.TIED:
+        if self.TIED:
+            config.embedding.use_bias = self.USE_BIAS
+        else:
             config.head = self.layer(
                 Unembedding,
                 vocab_size=self.vocab_size,
@@ -142,7 +144,10 @@ class MuLm(DecoderLm):
 
     def norm(self) -> fdl.Config:
         if self.NORM == "layer":
-            return super().norm()
+            if self.NORM_SCALE == "scalar":
+                raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
+            gains = {"use_scale": self.NORM_SCALE != "none", "use_bias": self.USE_BIAS}
+            return self.layer(LayerNorm, epsilon=self.NORM_EPSILON, **gains)
         return self.layer(
             RMSNorm,
             epsilon=self.NORM_EPSILON,

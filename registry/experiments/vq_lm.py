@@ -126,7 +126,7 @@ class VQLm(DecoderLm):
 
     @classmethod
     def grows_with_width(cls):
-        return "VALUE_DIM", "FFN_DIM"
+        return ("FFN_DIM", "VALUE_DIM") if cls.HEADS == "shga" else ("FFN_DIM",)
 
     @property
     def vocab_size(self) -> int:
@@ -224,6 +224,8 @@ class VQLm(DecoderLm):
         return config
 
     def mixer(self) -> fdl.Config:
+        if self.ATTENTION_SCALE is not None:
+            raise UsageError("ATTENTION_SCALE is fixed here: queries and keys are normed, and scaled by KEY_DIM^-1/2.")
         kv_heads = 1 if self.HEADS == "mqa" else self.num_heads
         common = {
             "activations": self.ACTIVATIONS.of(GatedHeads),

@@ -23,14 +23,14 @@ SETUP |= {"LEARNING_RATE": 2**-8, "WARMUP_STEPS": 2, "NUM_STEPS": 10, "DATA": "s
 SETUP |= {"DTYPE": "float32", "MOMENT_DTYPE": "float32"}
 # In the order in which they are drawn; the head size is 128.
 WEIGHTS = {
-    "params/embedding/embedding_vm": lambda L, M: ((256, M), 1.0),
-    "params/stack/block/mixer/query_mnd": lambda L, M: ((L, M, M // 128, 128), M**-0.5),
-    "params/stack/block/mixer/key_mkd": lambda L, M: ((L, M, M // 128, 128), M**-0.5),
-    "params/stack/block/mixer/value_mkd": lambda L, M: ((L, M, M // 128, 128), M**-0.5),
-    "params/stack/block/mixer/attention_out_ndm": lambda L, M: ((L, M // 128, 128, M), M**-0.5),
-    "params/stack/block/ffn/ffn_in_mf": lambda L, M: ((L, M, 4 * M), M**-0.5),
-    "params/stack/block/ffn/ffn_out_fm": lambda L, M: ((L, 4 * M, M), (4 * M) ** -0.5),
-    "params/head/unembedding_mv": lambda L, M: ((M, 256), 1 / M),
+    "params/embedding/embedding_vm": lambda L, M: (256, M),
+    "params/stack/block/mixer/query_mnd": lambda L, M: (L, M, M // 128, 128),
+    "params/stack/block/mixer/key_mkd": lambda L, M: (L, M, M // 128, 128),
+    "params/stack/block/mixer/value_mkd": lambda L, M: (L, M, M // 128, 128),
+    "params/stack/block/mixer/attention_out_ndm": lambda L, M: (L, M // 128, 128, M),
+    "params/stack/block/ffn/ffn_in_mf": lambda L, M: (L, M, 4 * M),
+    "params/stack/block/ffn/ffn_out_fm": lambda L, M: (L, 4 * M, M),
+    "params/head/unembedding_mv": lambda L, M: (M, 256),
 }
 
 
@@ -39,8 +39,7 @@ def variables_of(task, width=256):
     rows = {row.path: row for row in task.weight_table()}
     flat = {path: np.full(row.shape, float(row.role == "scale"), np.float32) for path, row in rows.items()}
     for number, (path, shape_of) in enumerate(WEIGHTS.items(), 1):
-        shape, _ = shape_of(2, width)
-        drawn = np.random.RandomState(number).standard_normal(shape).astype(np.float32)
+        drawn = np.random.RandomState(number).standard_normal(shape_of(2, width)).astype(np.float32)
         flat[path] = drawn * np.float32(rows[path].stddev)
     return jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(flat, sep="/"))
 
@@ -257,26 +256,44 @@ def test_sizes_of_the_first_update_and_of_weights_after_six():
     np.testing.assert_allclose(sizes["unembedding_mv"], 0.00416799, rtol=1e-3)
 
 
-@pytest.mark.parametrize("knobs", [{}, STANDARD])
-def test_losses_on_every_mesh(knobs):
-    """The golden losses again, with weights split over rows and columns; bytes per device are those of the table."""
-    losses = {}
-    for shape in ("1,1", "2,4", "4,2", "8,1"):
-        cls = MuLm.derive(**SETUP | knobs | {"HEAD_DIM": 64})
-        experiment = cls.derive(DEVICE_MESH_SHAPE=tuple(map(int, shape.split(","))))()
-        session = Session(experiment, jax.devices()[: int(np.prod(experiment.DEVICE_MESH_SHAPE))])
-        with session.placed():
-            state = session.init()
-            table = session.task.weight_table()
-            predicted = table.tree(lambda row, mesh=session.mesh_shape: row.bytes_per_device(mesh))
-            held = jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, state.variables)
-            assert held == predicted
-            update = session.compile_step(session.put(batch_of(0), 8))
-            for number in range(6):
-                state = session.settle(update(state, session.put(batch_of(number), 8), session.seed))
-                losses.setdefault(shape, []).append(float(state.sums.objective / state.sums.normalizer))
+def on_mesh(shape, start, **knobs):
+    """Losses of six updates on a mesh, and of batch 77; bytes that devices hold are those of the table."""
+    cls = MuLm.derive(**SETUP | knobs | {"DEVICE_MESH_SHAPE": shape})
+    session = Session(cls(), jax.devices()[: int(np.prod(shape))])
+    totals = snapshot(cls())["totals"]
+    with session.placed():
+        state = session.init()
+        if start is not None:
+            placed = jax.tree.map(jax.device_put, start, session.state_shardings.variables)
+            state = state.replace(variables=placed)
+        held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+        predicted = session.task.weight_table().tree(lambda row: row.bytes_per_device(session.mesh_shape))
+        assert jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, state.variables) == predicted
+        assert held(state.variables) == totals["bytes_per_device"]
+        assert held(state.optimizer) == totals["optimizer_bytes_per_device"]
+        update, losses = session.compile_step(session.put(batch_of(0), 8)), []
+        for number in range(6):
+            state = session.settle(update(state, session.put(batch_of(number), 8), session.seed))
+            losses.append(float(state.sums.loss / state.sums.weight))
+            state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+        sums = session.metrics_of(state.variables, session.put(batch_of(77), 8))
+        return [*losses, float(sums.loss / sums.weight)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2), (8, 1), (1, 2)])
+@pytest.mark.parametrize("name", ["muP", "standard, biases, gains"])
+def test_golden_losses_on_meshes(shape, name):
+    knobs, text = LOSSES[name]
+    expected = [float(word) for word in text.split()]
+    losses = on_mesh(shape, variables_of(task_of(**knobs)), **knobs)
+    np.testing.assert_allclose(losses[:3], expected[:3], atol=2e-5)
+    np.testing.assert_allclose(losses[3:], expected[3:], atol=2e-4)
+
+
+def test_losses_on_more_columns_than_the_setup_has_heads():
+    losses = {shape: on_mesh(shape, None, HEAD_DIM=32) for shape in ((1, 1), (2, 4), (4, 2), (1, 8))}
     for shape, found in losses.items():
-        np.testing.assert_allclose(found, losses["1,1"], rtol=2e-5, err_msg=shape)
+        np.testing.assert_allclose(found, losses[1, 1], rtol=2e-5, err_msg=str(shape))
 
 
 def test_presets_are_the_sheets():

@@ -165,12 +165,12 @@ def test_sweep_ranks_and_goes_on(tmp_path, capsys):
     options = PlanOptions(devices=2, chip="v3")
     experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
     assert rank_layouts(experiment, tmp_path, options) == 0
-    lines = (tmp_path / "sweep.jsonl").read_text().splitlines()
+    lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
-    (tmp_path / "sweep.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
+    (tmp_path / "layouts.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
     capsys.readouterr()
     assert rank_layouts(experiment, tmp_path, options) == 0
-    again = (tmp_path / "sweep.jsonl").read_text().splitlines()
+    again = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert again[:7] == lines[:7]
     assert len(again) == 9
     table = capsys.readouterr().out.rpartition("mesh")[2]

@@ -12,6 +12,7 @@ from tests.lingvo import NUMBERS
 
 def row(shape, stacked=0):
     fields = {"path": "w", "key": "w", "dtype": "float32", "role": "hidden", "init": "", "fan_in": 1, "decay": False}
+    fields |= {"stddev": 1.0, "rate": 1.0}
     return WeightRow(shape=shape, spec=P(*[None] * len(shape)), used=shape[stacked:], **fields)
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
-from registry.experiments.gshard_lm import GShardLm
+from registry.experiments.decoder import DecoderLm
+from registry.experiments.gshard_lm import GShardLm, MoeLm
 from registry.experiments.mu_lm import MuLm, MuMultiQueryLm
-from registry.experiments.vq_lm import VQLm, VQMultiHeadLm
+from registry.experiments.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
+from registry.experiments.wiki_bert import BertEncoder
 from tasks.optimizers import Clipping, Optimizer, RoleFactors
 from tasks.parametrization import Parametrization
 from tasks.schedules import Schedule
@@ -126,7 +128,7 @@ def test_adafactor_moves_in_proportion_to_the_weight():
         ({"D_BASE": 24}, "D_BASE = 24 must divide MODEL_DIM = 64"),
         ({"D_BASE": 128}, "D_BASE = 128 must divide MODEL_DIM = 64"),
         ({"OPTIMIZER": "sgd"}, "adamw, lion or adafactor"),
-        ({"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "zero", "TIED": False}, "leave it inverse_fan_in"),
+        ({"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "fan_in", "TIED": False}, "Take inverse_fan_in or zero"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(knobs, named):
@@ -214,3 +216,79 @@ def test_warm_up_from_a_share_of_the_peak():
 def test_standard_is_the_width_of_one_base():
     assert Parametrization().rate("hidden", 64) == 1
     assert Parametrization(rule="mup", width=64, base_width=64).rate("hidden", 64) == 1
+
+
+FAMILIES = {
+    "decoder": (DecoderLm, {"POSITIONS": "learned", "NORM": "layer", "USE_BIAS": True}),
+    "decoder, one head": (DecoderLm, {"NUM_HEADS": 1, "TIED": False, "INIT_STDDEV": 0.02}),
+    "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": True, "USE_BIAS": True, "EMBEDDING_NORM": True}),
+    "mu, tied": (MuLm, {"TIED": True, "USE_BIAS": True, "NORM": "layer", "NORM_SCALE": "vector"}),
+    "gshard": (GShardLm, {}),
+    "gshard, padded heads": (GShardLm, {"HEAD_SLOTS": 256, "OPTIMIZER": "adamw"}),
+    "experts": (MoeLm, {"GATED_EXPERTS": True, "EXPERT_DIM": 512, "NUM_LAYERS": 2, "BATCH_SIZE": 8}),
+    "bert": (BertEncoder, {}),
+    "vq": (VQLm, {"NORM_WEIGHTS": True, "USE_BIAS": True, "POSITIONS": "scaled_sinusoidal"}),
+    "vq, values": (VQLm, {"VALUE_DIM": 256, "TIED": False}),
+    "vq, mha": (VQMultiHeadLm, {"VALUE_DIM": 64}),
+    "vq, mqa": (VQMultiQueryLm, {}),
+    "vq, full": (VQLm, {"ATTENTION": "full", "OPTIMIZER": "lion"}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_weight_of_every_family_follows_the_width(name):
+    """Four times as wide: fan-in, deviation and rate of each row change as its role says, and of no other."""
+    base, knobs = FAMILIES[name]
+    start = 1024 if issubclass(base, GShardLm) else 256
+    cls = base.derive(**{"PARAMETRIZATION": "mup", "D_BASE": start, "NUM_LAYERS": 2} | knobs)
+    narrow, wide = (
+        {row.path: row for row in build(cls.of_width(width)().Task(), "task").weight_table()}
+        for width in (start, 4 * start)
+    )
+    assert set(narrow) == set(wide)
+    relative = cls.OPTIMIZER == "adafactor"
+    for path, row in narrow.items():
+        other = wide[path]
+        ratio = lambda of, a=row, b=other: getattr(b, of) / getattr(a, of) if getattr(a, of) else 1.0
+        if row.role in ("hidden", "output"):
+            assert ratio("fan_in") == 4, path
+            hidden = row.role == "hidden"
+            assert ratio("stddev") == pytest.approx(1 / 2 if hidden else 1 / 4), path
+            assert ratio("rate") == pytest.approx({False: 1 / 4, True: 1 / 2 if hidden else 1}[relative]), path
+        elif row.role != "state":
+            assert (ratio("stddev"), ratio("rate")) == (pytest.approx(1), 1), path
+            assert row.rate == 1
+
+
+@pytest.mark.parametrize("start", ["drawn", "zero"])
+def test_updates_of_adafactor_fall_as_those_of_adam_would(start):
+    """Also below the floor of a weight's own size, where a wide head lies from the start, and weights of zero."""
+    moved = {}
+    for width in (16, 64, 4096):
+        knobs = {"PARAMETRIZATION": "mup", "D_BASE": 16, "MODEL_DIM": width, "HEAD_DIM": 16, "NUM_HEADS": 1}
+        task = task_of(**knobs, FFN_DIM=2, OPTIMIZER="adafactor", TIED=False, CLIP_NORM=None)
+        table = task.weight_table()
+        optimizer = task.optimizer.build(table)
+        rows = table.tree(lambda row: row)["params"]
+        weights = jax.tree.map(lambda row: jnp.full(row.shape, row.stddev if start == "drawn" else 0.0), rows)
+        gradient = jax.tree.map(jnp.ones_like, weights)
+        updates, _ = optimizer.update(gradient, optimizer.init(weights), weights)
+        flat = zip(jax.tree.leaves(rows), jax.tree.leaves(updates), strict=True)
+        moved[width] = {
+            row.key: float(jnp.abs(u).mean()) for row, u in flat if row.key in ("query_mnd", "unembedding_mv")
+        }
+    for key in ("query_mnd", "unembedding_mv"):
+        assert moved[64][key] == pytest.approx(moved[16][key] / 4, rel=1e-3), key
+        assert moved[4096][key] == pytest.approx(moved[16][key] / 256, rel=1e-3), key
+
+
+def test_absolute_rates_need_no_base_where_nothing_asks_for_one():
+    rows = rows_of(Small, PARAMETRIZATION="abs_mup", TIED=False)
+    assert rows["ffn_in_mf"].rate == 1 / 16
+    with pytest.raises(UsageError, match="needs D_BASE"):
+        rows_of(Small, PARAMETRIZATION="abs_mup", TIED=True)
+
+
+def test_a_role_without_learning_and_epsilon_by_the_rate():
+    moved = updates_of(1e-3, epsilon=1e-3, scale_epsilon=True, role_factors=RoleFactors(embedding=0.0))
+    assert moved["embedding"] == 0
