@@ -127,7 +127,8 @@ class _Runs:
 
 def _data_hash(experiment: Experiment) -> str:
     """Digits that change with the data: what the inputs say of themselves, and their first batches."""
-    inputs = [build(experiment.Train(), "train").input, build(experiment.Test(), "test").inputs["validation"]]
+    held_out = build(experiment.Test(), "test").inputs
+    inputs = [build(experiment.Train(), "train").input, *(held_out[name] for name in held_out if name == "validation")]
     digest = hashlib.sha256()
     for source in inputs:
         digest.update(source.describe().encode())

@@ -21,6 +21,8 @@ from tasks.optimizers import Clipping, Optimizer, RoleFactors
 from tasks.parametrization import Parametrization
 from tasks.schedules import Schedule
 
+HeadInit = Literal["fan_in", "inverse_fan_in", "zero"]
+
 
 class DecoderLm(LanguageData):
     """A causal transformer on bytes of text or on synthetic packed rows.
@@ -56,10 +58,7 @@ class DecoderLm(LanguageData):
     PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
     D_BASE: int | None = None  # the width that learning rates refer to under muP
     INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
-    UNEMBEDDING_INIT: Literal["fan_in", "inverse_fan_in", "zero"] | None = (
-        None  # of an untied head; None is fan_in^-1/2
-    )
-    # as for other matrices, and 1 / fan_in under muP
+    UNEMBEDDING_INIT: HeadInit | None = None  # of a head of its own; None is fan_in, and inverse_fan_in under muP
 
     # Optimization
     OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
