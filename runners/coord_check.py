@@ -24,7 +24,7 @@ from registry.experiment import Experiment, cls_key
 from runners.coord_gates import Gate, judge, slope
 from runners.coord_plot import draw
 from runners.grids import of_width, rate_text
-from runners.results import make_folder
+from runners.results import make_folder, title
 from runners.session import Session
 from runners.workdir import write_atomically
 
@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     **{"MOMENT_DTYPE": "float32", "GRADIENT_DTYPE": "float32", "LOSS_CHUNK": None, "DEVICE_ORDER": "auto"},
     **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
 }
+NOISE = 0.2  # slopes that leave their band by less may do so by chance
 Statistics = dict[str, dict[str, np.ndarray]]  # activation -> "size" or "change" -> value by step (and width)
 
 
@@ -69,6 +70,7 @@ def coord_check(experiment: Experiment, folder: Path, options: CoordOptions) -> 
     passed = any(gate.statistic == "change" for gate in gates) and all(gate.ok for gate in gates)
     said = {
         "experiment": cls_key(type(experiment)),
+        "smoke": experiment.smoke,
         "overrides": list(experiment.overrides),
         "parametrization": experiment.knobs().get("PARAMETRIZATION"),
         **dataclasses.asdict(options),
@@ -154,10 +156,11 @@ def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
         row[gate.step if gate.statistic == "change" else 0] = f"{gate.slope:+.2f}{'' if gate.ok else ' !'}"
     columns = ("activation", "size at the start", *(f"change by update {step}" for step in range(1, steps + 1)))
     widths = ", ".join(map(str, said["widths"]))
-    title = f"{said['experiment']} ({said['parametrization']}) at widths {widths}, learning rate "
-    title += f"{rate_text(said['learning_rate'])}: slopes of log2 against log2(width)"
+    rate = rate_text(said["learning_rate"])
+    head = f"{title(said)} at widths {widths}, learning rate {rate}: slopes of log2 against log2(width)"
     rows = [(name, *row) for name, row in cells.items()]
-    render.console().print(render.table(columns, rows, title=title, right=columns[1:]))
+    render.console().print(render.table(columns, rows, title=head, right=columns[1:]))
+    print("An empty cell is not judged, ! is outside its band; docs/mup.md has the bands.")
     out = [gate for gate in gates if not gate.ok]
     if not out:
         print(
@@ -170,3 +173,5 @@ def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
         f"'{worst.activation}' at step {worst.step}: {worst.slope:+.2f}, where {worst.low:+.2f} to {worst.high:+.2f} "
         f"is allowed."
     )
+    if worst.beyond < NOISE:
+        print("That is little, and may be noise: try --seeds=3, and widths that span a factor of four.")

@@ -8,6 +8,7 @@ import numpy as np
 
 from runners.coord_gates import Slopes, parts
 from runners.grids import rate_text
+from runners.results import title
 
 # Colour of each activation shown; those of the first layer are drawn through, of the last one dashed.
 COLOURS = {
@@ -35,20 +36,34 @@ def draw(
     for row, kind in enumerate(("size", "change")):
         for step in range(steps + 1):
             if kind == "size" or step > 0:
-                _panel(axes[row, step], said["widths"], statistics, slopes, kind, step)
+                judged = {
+                    g["activation"]: g["ok"] for g in said["gates"] if (g["statistic"], g["step"]) == (kind, step)
+                }
+                _panel(axes[row, step], said["widths"], statistics, slopes, (kind, step), judged)
     axes[1, 0].set_axis_off()
     axes[1, 0].text(0, 0.9, _legend(said), va="top", fontsize=11, transform=axes[1, 0].transAxes)
     figure.savefig(file, dpi=90)
 
 
-def _panel(axis: Any, widths: Any, statistics: Mapping[str, Any], slopes: Slopes, kind: str, step: int) -> None:
+def _panel(
+    axis: Any,
+    widths: Any,
+    statistics: Mapping[str, Any],
+    slopes: Slopes,
+    what_when: tuple[str, int],
+    judged: Mapping[str, bool],
+) -> None:
+    """One statistic at one step; what is not judged is drawn pale, and what leaves its band marked by !."""
+    kind, step = what_when
     for name in statistics:
         found, (layer, short) = slopes[name][kind][step], parts(name)
         if found is None or not _shown(name, statistics):
             continue
         style = {"color": COLOURS[short], "ls": "-" if layer in (None, 0) else "--"}
-        label = f"{found:+.2f}  {name.rpartition('_')[0] if '_bs' in name else name}"
-        axis.plot(widths, statistics[name][kind][step], marker="o", ms=3, lw=1.3, label=label, **style)
+        style |= {"lw": 1.5} if name in judged else {"lw": 0.8, "alpha": 0.5}
+        mark = "" if judged.get(name, True) else " !"
+        label = f"{found:+.2f}{mark}  {name.rpartition('_')[0] if '_bs' in name else name}"
+        axis.plot(widths, statistics[name][kind][step], marker="o", ms=3, label=label, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xticks(widths, [str(width) for width in widths])
@@ -67,11 +82,11 @@ def _legend(said: Mapping[str, Any]) -> str:
     verdict = "passed" if said["passed"] else "failed"
     return "\n".join(
         (
-            said["experiment"],
-            *(f"  --set={override}" for override in said["overrides"]),
+            *title(said).split(" "),
             f"parametrization: {said['parametrization']}",
             f"learning rate {rate_text(said['learning_rate'])}, {said['seeds']} seed(s)",
             f"coordinate check: {verdict}",
+            "pale: not judged; !: outside its band",
         )
     )
 

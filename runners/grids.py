@@ -10,29 +10,29 @@ from registry.experiment import Experiment, cls_key
 def parse_widths(text: str | None, experiment: Experiment) -> tuple[int, ...]:
     """`64,128,256`; by default one, two and four times the experiment's D_BASE, or MODEL_DIM where it has none.
 
-    With Adafactor the least is 128, from where on its second moments are factored.
+    The least default is 64, below which slopes are noise; with Adafactor 128, from where on its moments are factored.
 
     Raises:
-      UsageError: fewer than two different whole numbers, or an experiment without a width.
+      UsageError: fewer than two widths, one that is none, or an experiment that cannot be made wider.
     """
     cls: Any = type(experiment)
     if not (hasattr(cls, "of_width") and hasattr(cls, "MODEL_DIM")):
-        raise UsageError(
-            f"{cls_key(cls)} has no method of_width(width), or no knob MODEL_DIM: it cannot be made wider."
-        )
+        raise UsageError(f"{cls_key(cls)} cannot be made wider: it has no of_width(width), or no MODEL_DIM.")
     if text is None:
         knobs = cls.knobs()
         base = knobs.get("D_BASE") or cls.MODEL_DIM
-        while knobs.get("OPTIMIZER") == "adafactor" and base < 128:
+        while base < (128 if knobs.get("OPTIMIZER") == "adafactor" else 64):
             base *= 2
         return base, 2 * base, 4 * base
-    try:
-        widths = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError:
-        widths = ()
-    if len(widths) < 2 or widths[0] < 1:
-        raise UsageError(f"--widths={text} should name at least two widths, as in --widths=64,128,256.")
-    return widths
+    words = text.split(",")
+    for word in words:
+        if not word.strip().isdecimal() or int(word) < 1:
+            raise UsageError(f"--widths={text}: '{word}' is no width. Say it like --widths=64,128,256.")
+        if words.count(word) > 1:
+            raise UsageError(f"--widths={text} names {word} twice.")
+    if len(words) < 2:
+        raise UsageError(f"--widths={text} is one width: two at least can be compared, as in --widths=64,128,256.")
+    return tuple(sorted(map(int, words)))
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -41,28 +41,33 @@ def parse_rates(text: str) -> tuple[float, ...]:
     Raises:
       UsageError: it is neither.
     """
-    sentence = f"--rates={text} should read like 2^-11..2^-5 or 0.001,0.003,0.01."
-    try:
-        low, dots, high = text.partition("..")
-        if not dots:
-            rates = sorted({_number(word) for word in text.split(",")})
-        else:
-            first, last = (math.log2(_number(word)) for word in (low, high))
-            if first > last or not (first.is_integer() and last.is_integer()):
-                raise UsageError(sentence)
-            rates = [2.0**power for power in range(int(first), int(last) + 1)]
-    except (ValueError, ArithmeticError) as error:
-        raise UsageError(sentence) from error
-    if not all(0 < rate < math.inf for rate in rates):
-        raise UsageError(sentence)
-    return tuple(rates)
+    low, dots, high = text.partition("..")
+    if not dots:
+        return tuple(sorted({_number(word, text) for word in text.split(",")}))
+    first, last = (math.log2(_number(word, text)) for word in (low, high))
+    if not (first.is_integer() and last.is_integer()):
+        raise UsageError(f"--rates={text}: a range goes from one power of two to another, as in 2^-11..2^-5.")
+    if first > last:
+        raise UsageError(f"--rates={text}: the lower rate comes first, as in {high}..{low}.")
+    return tuple(2.0**power for power in range(int(first), int(last) + 1))
 
 
-def _number(word: str) -> float:
+def _number(word: str, text: str) -> float:
     base, power, exponent = word.partition("^")
-    if float(base) <= 0:
-        raise ValueError(word)
-    return float(base) ** float(exponent) if power else float(base)
+    try:
+        if float(base) > 0 and 0 < (rate := float(base) ** float(exponent) if power else float(base)) < math.inf:
+            return rate
+    except (ValueError, ArithmeticError):
+        pass
+    raise UsageError(f"--rates={text}: '{word}' is no rate. Say it like 2^-11..2^-5, or 0.001,0.003,0.01.")
+
+
+def refuse_settings(experiment: Experiment, flags: dict[str, str]) -> None:
+    """Raises a UsageError where --set states a knob that a mode sets by a flag of its own."""
+    said = {override.partition("=")[0] for override in experiment.overrides}
+    for knob, flag in flags.items():
+        if knob in said:
+            raise UsageError(f"--set={knob} would be overwritten here: say {flag}.")
 
 
 def of_width(experiment: Experiment, width: int, **knobs: Any) -> Experiment:

@@ -7,6 +7,7 @@ python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 import argparse
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -84,7 +85,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.workdir is None and options.mode == "plan" and options.exp is not None:
         machine = (options.topology or options.chip or "cpu").replace(":", "-")
         options.workdir = f"plans/{options.exp}-{machine}"
-    if options.workdir is None:
+    if not options.workdir:
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
     return options
 
@@ -175,14 +176,16 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
     from pathlib import Path
 
     from runners.coord_check import CoordOptions, coord_check
-    from runners.grids import parse_rates, parse_widths
+    from runners.grids import parse_rates, parse_widths, refuse_settings
     from runners.sweep import SweepOptions, sweep
 
+    swept = options.mode == "sweep"
     for name in ("seeds", "steps"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name}={count} must be at least 1.")
+    refuse_settings(experiment, {"MODEL_DIM": "--widths"} | ({"LEARNING_RATE": "--rates"} if swept else {}))
     widths, seeds, folder = parse_widths(options.widths, experiment), options.seeds or 1, Path(options.workdir)
-    if options.mode == "coord_check":
+    if not swept:
         return coord_check(experiment, folder, CoordOptions(widths=widths, seeds=seeds, steps=options.steps or 2))
     rates = parse_rates(options.rates or "2^-11..2^-5")
     return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=seeds))
@@ -225,4 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print(
+            "vortaro: interrupted; what was written stays, and the same command goes on.", file=sys.stderr, flush=True
+        )
+        sys.stdout.flush()
+        os._exit(130)  # XLA's threads may be at work, and crash under an orderly end

@@ -14,7 +14,7 @@ from registry.snapshot import weight_summary
 from runners import page
 from runners.chips import CHIPS, Chip
 from runners.predict import Plan, Step, predict
-from runners.results import make_folder
+from runners.results import make_folder, title
 from runners.session import Session
 from runners.topology import parse_topology, topology_devices
 from runners.virtual_devices import make_virtual_devices
@@ -43,12 +43,6 @@ def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
     write(found, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
     return 1 if found["fits"] is False else 0
-
-
-def title(found: Plan) -> str:
-    """What is planned: the experiment and whatever makes it differ from the registered one."""
-    sets = "".join(f" --set={override}" for override in found["overrides"])
-    return f"{found['experiment']}{' --smoke' if found['smoke'] else ''}{sets}"
 
 
 def chip_of(options: PlanOptions) -> Chip | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be made a folder for results: {error.strerror}.") from error
+
+
+def title(said: Mapping[str, Any]) -> str:
+    """An experiment, and whatever makes it differ from the registered one, as on a command line."""
+    sets = "".join(f" --set={override}" for override in said["overrides"])
+    return f"{said['experiment']}{' --smoke' if said['smoke'] else ''}{sets}"
 
 
 class Results:

@@ -19,7 +19,7 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key
 from runners.evaluate import evaluate, fetch
 from runners.grids import of_width, rate_text
-from runners.results import Key, Results, experiment_hash, make_folder
+from runners.results import Key, Results, experiment_hash, make_folder, title
 from runners.session import Session
 from runners.sweep_plot import draw
 from runners.workdir import write_atomically
@@ -62,7 +62,8 @@ def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
                 f"{number}/{total}  width {width}  rate {rate_text(rate)}  seed {seed}:  {said}  ({after})", flush=True
             )
     summary = summarize(losses, options)
-    summary = {"experiment": cls_key(type(experiment)), "overrides": list(experiment.overrides), **summary}
+    head = {"experiment": cls_key(type(experiment)), "smoke": experiment.smoke}
+    summary = {**head, "overrides": list(experiment.overrides), **summary}
     write_atomically(folder / "sweep.json", json.dumps(summary, indent=1) + "\n")
     draw(folder / "sweep.png", summary)
     _show(summary)
@@ -193,7 +194,8 @@ def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) ->
 
 def _show(summary: dict[str, Any]) -> None:
     rates = [rate_text(rate) for rate in summary["rates"]]
-    columns = ("width", *rates, "best log2", "cost of the first width's best")
+    first, last = summary["widths"][0], summary["widths"][-1]
+    columns = ("width", *rates, "parabola's log2", f"loss lost at {first}'s best")
     body = []
     for row in summary["rows"]:
         cells = [
@@ -202,15 +204,16 @@ def _show(summary: dict[str, Any]) -> None:
         ]
         refined = "" if row["refined"] is None else f"{row['refined']:.2f}"
         body.append((row["width"], *cells, refined, "" if row["regret"] is None else f"{row['regret']:.3f}"))
-    title = f"{summary['experiment']}: validation loss by learning rate (* best)"
-    render.console().print(render.table(columns, body, title=title, right=columns))
+    head = f"{title(summary)}: validation loss by learning rate (* best)"
+    render.console().print(render.table(columns, body, title=head, right=columns))
     best = [row["best"] for row in summary["rows"]]
     if None in best:
         print("Every rate diverged at some width: add lower rates.")
         return
     if {0, len(rates) - 1} & set(best):
-        print("A best rate lies at the edge of the grid: add rates beyond it.")
+        print("A best rate lies at the edge of the grid: add rates beyond it to see where it moves.")
+        return
     moved = max(best) - min(best)
     drift = "" if summary["drift_log2"] is None else f", by parabola {summary['drift_log2']:+.2f} in log2"
-    first, last = summary["widths"][0], summary["widths"][-1]
-    print(f"From width {first} to {last} the best rate moves over {moved} cell{'s' * (moved != 1)} of the grid{drift}.")
+    where = "stays in its cell of the grid" if not moved else f"moves over {moved} cell{'s' * (moved > 1)} of the grid"
+    print(f"From width {first} to {last} the best rate {where}{drift}.")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from runners.grids import rate_text
+from runners.results import title
 
 
 def draw(file: Path, summary: Mapping[str, Any]) -> None:
@@ -22,7 +23,7 @@ def draw(file: Path, summary: Mapping[str, Any]) -> None:
         left.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=f"width {row['width']}")
         if row["best"] is not None:
             left.plot(x[row["best"]], y[row["best"]], marker="*", ms=13, color=colour)
-    left.set_title(f"{summary['experiment']} {' '.join(summary['overrides'])}", fontsize=10, loc="left")
+    left.set_title(title(summary), fontsize=10, loc="left")
     left.set_xlabel("log2(learning rate)")
     left.set_ylabel("validation loss (nats per token)")
     first = rows[0]["best"]
@@ -30,7 +31,7 @@ def draw(file: Path, summary: Mapping[str, Any]) -> None:
         for row, colour in zip(rows, colours, strict=True):
             steps, losses = zip(*row["train"][first], strict=True)
             values = [np.nan if loss is None else loss for loss in losses]
-            right.plot(steps, values, lw=1.4, color=colour, label=f"width {row['width']}")
+            right.plot(steps, values, marker="o", ms=2, lw=1.4, color=colour, label=f"width {row['width']}")
         _leave_out_the_fall(right)
         rate = rate_text(summary["rates"][first])
         right.set_title(f"training at {rate}, the best of width {rows[0]['width']}", fontsize=10, loc="left")

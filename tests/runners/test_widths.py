@@ -191,11 +191,19 @@ def test_widths_and_rates_as_they_are_written():
     assert parse_rates("2^-3..2^-1") == (0.125, 0.25, 0.5)
     assert parse_rates("0.01,2^-3") == (0.01, 0.125)
     assert [rate_text(rate) for rate in (0.125, 0.01)] == ["2^-3", "0.01"]
-    for text in ("64", "64,64", "a,b", "0,64"):
-        with pytest.raises(UsageError, match="at least two widths"):
+    for text, says in (
+        ("64", "is one width"),
+        ("64,64", "names 64 twice"),
+        ("64,b", "'b' is no"),
+        ("0,64", "'0' is no"),
+    ):
+        with pytest.raises(UsageError, match=says):
             parse_widths(text, tiny)
-    for text in ("2^-1..2^-3", "x", "0^-1", "-1^0.5", "0.1..0.3", "-1,2", "", "2^-3..", "1,1e999", "nan,1"):
-        with pytest.raises(UsageError, match="should read like"):
+    for text, says in (("2^-1..2^-3", r"as in 2\^-3..2\^-1"), ("0.1..0.3", "one power of two to another")):
+        with pytest.raises(UsageError, match=says):
+            parse_rates(text)
+    for text in ("x", "0^-1", "-1^0.5", "-1,2", "", "2^-3..", "1,1e999", "nan,1"):
+        with pytest.raises(UsageError, match="is no rate"):
             parse_rates(text)
 
 
