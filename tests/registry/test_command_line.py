@@ -111,7 +111,7 @@ def test_explain(capsys):
     assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
     line = int(steps[1]["where"].rpartition(":")[2])
     assert "ffn_in_mf=" in (ROOT / "registry/experiments/decoder.py").read_text().splitlines()[line - 1]
-    _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.epsilon")
+    _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.min_dim_size_to_factor")
     assert steps[0]["where"] == "default of tasks.optimizers.Optimizer"
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
     assert steps[0] == {"what": "NUM_LAYERS", "value": "2", "where": "Smoke()"}
