@@ -88,8 +88,8 @@ def weight(
 
     def make(rng: jax.Array) -> Weight:
         value = init(rng, shape, module.param_dtype, fan_in)
-        row: Any = {"key": key, "spec": spec, "role": role, "init": str(init), "fan_in": fan_in}
-        row["stddev"] = init.deviation(fan_in)
+        row: Any = {"key": key, "spec": spec, "role": role, "fan_in": fan_in}
+        row |= {"init": str(init), "stddev": init.deviation(fan_in)}
         return Weight(value, used=shape if used is None else used, **row)
 
     if collection == "params":

@@ -24,17 +24,19 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
     """Everything that is decided about an experiment; `mesh` as on the devices at hand, or as written."""
     cls = type(experiment)
     knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
-    config = {
-        path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)
-    }
     return {
         "experiment": cls_key(cls),
         "smoke": experiment.smoke,
         "overrides": list(experiment.overrides),
         "knobs": knobs,
-        "config": config,
+        "config": flat_config(experiment),
         **{key: value for key, value in weight_summary(experiment, mesh).items() if key != "experiment"},
     }
+
+
+def flat_config(experiment: Experiment) -> dict[str, str]:
+    """Every field of what Task(), Train() and Test() return, under its path."""
+    return {path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)}
 
 
 def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:

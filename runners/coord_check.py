@@ -7,7 +7,6 @@ after one update, where sizes are still those of the initial weights.
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from registry.experiment import Experiment, cls_key
 from runners.coord_gates import Gate, judge, slope
 from runners.coord_plot import draw
 from runners.grids import of_width, rate_text
-from runners.results import make_folder, title
+from runners.results import finite, make_folder, title
 from runners.session import Session
 from runners.workdir import write_atomically
 
@@ -83,7 +82,7 @@ def coord_check(experiment: Experiment, folder: Path, options: CoordOptions) -> 
         | {f"{kind}_slope": found for kind, found in slopes[name].items()}
         for name, kinds in stacked.items()
     }
-    write_atomically(folder / "coord_check.json", json.dumps(_jsonable({**said, "activations": rows}), indent=1) + "\n")
+    write_atomically(folder / "coord_check.json", json.dumps(finite({**said, "activations": rows}), indent=1) + "\n")
     draw(folder / "coord_check.png", said, stacked, slopes)
     _show(said, gates)
     print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")
@@ -143,11 +142,6 @@ def _logits_slope(experiment: Experiment) -> float:
     return 0.0 if knobs.get("PARAMETRIZATION", "standard") == "standard" or of_its_own else -0.5
 
 
-def _jsonable(tree: Any) -> Any:
-    """The tree with None for what is not finite: JSON has no word for it."""
-    return jax.tree.map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, tree)
-
-
 def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
     steps = said["steps"]
     cells: dict[str, list[str]] = {}
@@ -162,10 +156,11 @@ def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
     render.console().print(render.table(columns, rows, title=head, right=columns[1:]))
     print("An empty cell is not judged, ! is outside its band; docs/mup.md has the bands.")
     out = [gate for gate in gates if not gate.ok]
+    if said["passed"]:
+        print(f"Passed: all {len(gates)} slopes are in their bands.")
+        return
     if not out:
-        print(
-            f"Passed: all {len(gates)} slopes are in their bands." if gates else "Failed: there was nothing to judge."
-        )
+        print("Failed: no change could be judged.")
         return
     worst = max(out, key=lambda gate: gate.beyond)
     print(

@@ -64,18 +64,21 @@ def _number(word: str, text: str) -> float:
 
 def refuse_settings(experiment: Experiment, flags: dict[str, str]) -> None:
     """Raises a UsageError where --set states a knob that a mode sets by a flag of its own."""
-    said = {override.partition("=")[0] for override in experiment.overrides}
     for knob, flag in flags.items():
-        if knob in said:
+        if knob in _said(experiment):
             raise UsageError(f"--set={knob} would be overwritten here: say {flag}.")
 
 
 def of_width(experiment: Experiment, width: int, **knobs: Any) -> Experiment:
     """The experiment so wide, and with these knobs as well where it has them and --set does not say otherwise."""
     cls: Any = type(experiment)
-    known = cls.knobs()
-    said = {override.partition("=")[0] for override in cls.overrides}
+    known, said = cls.knobs(), _said(experiment)
     return cls.of_width(width).derive(**{k: v for k, v in knobs.items() if k in known and k not in said})()
+
+
+def _said(experiment: Experiment) -> set[str]:
+    """The knobs and paths that --set states."""
+    return {override.partition("=")[0] for override in experiment.overrides}
 
 
 def rate_text(rate: float) -> str:

@@ -72,6 +72,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
     if options.mode not in MODES:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    _check_flags_of_modes(options)
+    if options.workdir is None and options.mode == "plan" and options.exp is not None:
+        machine = (options.topology or options.chip or "cpu").replace(":", "-")
+        options.workdir = f"plans/{options.exp}-{machine}"
+    if not options.workdir:
+        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
+    return options
+
+
+def _check_flags_of_modes(options: argparse.Namespace) -> None:
+    """Raises a UsageError for a flag that the mode would not read."""
     if options.mode != "plan" and (options.topology or options.chip or options.sweep):
         raise UsageError("--topology, --chip and --sweep are for --mode=plan.")
     if options.mode != "coord_check" and options.steps is not None:
@@ -82,12 +93,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError("--rates is for --mode=sweep: elsewhere say --set=LEARNING_RATE.")
     if options.mode != "train" and options.profile_at is not None:
         raise UsageError("--profile_at is for --mode=train: --mode=profile traces from its fourth update on.")
-    if options.workdir is None and options.mode == "plan" and options.exp is not None:
-        machine = (options.topology or options.chip or "cpu").replace(":", "-")
-        options.workdir = f"plans/{options.exp}-{machine}"
-    if not options.workdir:
-        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
-    return options
 
 
 def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
@@ -231,8 +236,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print(
-            "vortaro: interrupted; what was written stays, and the same command goes on.", file=sys.stderr, flush=True
-        )
         sys.stdout.flush()
+        said = "interrupted; what was written stays, and the same command goes on."
+        print(f"vortaro: {said}", file=sys.stderr, flush=True)
         os._exit(130)  # XLA's threads may be at work, and crash under an orderly end

@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import math
 import os
 import secrets
 import sys
@@ -13,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from runners.results import finite, read_lines
 from runners.workdir import write_atomically
 
 METRICS = "metrics.jsonl"
@@ -76,22 +76,12 @@ class MetricsLog:
 
 def read(workdir: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
-    path = workdir / METRICS
-    if not path.exists():
-        return
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+    return read_lines(workdir / METRICS)
 
 
 def dump(line: Mapping[str, Any]) -> str:
     """One line; JSON has no infinity or NaN, so those stand as null."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-    }
-    return json.dumps(finite) + "\n"
+    return json.dumps(finite(line)) + "\n"
 
 
 @contextlib.contextmanager

@@ -2,21 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
-from registry.snapshot import snapshot
+from registry.snapshot import flat_config
 
 Key = dict[str, Any]
 
 
 def experiment_hash(experiment: Experiment) -> str:
     """Sixteen digits that stand for the whole config, wherever its arrays live."""
-    config = snapshot(experiment, dict.fromkeys(experiment.MESH_AXES, 1))["config"]
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(flat_config(experiment), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_folder(folder: Path) -> None:
@@ -33,19 +33,33 @@ def title(said: Mapping[str, Any]) -> str:
     return f"{said['experiment']}{' --smoke' if said['smoke'] else ''}{sets}"
 
 
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines, which need not be there; a line that a crash cut short is left out."""
+    if not file.exists():
+        return
+    for line in file.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def finite(value: Any) -> Any:
+    """The value with None for numbers that are not finite, also within: JSON has no infinity or NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 class Results:
     """The lines of a file: each has a key, which says of what case it is, and a result."""
 
     def __init__(self, file: Path):
         self.file = file
-        self.lines: list[dict[str, Any]] = []
-        text = file.read_text() if file.exists() else ""
-        for line in text.splitlines():
-            try:
-                self.lines.append(json.loads(line))
-            except ValueError:
-                continue  # cut off by a kill: that case is done again
-        self.torn = bool(text) and not text.endswith("\n")
+        self.lines = list(read_lines(file))  # a case whose line was cut off by a kill is done again
+        self.torn = file.exists() and not f"\n{file.read_text()}".endswith("\n")
 
     def find(self, key: Key) -> dict[str, Any] | None:
         """The last result under `key`."""

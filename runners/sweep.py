@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key
 from runners.evaluate import evaluate, fetch
 from runners.grids import of_width, rate_text
-from runners.results import Key, Results, experiment_hash, make_folder, title
+from runners.results import Key, Results, experiment_hash, finite, make_folder, title
 from runners.session import Session
 from runners.sweep_plot import draw
 from runners.workdir import write_atomically
@@ -44,7 +43,6 @@ def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
     Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
     """
     by_width = [_Runs(of_width(experiment, width)) for width in options.widths]
-    Session(by_width[0].experiment).require_data("train")  # what is wrong shows before anything is written
     make_folder(folder)
     results = Results(folder / RESULTS)
     total, number, losses = len(options.widths) * len(options.rates) * options.seeds, 0, []
@@ -76,12 +74,11 @@ class _Runs:
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self.session: Session | None = None
-        unread = {
-            "LEARNING_RATE": 1.0,
-            "EVAL_EVERY": None,
-            "SAVE_EVERY": 1,
-        }  # a sweep sets the first, and has no others
+        self.session = Session(experiment)  # what is wrong at any width shows before anything is written
+        self.session.require_data("train")
+        self.update: Any = None  # compiled by the first run
+        # A sweep sets the first, and does not read the others.
+        unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
         self.key: Key = {
             "experiment": experiment_hash(type(experiment).derive(**known)()),
@@ -92,33 +89,29 @@ class _Runs:
     def run(self, rate: float, seed: int) -> dict[str, Any]:
         """Validation loss at the end, and training losses on the way; None where they are not finite."""
         began = time.perf_counter()
-        if self.session is None:
-            self.session = Session(self.experiment)
         session, steps = self.session, self.session.train.num_steps
         with session.placed():
             batches = session.batches(self._input(seed))
             batch, _ = next(batches)
-            if not hasattr(self, "update"):
-                self.update = session.compile_step(batch, takes_rate=True)
+            self.update = self.update or session.compile_step(batch, takes_rate=True)
             key = jax.random.key(self.experiment.SEED + seed)
             state, curve, value = session.init(key), [], np.float32(rate)
             for step in range(1, steps + 1):
                 state = session.settle(self.update(state, batch, key, value))
                 if step % session.train.log_every == 0 or step == steps:
                     sums = fetch(state.sums)
-                    curve.append((step, _finite(sums["loss"] / max(sums["weight"], 1e-9))))
+                    curve.append((step, finite(sums["loss"] / max(sums["weight"], 1e-9))))
                     if self._diverged(state):
                         break
                 if step < steps:
                     batch, _ = next(batches)
             bad = self._diverged(state)
-            loss = None if bad else _finite(evaluate(session, state.variables, "validation")["loss"])
+            loss = None if bad else finite(evaluate(session, state.variables, "validation")["loss"])
         return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
 
     def _diverged(self, state: TrainState) -> int:
         """The first step that was not finite, unless such updates are dropped; 0 for none."""
-        skipped = self.session is not None and self.session.task.non_finite == "skip"
-        return 0 if skipped else int(state.bad_step)
+        return 0 if self.session.task.non_finite == "skip" else int(state.bad_step)
 
     def _input(self, seed: int) -> IndexedInput:
         """The training input in another order."""
@@ -138,10 +131,6 @@ def _data_hash(experiment: Experiment) -> str:
     return digest.hexdigest()[:16]
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[str, Any]:
     """Losses by width and rate (means over seeds; None where any run diverged), the best, and how far it moves.
 
@@ -158,8 +147,8 @@ def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[st
              for i, (step, _) in enumerate(runs[0]["train"])]
             for runs in by_rate
         ]  # fmt: skip
-        finite = [index for index, loss in enumerate(losses) if loss is not None]
-        best = min(finite, key=lambda index: losses[index] or 0.0) if finite else None
+        trained = [index for index, loss in enumerate(losses) if loss is not None]
+        best = min(trained, key=lambda index: losses[index] or 0.0) if trained else None
         carried = losses[rows[0]["best"]] if rows and rows[0]["best"] is not None else None
         rows.append(
             {
@@ -177,8 +166,8 @@ def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[st
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    return sum(finite) / len(finite) if len(finite) == len(values) else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) -> float | None:

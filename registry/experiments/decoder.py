@@ -1,5 +1,6 @@
 """The template of decoder-only language models: every choice is a knob."""
 
+import dataclasses
 from typing import Any, Literal, Self
 
 import fiddle as fdl
@@ -364,9 +365,7 @@ class DecoderLm(LanguageData):
             ),
             clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM),
             role_factors=fdl.Config(RoleFactors),
-            parametrization=fdl.Config(
-                Parametrization, rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.D_BASE
-            ),
+            parametrization=fdl.Config(Parametrization, **dataclasses.asdict(self.parametrization)),
             beta1=self.BETA1,
             beta2=self.BETA2,
             epsilon=self.ADAM_EPSILON,

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
-from layers.attention import Attention
 from layers.block import Chain
 from layers.embedding import Embedding
 from layers.errors import UsageError
@@ -146,7 +145,6 @@ class GShardLm(DecoderLm):
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()
-        config.specs = self.specs.of(Attention)
         config.query_initializer = fdl.Config(FanIn, scale=self.head_dim**-0.5)
         config.extra_logit = self.EXTRA_LOGIT
         config.logit_cap = self.LOGIT_CAP

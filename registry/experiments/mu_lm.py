@@ -4,10 +4,7 @@ from typing import Literal
 
 import fiddle as fdl
 
-from layers.attention import Attention
-from layers.embedding import Unembedding
 from layers.errors import UsageError
-from layers.feed_forward import FeedForward
 from layers.initializers import Constant
 from layers.norm import LayerNorm, RMSNorm
 from layers.specs import P, Specs
@@ -117,25 +114,15 @@ class MuLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        if self.DATA == "text" and self.VOCAB_SIZE < 256:
-            raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least 256 for bytes.")
+        if super().vocab_size > self.VOCAB_SIZE:
+            raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {super().vocab_size} for bytes.")
         return self.VOCAB_SIZE
 
     def model(self) -> fdl.Config:
         config = super().model()
         if self.EMBEDDING_NORM:
             config.embedding_norm = self.norm()
-        if self.TIED:
-            config.embedding.use_bias = self.USE_BIAS
-        else:
-            config.head = self.layer(
-                Unembedding,
-                vocab_size=self.vocab_size,
-                model_dim=self.MODEL_DIM,
-                initializer=self.unembedding_initializer(),
-                use_bias=self.USE_BIAS,
-                dtype=self.DTYPE,
-            )
+        (config.embedding if self.TIED else config.head).use_bias = self.USE_BIAS
         return config
 
     @property
@@ -157,7 +144,6 @@ class MuLm(DecoderLm):
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()
-        config.specs = self.specs.of(Attention)
         config.qk_norm = self.QK_NORM
         config.qk_scale = self.QK_NORM and self.NORM_SCALE != "none"
         config.epsilon = self.NORM_EPSILON
@@ -171,7 +157,6 @@ class MuLm(DecoderLm):
 
     def ffn(self) -> fdl.Config:
         config = super().ffn()
-        config.specs = self.specs.of(FeedForward)
         if self.RESIDUAL_INIT == "zero":
             config.out_initializer = fdl.Config(Constant)
         return config
