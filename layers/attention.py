@@ -50,6 +50,7 @@ class Attention(nn.Module):
         "attention_out_bias_m",
         "query_scale_d",
         "key_scale_d",
+        "attention_gain_n",
         "query_bsnd",
         "key_bskd",
         "value_bskd",
@@ -72,8 +73,10 @@ class Attention(nn.Module):
     extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
     score_function: str = "softmax"  # from scores to what values are weighed by; a name in layers.score_functions
     score_length: int | None = None  # what score functions without a sum over keys divide by
-    qk_norm: bool = False  # RMS norm of each head's query and key, before they are rotated (Dehghani et al. 2023)
-    qk_scale: bool = False  # learned factors per channel behind that norm, the same for all heads
+    # Norms of each head's query and key, before they are rotated: "rms" (Dehghani et al. 2023), or "l2" with a learned
+    # factor per head, 1 at the start, in the place of `scale` (Henry et al. 2020).
+    qk_norm: Literal["none", "rms", "l2"] = "none"
+    qk_scale: bool = False  # learned factors per channel behind the RMS norm, the same for all heads
     epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
     merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, split as one
     head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
@@ -110,8 +113,15 @@ class Attention(nn.Module):
         return place(self, f"{name}_bs{letter}d", y)
 
     def _normed(self, x, name: str):
-        if not self.qk_norm:
+        if self.qk_norm == "none":
             return x
+        if self.qk_norm == "l2":
+            y = x.astype(jnp.float32)
+            y = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), self.epsilon)
+            if name == "query":
+                gain_n = weight(self, "attention_gain_n", (self.num_heads,), init=Constant(value=1.0), role="scale")
+                y = y * jnp.pad(gain_n, (0, y.shape[2] - self.num_heads))[:, None]
+            return y.astype(x.dtype)
         y = rms_normalize(x, self.epsilon)
         if self.qk_scale:
             y = y * weight(self, f"{name}_scale_d", (self.head_dim,), init=Constant(value=1.0), role="scale")
@@ -198,6 +208,7 @@ class Attention(nn.Module):
 
     def _attend(self, query, key, value, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        scale = 1.0 if self.qk_norm == "l2" else scale
         if self._use_cudnn(plain):
             causal, mask = (self.causal, None) if plain else (False, mask[:, None])
             return jax.nn.dot_product_attention(

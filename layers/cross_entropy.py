@@ -1,6 +1,7 @@
 """Cross-entropy over the vocabulary, a piece of the sequence at a time, with z-loss and label smoothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +55,8 @@ def cross_entropy_sums(
 
 
 def chunked_cross_entropy(
-    features: Float[Array, "b s m"],
-    to_logits: Callable[[jax.Array], jax.Array],
+    features: Any,
+    to_logits: Callable[[Any], jax.Array],
     targets: Int[Array, "b s"],
     weights: Float[Array, "b s"],
     chunk: int | None = None,
@@ -65,7 +66,8 @@ def chunked_cross_entropy(
 ) -> LossSums:
     """`cross_entropy_sums` of `to_logits(features)`, never holding the logits of more than `chunk` positions a row.
 
-    The backward pass computes each piece's logits again, so it holds no more either.
+    `features` is an array of (B, S, ...), or a tree of them. The backward pass computes each piece's logits again, so
+    it holds no more either.
 
     Raises:
       UsageError: `chunk` does not divide the sequence.
@@ -88,4 +90,4 @@ def chunked_cross_entropy(
         return jax.tree.map(jnp.add, total, piece(*xs)), None
 
     zero = LossSums(*[jnp.float32(0)] * 4)
-    return jax.lax.scan(add, zero, (split(features), split(targets), split(weights)))[0]
+    return jax.lax.scan(add, zero, jax.tree.map(split, (features, targets, weights)))[0]

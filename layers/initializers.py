@@ -85,6 +85,25 @@ class FanInUniform:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Orthogonal:
+    """Orthonormal columns (rows, where they are fewer) times `scale` (Saxe et al. 2014); all dimensions but the last as
+    one.
+    """
+
+    scale: float = 1.0  # factor on the orthonormal matrix
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        del fan_in
+        return jax.nn.initializers.orthogonal(self.scale)(key, shape, jnp.float32).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        return self.scale * fan_in**-0.5  # of a matrix no wider than its fan-in
+
+    def __str__(self) -> str:
+        return f"orthogonal({self.scale:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant:
     """The same value everywhere."""
 

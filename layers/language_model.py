@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
+from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
 from layers.reports import place, watch
 from layers.specs import Specs
 
@@ -19,6 +20,7 @@ class ModelState(struct.PyTreeNode):
 
     layers: Any  # the mixers' states, stacked over layers
     index: Int[Array, ""]  # positions read so far
+    pointer: PointerState | None = None  # of a head that points at tokens
 
 
 class LanguageModel(nn.Module):
@@ -35,13 +37,15 @@ class LanguageModel(nn.Module):
     stack: nn.Module
     final_norm: nn.Module | None
     head: Unembedding | None  # None ties the head to the embedding
+    pointer: HeadQK | None = None  # raises logits of tokens seen before
     embedding_norm: nn.Module | None = None  # of the embedding, positions included
     mask_padding: bool = False  # zero the features at padding (segment id 0)
     dropout_rate: float = 0.0  # on the embedding
 
     def init_state(self, batch_size: int, capacity: int) -> ModelState:
         """An empty state that can read `capacity` positions."""
-        return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0))
+        pointer = None if self.pointer is None else self.pointer.init_state(batch_size, capacity)
+        return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0), pointer)
 
     def __call__(
         self,
@@ -49,7 +53,7 @@ class LanguageModel(nn.Module):
         state: ModelState | None = None,
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
-    ) -> tuple[Float[Array, "b s m"], ModelState | None]:
+    ) -> tuple[Float[Array, "b s m"] | PointedFeatures, ModelState | None]:
         """Features after the final norm, and the state behind these tokens where one was given."""
         if positions is None:
             start = 0 if state is None else state.index
@@ -65,11 +69,17 @@ class LanguageModel(nn.Module):
         x = zero_padding(x, segment_ids) if self.mask_padding else x
         if self.is_initializing() and self.head is not None:
             self.head(x[:, :1])
+        pointer = None if state is None else state.pointer
+        if self.pointer is not None:
+            x, pointer = self.pointer(x, tokens, pointer, segment_ids)
         if state is not None:
-            state = ModelState(layers, state.index + tokens.shape[1])
+            state = ModelState(layers, state.index + tokens.shape[1], pointer)
         return x, state
 
-    def logits(self, features: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
+    def logits(self, features: Float[Array, "b s m"] | PointedFeatures) -> Float[Array, "b s v"]:
         """Logits in float32."""
-        logits = self.embedding.attend(features) if self.head is None else self.head(features)
+        x = features.x_bsm if isinstance(features, PointedFeatures) else features
+        logits = self.embedding.attend(x) if self.head is None else self.head(x)
+        if isinstance(features, PointedFeatures):
+            logits = add_pointed(logits, features, self.activations)
         return place(self, "logits_bsv", logits)

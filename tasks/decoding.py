@@ -1,6 +1,5 @@
 """Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,45 +10,8 @@ import numpy as np
 from flax import struct
 
 from layers.errors import UsageError
+from tasks.sampler import Sampler
 from tasks.task import Task
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampler:
-    """How the next token is drawn from logits."""
-
-    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
-    top_k: int | None = None  # keep the k likeliest tokens (Fan et al. 2018, section 5.4)
-    top_p: float | None = (
-        None  # of those keep the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
-    )
-
-    def __post_init__(self):
-        if self.temperature < 0:
-            raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or above.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k = {self.top_k} must be at least 1.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p = {self.top_p} must be above 0 and at most 1.")
-
-    def __call__(self, logits: jax.Array, rng: jax.Array) -> jax.Array:
-        """Token ids (B,) from float32 logits (B, V)."""
-        if self.temperature == 0:
-            return jnp.argmax(logits, axis=-1)
-        return jax.random.categorical(rng, self.keep(logits / self.temperature))
-
-    def keep(self, logits: jax.Array) -> jax.Array:
-        """The logits, with minus infinity for tokens that may not be drawn."""
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
-            logits = jnp.where(logits < least, -jnp.inf, logits)
-        if self.top_p is not None and self.top_p < 1:
-            order = jnp.argsort(logits, axis=-1)[:, ::-1]
-            probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-            before = jnp.cumsum(probabilities, axis=-1) - probabilities
-            kept = jnp.take_along_axis(before < self.top_p, jnp.argsort(order, axis=-1), axis=-1)
-            logits = jnp.where(kept, logits, -jnp.inf)
-        return logits
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from layers.cross_entropy import chunked_cross_entropy
+from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
 from layers.reports import LOSSES, METRICS, UPDATES
 from layers.specs import Specs
@@ -101,9 +103,10 @@ class LanguageModelTask:
         apply: Any = self.model.apply
         (features, state), found = apply(variables, *arguments, rngs=rngs, mutable=collected)
         added, reported, updates = (found.get(name, {}) for name in (LOSSES, METRICS, UPDATES))
+        pieces, join = _apart(features)
         sums = chunked_cross_entropy(
-            features,
-            functools.partial(self._logits, variables),
+            pieces,
+            lambda piece: self._logits(variables, join(piece)),
             batch.targets,
             batch.weights,
             self.loss_chunk,
@@ -127,7 +130,7 @@ class LanguageModelTask:
         )
         return objective, LossOutput(normalizer, metrics, updates, state)
 
-    def _logits(self, variables: Any, features: jax.Array) -> jax.Array:
+    def _logits(self, variables: Any, features: Any) -> jax.Array:
         logits: Any = self.model.apply(variables, features, method="logits")
         return logits
 
@@ -137,7 +140,9 @@ class LanguageModelTask:
         """Reads `tokens` (B, S) behind what `state` remembers: float32 logits (B, V) of the next token, new state."""
         result: Any = self.model.apply(variables, tokens, state, segment_ids, positions)
         features, state = result
-        return self._logits(variables, features[:, -1:])[:, 0], state
+        pieces, join = _apart(features)
+        last = jax.tree.map(lambda x: x[:, -1:], pieces)
+        return self._logits(variables, join(last))[:, 0], state
 
     def init_decode_state(self, batch_size: int, capacity: int) -> Any:
         """An empty decoding state for `capacity` positions."""
@@ -146,6 +151,14 @@ class LanguageModelTask:
     def context_limit(self) -> int | None:
         """Positions the model can tell apart; None is no limit."""
         return getattr(self.model.positions, "max_length", None)
+
+
+def _apart(features: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """What of the features has positions, to be cut along them, and how a piece is put together with the rest."""
+    if isinstance(features, PointedFeatures):
+        tokens_bt = features.tokens_bt
+        return features.replace(tokens_bt=None), lambda piece: piece.replace(tokens_bt=tokens_bt)
+    return features, lambda piece: piece
 
 
 def _by_name(reported: Any) -> dict[str, jax.Array]:

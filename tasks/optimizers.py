@@ -70,6 +70,7 @@ class Optimizer:
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
+    undecayed: tuple[str, ...] = ()  # weights that it leaves alone, by their names in WEIGHTS
     min_dim_size_to_factor: int = 128  # adafactor keeps full second moments where a dimension is smaller
 
     def __post_init__(self):
@@ -89,9 +90,9 @@ class Optimizer:
         relative = self.method == "adafactor"
         return getattr(self.role_factors, role, 1.0) * self.parametrization.rate(role, fan_in, relative)
 
-    def decays(self, role: str) -> bool:
-        """Does weight decay act on this role."""
-        return self.weight_decay != 0 and role in self.decay_roles
+    def decays(self, role: str, key: str = "") -> bool:
+        """Does weight decay act on a weight of this role and name."""
+        return self.weight_decay != 0 and role in self.decay_roles and key not in self.undecayed
 
     def learning_rate_at(self, step: Any) -> jax.Array:
         """The learning rate of update `step`, counted from 0."""

@@ -62,12 +62,12 @@ class WeightTable:
     def __init__(
         self,
         boxed: Any,
-        decays: Callable[[str], bool] = lambda role: False,
+        decays: Callable[[str, str], bool] = lambda role, key: False,
         rate: Callable[[str, int], float] = lambda role, fan_in: 1.0,
     ):
         """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves.
 
-        `decays(role)` says whether weight decay acts, `rate(role, fan_in)` gives the factor on the learning rate.
+        `decays(role, key)` says whether weight decay acts, `rate(role, fan_in)` gives the factor on the learning rate.
         """
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=meta.is_axis_metadata)
         self.rows = [_row(path, leaf, decays, rate) for path, leaf in leaves]
@@ -118,7 +118,7 @@ def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, i
             )
 
 
-def _row(path: Any, leaf: Any, decays: Callable[[str], bool], rate: Callable[[str, int], float]) -> WeightRow:
+def _row(path: Any, leaf: Any, decays: Callable[[str, str], bool], rate: Callable[[str, int], float]) -> WeightRow:
     name = "/".join(str(part.key) for part in path)
     if not isinstance(leaf, Weight):
         raise SpecError(f"Weight '{name}' was made without layers.weight.weight, so it has no partition spec.")
@@ -135,6 +135,6 @@ def _row(path: Any, leaf: Any, decays: Callable[[str], bool], rate: Callable[[st
         stddev=leaf.stddev,
         fan_in=leaf.fan_in,
         used=leaf.used,
-        decay=learned and decays(leaf.role),
+        decay=learned and decays(leaf.role, leaf.key),
         rate=rate(leaf.role, leaf.fan_in) if learned else 0.0,
     )

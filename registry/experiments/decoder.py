@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 import fiddle as fdl
 
+from layers.alibi import Alibi
 from layers.attention import Attention
 from layers.block import ResidualBlock
 from layers.embedding import Embedding, Unembedding
@@ -47,13 +48,19 @@ class DecoderLm(LanguageData):
     ACTIVATION: str = "gelu_tanh"
     GATED: bool = False
     NORM: Literal["rms", "layer"] = "rms"
-    POSITIONS: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
+    NORM_EPSILON: float | None = None  # None is 1e-6 for rms and 1e-5 for layer
+    EMBEDDING_NORM: bool = False
+    QK_NORM: Literal["none", "rms", "l2"] = "none"  # of each head's query and key; see layers.attention
+    POSITIONS: Literal["rotary", "learned", "sinusoidal", "alibi", "none"] = "rotary"
     ROTARY_BASE: float = 10_000.0
     PARALLEL_RESIDUAL: bool = False
+    SHARED_NORM: bool = False  # one norm for both branches of a parallel residual
     USE_BIAS: bool = False
     TIED: bool = True
     ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
-    DROPOUT: float = 0.0  # on embedding, attention probabilities, hidden layer and residual branches
+    DROPOUT: float = 0.0  # on attention probabilities and residual branches
+    EMBEDDING_DROPOUT: float | None = None  # None is DROPOUT
+    HIDDEN_DROPOUT: float | None = None  # on the hidden layer; None is DROPOUT
 
     # Initial values and learning rates by width
     PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
@@ -66,6 +73,7 @@ class DecoderLm(LanguageData):
     LEARNING_RATE: float = 1e-3
     SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
     WARMUP_STEPS: int = 100
+    DECAY_STEPS: int | None = None  # update at which linear and cosine end; None is NUM_STEPS
     END_FACTOR: float = 0.1  # last learning rate over the peak
     BETA1: float = 0.9
     BETA2: float = 0.95
@@ -74,7 +82,9 @@ class DecoderLm(LanguageData):
     WEIGHT_DECAY: float = 0.1
     DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
     DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
+    UNDECAYED: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
     CLIP_NORM: float | None = 1.0
+    CLIP_VALUE: float | None = None  # limit of each entry of the gradient
     MICROBATCHES: int = 1
     GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
     LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
@@ -101,6 +111,9 @@ class DecoderLm(LanguageData):
         ffn_gate_mf=P("data", "model"),
         unembedding_mv=P("data", "model"),
         position_tm=P(None, "data"),
+        query_scale_d=P(None),
+        key_scale_d=P(None),
+        attention_gain_n=P("model"),
         query_bias_nd=P("model", None),
         key_bias_kd=P("model", None),
         value_bias_kd=P("model", None),
@@ -270,7 +283,8 @@ class DecoderLm(LanguageData):
             ),
             final_norm=self.norm(),
             head=head,
-            dropout_rate=self.DROPOUT,
+            embedding_norm=self.norm() if self.EMBEDDING_NORM else None,
+            dropout_rate=self.DROPOUT if self.EMBEDDING_DROPOUT is None else self.EMBEDDING_DROPOUT,
         )
 
     def position_embedding(self) -> fdl.Config | None:
@@ -289,7 +303,7 @@ class DecoderLm(LanguageData):
             activations=self.ACTIVATIONS.of(ResidualBlock),
             mixer_norm=self.norm(),
             mixer=self.mixer(),
-            ffn_norm=self.norm(),
+            ffn_norm=None if self.SHARED_NORM and self.PARALLEL_RESIDUAL else self.norm(),
             ffn=self.ffn(),
             parallel=self.PARALLEL_RESIDUAL,
             dropout_rate=self.DROPOUT,
@@ -297,9 +311,10 @@ class DecoderLm(LanguageData):
 
     def norm(self) -> fdl.Config:
         """One normalization."""
+        given = {} if self.NORM_EPSILON is None else {"epsilon": self.NORM_EPSILON}
         if self.NORM == "layer":
-            return self.layer(LayerNorm, use_bias=self.USE_BIAS)
-        return self.layer(RMSNorm)
+            return self.layer(LayerNorm, use_bias=self.USE_BIAS, **given)
+        return self.layer(RMSNorm, **given)
 
     @property
     def branch_scale(self) -> float:
@@ -319,6 +334,8 @@ class DecoderLm(LanguageData):
             num_kv_heads=self.num_heads if self.NUM_KV_HEADS is None else self.NUM_KV_HEADS,
             head_dim=self.head_dim,
             scale=scale,
+            qk_norm=self.QK_NORM,
+            relative_bias=fdl.Config(Alibi, num_heads=self.num_heads) if self.POSITIONS == "alibi" else None,
             initializer=self.initializer(),
             out_initializer=self.initializer(self.branch_scale),
             rotary_base=self.ROTARY_BASE if self.POSITIONS == "rotary" else None,
@@ -339,19 +356,20 @@ class DecoderLm(LanguageData):
             activation=self.ACTIVATION,
             gated=self.GATED,
             use_bias=self.USE_BIAS,
-            dropout_rate=self.DROPOUT,
+            dropout_rate=self.DROPOUT if self.HIDDEN_DROPOUT is None else self.HIDDEN_DROPOUT,
             dtype=self.DTYPE,
         )
 
     def optimizer(self) -> fdl.Config:
         """How it is learned."""
         falls = self.SCHEDULE in ("linear", "cosine")
-        if falls and self.NUM_STEPS <= self.WARMUP_STEPS:
+        name = "NUM_STEPS" if self.DECAY_STEPS is None else "DECAY_STEPS"
+        end = getattr(self, name)
+        if falls and end <= self.WARMUP_STEPS:
             raise UsageError(
-                f"NUM_STEPS = {self.NUM_STEPS} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = "
-                f"{self.SCHEDULE}."
+                f"{name} = {end} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = {self.SCHEDULE}."
             )
-        decay_steps = self.NUM_STEPS if falls else None
+        decay_steps = end if falls else None
         return fdl.Config(
             Optimizer,
             method=self.OPTIMIZER,
@@ -363,7 +381,7 @@ class DecoderLm(LanguageData):
                 decay_steps=decay_steps,
                 end_factor=self.END_FACTOR,
             ),
-            clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM),
+            clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM, value=self.CLIP_VALUE),
             role_factors=fdl.Config(RoleFactors),
             parametrization=fdl.Config(Parametrization, **dataclasses.asdict(self.parametrization)),
             beta1=self.BETA1,
@@ -373,4 +391,5 @@ class DecoderLm(LanguageData):
             weight_decay=self.WEIGHT_DECAY,
             decay_scale=self.DECAY_SCALE,
             decay_roles=self.DECAY_ROLES,
+            undecayed=self.UNDECAYED,
         )

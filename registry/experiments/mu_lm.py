@@ -35,10 +35,8 @@ class MuLm(DecoderLm):
     HEAD_DIM = 128
     ACTIVATION = "relu"
     TIED = False
-    NORM_EPSILON: float = 1e-5
+    NORM_EPSILON = 1e-5
     NORM_SCALE: Literal["none", "vector", "scalar"] = "none"  # learned gains of norms
-    EMBEDDING_NORM: bool = False
-    QK_NORM: bool = False  # of each head's query and key; its gains follow NORM_SCALE, "scalar" counting as "vector"
     SCORE_FUNCTION: str = "softmax"  # a name in layers.score_functions
     QUERY_INIT: Literal["fan_in", "zero"] = "fan_in"
     RESIDUAL_INIT: Literal["fan_in", "zero"] = "fan_in"  # of what attention and feed-forward layer add to the residual
@@ -92,6 +90,7 @@ class MuLm(DecoderLm):
         norm_bias_m=P("Y"),
         query_scale_d=P(None),
         key_scale_d=P(None),
+        attention_gain_n=P("Y"),
     )
     ACTIVATIONS: Specs = Specs(
         tokens_bs=P("X", None),
@@ -120,8 +119,6 @@ class MuLm(DecoderLm):
 
     def model(self) -> fdl.Config:
         config = super().model()
-        if self.EMBEDDING_NORM:
-            config.embedding_norm = self.norm()
         (config.embedding if self.TIED else config.head).use_bias = self.USE_BIAS
         return config
 
@@ -144,8 +141,7 @@ class MuLm(DecoderLm):
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()
-        config.qk_norm = self.QK_NORM
-        config.qk_scale = self.QK_NORM and self.NORM_SCALE != "none"
+        config.qk_scale = self.QK_NORM == "rms" and self.NORM_SCALE != "none"  # "scalar" counts as "vector" here
         config.epsilon = self.NORM_EPSILON
         config.score_function = self.SCORE_FUNCTION
         config.score_length = self.SEQ_LEN

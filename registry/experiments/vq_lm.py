@@ -63,8 +63,9 @@ class VQLm(DecoderLm):
     CODEBOOK_METRICS: bool = False  # distances and angles of codewords in the log too
 
     # Dropout
-    EMBEDDING_DROPOUT: float = 0.0
+    EMBEDDING_DROPOUT = 0.0
     SINUSOID_DROPOUT: float = 0.0  # on the sines of distances, the same for a row's whole sequence
+    HIDDEN_DROPOUT = 0.0
     LAYER_DROPOUT: float = 0.0  # leaves out a branch, per row, for its whole sequence
 
     # Optimization
@@ -185,7 +186,6 @@ class VQLm(DecoderLm):
         if not self.TIED:
             config.head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common, **output)
         config.final_norm = self.norm() if self.FINAL_NORM else None
-        config.dropout_rate = self.EMBEDDING_DROPOUT
         return config
 
     def position_embedding(self) -> fdl.Config | None:
@@ -220,7 +220,7 @@ class VQLm(DecoderLm):
         config = super().ffn()
         width = 4 if self.HEADS == "mha" else 5  # as many weights as two gated units, roughly
         config.hidden_dim = width * self.MODEL_DIM if self.FFN_DIM is None else self.FFN_DIM
-        config.dropout_rate, config.use_bias = 0.0, False
+        config.use_bias = False
         return config
 
     def mixer(self) -> fdl.Config:

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layers.alibi import Alibi
 from layers.attention import Attention
 from layers.gated_attention import FullAttention
 from layers.initializers import FanIn
 from layers.relative_bias import RelativeBias
 from layers.specs import P, Specs
+from layers.static_sgu import StaticSguMixer
 from layers.vq_attention import VQAttention
+from registry.experiments.gpt_lm import GptLm
 from registry.experiments.gshard_lm import GShardLm
 from registry.experiments.mu_lm import MuLm
 from tests import vq
@@ -32,9 +35,14 @@ MIXERS = {
     "multi_head": attention(),
     "grouped_query_rotary": attention(num_kv_heads=2, rotary_base=100.0),
     "multi_query_rotary_bias": attention(num_kv_heads=1, rotary_base=100.0, use_bias=True),
-    "normed_queries_and_keys": attention(rotary_base=100.0, qk_norm=True, qk_scale=True, **SCALES),
+    "normed_queries_and_keys": attention(rotary_base=100.0, qk_norm="rms", qk_scale=True, **SCALES),
     "squared_relu_of_scores": attention(score_function="squared_relu", score_length=LENGTH),
     "normalized_elu_of_scores": attention(score_function="normalized_elu_plus_1"),
+    "alibi": attention(relative_bias=Alibi(num_heads=4)),
+    "alibi_multi_query": attention(num_kv_heads=1, relative_bias=Alibi(num_heads=4)),
+    "l2_normed_queries_and_keys": attention(qk_norm="l2", specs=GptLm().specs),
+    "static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=5),
+    "wide_static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=40, power=2.0),
     "gshard": attention(scale=1.0, extra_logit=0.0, logit_cap=2.0, relative_bias=RELATIVE, **MERGED),
     "padded_multi_query": attention(num_kv_heads=1, relative_bias=RELATIVE, **MERGED),
     "vq": vq.mixer(block_length=3, memory_length=4),
@@ -46,7 +54,7 @@ MIXERS = {
 
 def test_every_mixer_is_here():
     mixers = {type(module) for module in MIXERS.values()}
-    assert mixers == {Attention, FullAttention, VQAttention}, "a new mixer joins this test"
+    assert mixers == {Attention, FullAttention, StaticSguMixer, VQAttention}, "a new mixer joins this test"
 
 
 @functools.cache

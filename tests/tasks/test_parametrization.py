@@ -221,7 +221,7 @@ def test_standard_is_the_width_of_one_base():
 FAMILIES = {
     "decoder": (DecoderLm, {"POSITIONS": "learned", "NORM": "layer", "USE_BIAS": True}),
     "decoder, one head": (DecoderLm, {"NUM_HEADS": 1, "TIED": False, "INIT_STDDEV": 0.02}),
-    "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": True, "USE_BIAS": True, "EMBEDDING_NORM": True}),
+    "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": "rms", "USE_BIAS": True, "EMBEDDING_NORM": True}),
     "mu, tied": (MuLm, {"TIED": True, "USE_BIAS": True, "NORM": "layer", "NORM_SCALE": "vector"}),
     "gshard": (GShardLm, {}),
     "gshard, padded heads": (GShardLm, {"HEAD_SLOTS": 256, "OPTIMIZER": "adamw"}),

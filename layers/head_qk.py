@@ -1,0 +1,89 @@
+"""A head that points at tokens seen before, by keys of what followed them (Peng 2021, RWKV-LM, head-QK)."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from layers.initializers import Initializer
+from layers.specs import Specs, constrain
+from layers.weight import weight
+
+
+class PointerState(struct.PyTreeNode):
+    """Keys and tokens read so far, in slots of fixed number."""
+
+    key_btc: Float[Array, "b t c"]
+    tokens_bt: Int[Array, "b t"]
+    segment_ids_bt: Int[Array, "b t"]  # -1 marks a slot that is empty
+    index: Int[Array, ""]  # slots filled so far
+
+
+class PointedFeatures(struct.PyTreeNode):
+    """Features, and by how much each of the tokens seen is pointed at."""
+
+    x_bsm: Float[Array, "b s m"]
+    scores_bst: Float[Array, "b s t"]
+    tokens_bt: Int[Array, "b t"] | None  # the same for all positions
+
+
+class HeadQK(nn.Module):
+    """Logits of position i: token x_j grows by c_ij = (z_i W_q) (z_j W_k) / size for each j <= i in i's segment."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("pointer_query_mc", "pointer_key_mc")
+
+    specs: Specs
+    model_dim: int
+    query_initializer: Initializer  # zero, so that nothing is pointed at in the beginning
+    key_initializer: Initializer
+    size: int = 256  # of a query and key
+    dtype: str = "float32"  # of the matrix products' operands
+    param_dtype: str = "float32"
+
+    def init_state(self, batch_size: int, capacity: int) -> PointerState:
+        """An empty state for `capacity` positions."""
+        empty = lambda value: jnp.full((batch_size, capacity), value, jnp.int32)
+        keys = jnp.zeros((batch_size, capacity, self.size), self.dtype)
+        return PointerState(keys, empty(0), empty(-1), jnp.int32(0))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        tokens: Int[Array, "b s"],
+        state: PointerState | None,
+        segment_ids: Int[Array, "b s"] | None,
+    ) -> tuple[PointedFeatures, PointerState | None]:
+        """The features with scores of all tokens up to their own, and the state behind them where one was given."""
+        shape, common = (self.model_dim, self.size), {"role": "hidden", "fan_in": self.model_dim}
+        query_mc = weight(self, "pointer_query_mc", shape, init=self.query_initializer, **common)
+        key_mc = weight(self, "pointer_key_mc", shape, init=self.key_initializer, **common)
+        query = jnp.einsum("bsm,mc->bsc", x, query_mc.astype(self.dtype))
+        key = jnp.einsum("bsm,mc->bsc", x, key_mc.astype(self.dtype))
+        ids = jnp.ones(tokens.shape, jnp.int32) if segment_ids is None else segment_ids
+        before = self.init_state(x.shape[0], x.shape[1]) if state is None else state
+        at = (jnp.int32(0), before.index)
+        after = PointerState(
+            jax.lax.dynamic_update_slice(before.key_btc, key, (*at, jnp.int32(0))),
+            jax.lax.dynamic_update_slice(before.tokens_bt, tokens, at),
+            jax.lax.dynamic_update_slice(before.segment_ids_bt, ids, at),
+            before.index + x.shape[1],
+        )
+        scores = jnp.einsum("bsc,btc->bst", query, after.key_btc, preferred_element_type=jnp.float32) / self.size
+        place_s = before.index + jnp.arange(x.shape[1])
+        seen = (jnp.arange(scores.shape[-1]) <= place_s[:, None]) & (ids[:, :, None] == after.segment_ids_bt[:, None])
+        pointed = PointedFeatures(x, jnp.where(seen, scores, 0), after.tokens_bt)
+        return pointed, None if state is None else after
+
+
+def add_pointed(logits: Float[Array, "b s v"], features: PointedFeatures, specs: Specs) -> Float[Array, "b s v"]:
+    """The logits, each token's raised by all scores of its places."""
+
+    def one(logits_sv: jax.Array, scores_st: jax.Array, tokens_t: jax.Array) -> jax.Array:
+        return logits_sv.at[:, tokens_t].add(scores_st)
+
+    assert features.tokens_bt is not None
+    return constrain(jax.vmap(one)(logits, features.scores_bst, features.tokens_bt), specs, "logits_bsv")
