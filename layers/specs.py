@@ -83,6 +83,9 @@ def axes_of(entry: Any) -> tuple[str, ...]:
 
 def constrain(x: jax.Array, specs: Specs, key: str) -> jax.Array:
     """Asks the compiler to place activation `x` by `specs[key]`; nothing outside a mesh or without that row."""
-    if key not in specs or jax.sharding.get_abstract_mesh().empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if key not in specs or mesh.empty:
         return x
-    return jax.lax.with_sharding_constraint(x, specs[key])
+    # Axes that the computation handles itself are done with: x is one device's part.
+    left = [tuple(axis for axis in axes_of(entry) if axis not in mesh.manual_axes) for entry in specs[key]]
+    return jax.lax.with_sharding_constraint(x, P(*[axes or None for axes in left]))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError, did_you_mean
+from layers.exchange import keep_all_but_gathered, manual_axis
 
 REMAT_POLICIES = {
     "none": None,  # keep every intermediate value for the backward pass
@@ -56,8 +57,11 @@ class Stack(nn.Module):
         def body(block, carry, layer_state, segment_ids, positions):
             return block(carry, layer_state, segment_ids, positions)
 
-        if self.remat != "none":
-            body = nn.remat(body, policy=REMAT_POLICIES[self.remat], prevent_cse=self.unroll > 1)
+        policy = REMAT_POLICIES[self.remat]
+        if policy is None and manual_axis() is not None:
+            policy = keep_all_but_gathered  # else the weights of all layers would be held whole for the way back
+        if policy is not None:
+            body = nn.remat(body, policy=policy, prevent_cse=self.unroll > 1)
         axes: Any = (0, nn.broadcast, nn.broadcast)
         run = nn.scan(
             body,

@@ -156,7 +156,8 @@ class VQAttention(GatedHeads):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or "cache_brkcf" not in self.activations:
             return 1
-        return math.prod(mesh.shape[axis] for axis in axes_of(self.activations["cache_brkcf"][1]))
+        axes = set(axes_of(self.activations["cache_brkcf"][1])) - set(mesh.manual_axes)
+        return math.prod(mesh.shape[axis] for axis in axes)
 
     def _windows(self, past: Window, keys: Window, number: int) -> tuple[Window, Window, Window]:
         """What each of `number` blocks sees one by one, (b, r, M + l, ...), the l tokens that leave its window behind

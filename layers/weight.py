@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import meta
 
+from layers.exchange import gather, manual_axis, scatter
 from layers.initializers import Initializer
 from layers.specs import P
 
@@ -87,36 +88,72 @@ def weight(
     fan_in = math.prod(shape[:-1]) if fan_in is None else fan_in
 
     def make(rng: jax.Array) -> Weight:
-        value = init(rng, shape, module.param_dtype, fan_in)
+        # State is sums of many small numbers.
+        value = init(rng, shape, module.param_dtype if collection == "params" else "float32", fan_in)
         row: Any = {"key": key, "spec": spec, "role": role, "fan_in": fan_in}
         row |= {"init": str(init), "stddev": init.deviation(fan_in)}
         return Weight(value, used=shape if used is None else used, **row)
 
     if collection == "params":
-        value = module.param(key, make)
-        if module.has_variable(GRADIENT, key):
-            stand_in = module.get_variable(GRADIENT, key)
-            dtype = dtype or getattr(module, "dtype", "float32")
-            read: Any = _take_gradient(value, stand_in, dtype if dtype == stand_in.dtype else value.dtype.name)
-            return read
-        return value
+        stand_in = module.get_variable(GRADIENT, key) if module.has_variable(GRADIENT, key) else None
+        stored = module.get_variable("params", key) if module.has_variable("params", key) else None
+        if stored is None or (stand_in is None and stored.shape == shape):
+            return module.param(key, make)
+        gathered = stored.shape != shape and role in ("hidden", "output")
+        wanted = dtype or str(getattr(module, "dtype", "float32"))
+        narrow = gathered or (stand_in is not None and wanted == stand_in.dtype)
+        read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, wanted if narrow else stored.dtype.name))
+        return read
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 
 
+class _Reading(NamedTuple):
+    """How a weight is handed out: whole, in which dtype."""
+
+    shape: tuple[int, ...]
+    spec: P
+    dtype: str
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _take_gradient(value: jax.Array, stand_in: jax.Array, dtype: str) -> jax.Array:
-    """`value` in `dtype`; its cotangent goes to `stand_in`."""
+def _take_gradient(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> jax.Array:
+    """The whole weight in the reading's dtype; its cotangent goes to `stand_in`.
+
+    Where the computation handles a mesh axis itself, a device stores its part of a weight, which is gathered, or takes
+    its part of the gradient, which is scattered: at the place of use, so that no more than this weight is held whole.
+    """
     del stand_in
-    return _to_bfloat16(value) if (value.dtype, dtype) == (jnp.float32, "bfloat16") else value.astype(dtype)
+    # In the narrower dtype it is gathered, and nothing but the result of that needs to be computed again.
+    value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
+    value = value.astype(reading.dtype)
+    dim = _split_dim(stored.shape, reading.shape)
+    return value if dim is None else gather(value, _axis(), dim, reading.spec)
 
 
-def _forward(value: jax.Array, stand_in: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
-    return _take_gradient(value, stand_in, dtype), jnp.zeros(0, stand_in.dtype)  # the way back needs its dtype alone
+def _split_dim(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
+    return next((dim for dim, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b), None)
 
 
-def _backward(dtype: str, kept: jax.Array, cotangent: jax.Array) -> tuple[None, jax.Array]:
-    del dtype
-    return None, cotangent.astype(kept.dtype)
+def _axis() -> str:
+    axis = manual_axis()
+    assert axis is not None, "weights have the shape of their row, except inside tasks.zero"
+    return axis
+
+
+def _forward(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
+    # The way back needs the stand-in's shape and dtype alone.
+    kept = None if stand_in is None else jnp.zeros((0, *stand_in.shape), stand_in.dtype)
+    return _take_gradient(stored, stand_in, reading), kept
+
+
+def _backward(reading: _Reading, kept: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:
+    if kept is None:
+        return None, None
+    dim = _split_dim(kept.shape[1:], reading.shape)
+    if dim is None:
+        return None, cotangent.astype(kept.dtype)
+    wide = cotangent.astype(jnp.promote_types(cotangent.dtype, kept.dtype))  # sums over devices in the wider dtype
+    return None, scatter(wide, _axis(), dim, reading.spec).astype(kept.dtype)
 
 
 _take_gradient.defvjp(_forward, _backward)

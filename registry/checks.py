@@ -18,6 +18,7 @@ from tasks.batch import empty_batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
 from tasks.weight_table import check_spec
+from tasks.zero import placed_table
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
@@ -35,7 +36,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     with clear_errors(name):
         table = task.weight_table()
         _trace_loss(task, train.input)
-    table.check(mesh)
+    placed_table(task, mesh).check(mesh)
     unused = set(experiment.WEIGHTS) - {row.key for row in table}
     for key in sorted(unused):
         near = did_you_mean(key, {row.key for row in table})
@@ -45,6 +46,8 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     _known_axes(experiment, mesh)
     _used_activations(experiment, configs["task"])
     placement = task.batch_placement.lookup("tokens_bs", "the batch")
+    if task.zero is not None:
+        task.zero.check_batch(placement)
     for where, source in {
         "train.input": train.input,
         **{f"test.inputs.{k}": v for k, v in test.inputs.items()},

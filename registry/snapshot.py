@@ -8,6 +8,7 @@ from typing import Any
 
 import fiddle as fdl
 import jax
+import numpy as np
 
 from layers.errors import UsageError
 from layers.specs import Specs, show_spec
@@ -15,7 +16,8 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import ROOTS, field_names, get_field, is_row
 from registry.values import show
-from tasks.weight_table import WeightTable, shards
+from tasks.weight_table import WeightRow, WeightTable, shards
+from tasks.zero import placed_table
 
 Snapshot = dict[str, Any]
 
@@ -61,7 +63,7 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
     """The weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
     task = build(experiment.Task(), "task")
-    table: WeightTable = task.weight_table()
+    table = placed_table(task, mesh)
     table.check(mesh)
     rows = [
         {
@@ -69,6 +71,7 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
             "shape": list(row.shape),
             "dtype": row.dtype,
             "spec": show_spec(row.spec),
+            "slot_spec": show_spec(row.slot_spec),
             "role": row.role,
             "init": row.init,
             "stddev": row.stddev,
@@ -84,9 +87,14 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
         "parameters": sum(row.size for row in table),
         "bytes": sum(row["bytes"] for row in rows),
         "bytes_per_device": sum(row["bytes_per_device"] for row in rows),
+        "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.learned),
         "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
     }
     return {"experiment": cls_key(type(experiment)), "mesh": dict(mesh), "weights": rows, "totals": totals}
+
+
+def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
+    return math.prod(row.shape) * np.dtype(task.gradient_dtype).itemsize // shards(row.gradient_spec, mesh)
 
 
 def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> int:

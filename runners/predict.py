@@ -102,10 +102,7 @@ def _from_table(session: Session, step: Step) -> dict[str, int]:
     totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
     if step == "decode":
         return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
-    width = np.dtype(session.task.gradient_dtype).itemsize
-    rows = [row for row in session.task.weight_table() if row.path.startswith("params/")]
-    gradients = sum(row.bytes_per_device(session.mesh_shape) // np.dtype(row.dtype).itemsize * width for row in rows)
-    slots = totals["optimizer_bytes_per_device"]
+    slots, gradients = totals["optimizer_bytes_per_device"], totals["gradient_bytes_per_device"]
     return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
 
 

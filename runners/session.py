@@ -23,10 +23,12 @@ from registry.experiment import Experiment, cls_key
 from runners.chips import chip_of
 from runners.flops import matmul_flops
 from tasks.batch import Batch, empty_batch
+from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
 from tasks.train_step import TrainState, init_state, state_specs, train_step
+from tasks.zero import placed_table
 
 
 def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[jax.Device]) -> Mesh:
@@ -87,7 +89,7 @@ class Session:
     @functools.cached_property
     def state_shardings(self) -> TrainState:
         """Where each part of the train state lives."""
-        specs = state_specs(self.task, self.sample_batch)
+        specs = state_specs(self.task, placed_table(self.task, self.mesh_shape), self.sample_batch)
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     @property
@@ -157,7 +159,7 @@ class Session:
     @functools.cached_property
     def metrics_of(self) -> Any:
         """The jitted evaluation `(variables, batch) -> MetricSums`."""
-        return jax.jit(lambda variables, batch: self.task.loss(variables, batch)[1].metrics)
+        return jax.jit(lambda variables, batch: metrics_of(self.task, variables, batch))
 
     @functools.cached_property
     def flops_per_token(self) -> float:

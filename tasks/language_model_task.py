@@ -19,6 +19,7 @@ from tasks.optimizers import Optimizer
 from tasks.task import LossOutput
 from tasks.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
+from tasks.zero import Zero
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +39,7 @@ class LanguageModelTask:
     carry_length: int | None = None  # positions of a whole row, where rows come in pieces and state is carried along
     microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # what gradients are kept in
+    zero: Zero | None = None  # splits the training state over a data axis; None leaves all exchanges to the compiler
     non_finite: Literal["stop", "skip"] = (
         "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
     )

@@ -10,6 +10,7 @@ from layers.errors import UsageError
 from layers.specs import P
 from tasks.adafactor import factored_dims, scale_by_adafactor
 from tasks.parametrization import Parametrization
+from tasks.precision import keep_master, store_moments
 from tasks.schedules import Schedule
 from tasks.weight_table import WeightRow, WeightTable
 
@@ -67,6 +68,8 @@ class Optimizer:
     epsilon: float = 1e-8  # added to the root of adamw's second moment
     scale_epsilon: bool = False  # multiplies epsilon by the weight's factor on the learning rate
     moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, sgd)
+    second_moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
+    master_weights: bool = False  # updates float32 weights, which it keeps; the model's own follow them
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
@@ -123,11 +126,12 @@ class Optimizer:
             chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
         if self.weight_decay and self.decay_scale == "none":
             chain += [optax.scale(-1), decay, optax.scale(-1)]
-        return optax.chain(*chain)
+        return keep_master(optax.chain(*chain)) if self.master_weights else optax.chain(*chain)
 
     def _scale(self, rows: Any) -> list[optax.GradientTransformation]:
         if self.method == "adamw":
-            return [optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.moment_dtype)]
+            adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
+            return [store_moments(adam, self.moment_dtype, self.second_moment_dtype)]
         if self.method == "lion":  # Chen et al. 2023, algorithm 2
             return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
         if self.method == "sgd":
@@ -139,7 +143,8 @@ class Optimizer:
     def state_specs(self, table: WeightTable, state: Any) -> Any:
         """Partition specs in the shape of `state`, the abstract state of `build(table)`.
 
-        A slot follows its weight's spec; a factored slot takes it minus the reduced dimension; counters are replicated.
+        A slot follows its row's `slot_spec`; a factored slot takes it minus the reduced dimension; counters are
+        replicated.
         """
         rows = {tuple(row.path.split("/")[1:]): row for row in table if row.path.startswith("params/")}
 
@@ -156,6 +161,6 @@ class Optimizer:
     def _slot_spec(self, row: WeightRow, slot: tuple[str, ...]) -> P:
         dims = factored_dims(row, self.min_dim_size_to_factor)
         if dims is None or slot not in (("row",), ("column",)):
-            return row.spec
+            return row.slot_spec
         reduced = dims[slot == ("column",)]
-        return P(*[entry for dim, entry in enumerate(row.spec) if dim != reduced])
+        return P(*[entry for dim, entry in enumerate(row.slot_spec) if dim != reduced])

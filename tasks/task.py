@@ -11,6 +11,7 @@ from tasks.metrics import MetricSums
 from tasks.optimizers import Optimizer
 from tasks.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
+from tasks.zero import Zero
 
 
 class LossOutput(struct.PyTreeNode):
@@ -33,6 +34,9 @@ class Task(Protocol):
 
     @property
     def batch_placement(self) -> Specs: ...
+
+    @property
+    def zero(self) -> Zero | None: ...
 
     @property
     def microbatches(self) -> int: ...

@@ -8,12 +8,13 @@ import optax
 from flax import struct
 from flax.core import meta
 
-from layers.reports import add_updates, apply_updates
+from layers.reports import apply_updates
 from layers.specs import P
-from layers.weight import GRADIENT
 from tasks.batch import Batch
+from tasks.gradients import gradient_of, handled_mesh
 from tasks.metrics import MetricSums
-from tasks.task import LossOutput, Task
+from tasks.task import Task
+from tasks.weight_table import WeightTable
 
 
 class TrainState(struct.PyTreeNode):
@@ -53,9 +54,8 @@ def _carry_specs(task: Task, rows: int) -> Any:
     return jax.tree.map(grows, few, many)
 
 
-def state_specs(task: Task, batch: Batch) -> TrainState:
-    """Partition specs in the shape of the state."""
-    table = task.weight_table()
+def state_specs(task: Task, table: WeightTable, batch: Batch) -> TrainState:
+    """Partition specs in the shape of the state; `table` is the task's, placed on the mesh."""
     abstract = jax.eval_shape(lambda: init_state(task, jax.random.key(0), batch))
     replicated = jax.tree.map(lambda leaf: P(), abstract)
     return replicated.replace(
@@ -78,13 +78,15 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
         carry = jax.tree.map(lambda fresh, old: jnp.where(place == 0, fresh, old), new, carry)
     # Random numbers new in this update, and those that all pieces of a row share.
     rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
-    gradient, output = _gradient(task, state.variables, batch, carry, rngs)
+    gradient, output = gradient_of(task, state.variables, batch, carry, rngs, _carry_specs(task, batch.inputs.shape[0]))
     norm = optax.global_norm(gradient)
-    params = state.variables["params"]
+    params = _placed(task, "slot_spec", state.variables["params"])
     updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, params)
     sizes = (output.metrics.objective, norm, optax.global_norm(updates))
     finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
-    variables = apply_updates({**state.variables, "params": optax.apply_updates(params, updates)}, output.updates)
+    # Each device updates what it has slots for, then all have the whole again.
+    params = _placed(task, "slot_spec", optax.apply_updates(params, updates))
+    variables = apply_updates({**state.variables, "params": _placed(task, "spec", params)}, output.updates)
     metrics = output.metrics.replace(grad_norm=norm, steps=jnp.int32(1))
     skipped, old_carry, carry = state.skipped, carry, output.state
     if task.non_finite == "skip":
@@ -100,51 +102,11 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     return TrainState(step, variables, carry, optimizer, sums, bad_step, skipped)
 
 
-def _gradient(
-    task: Task, variables: Any, batch: Batch, carry: Any, rngs: tuple[jax.Array, jax.Array]
-) -> tuple[Any, LossOutput]:
-    """The gradient of the mean objective over the batch, worked through in `task.microbatches` pieces.
-
-    `carry`, and the state of the output, have a leading dimension of pieces.
-    """
-
-    narrow = task.gradient_dtype != "float32"
-    target = GRADIENT if narrow else "params"  # what the objective is differentiated by
-
-    def objective(arrays, batch, state, rngs):
-        return task.loss({**variables, target: arrays}, batch, state, *rngs)
-
-    def piece(batch, state, rngs):
-        arrays = variables["params"]
-        if narrow:
-            arrays = jax.tree.map(lambda w: jnp.zeros(w.shape, task.gradient_dtype), arrays)
-        return jax.grad(objective, has_aux=True)(arrays, batch, state, rngs)
-
-    if task.microbatches == 1:
-        gradient, output = piece(batch, jax.tree.map(lambda x: x[0], carry), rngs)
-        output = output.replace(state=jax.tree.map(lambda x: x[None], output.state))
-    else:
-        # Row r goes to piece r % microbatches: every device keeps its own rows.
-        pieces = jax.tree.map(lambda x: x.reshape(-1, task.microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-        first = jax.eval_shape(piece, *jax.tree.map(lambda x: x[0], (pieces, carry)), rngs)
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # many small numbers
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1].replace(state=None))
-
-        def add(total, xs):
-            index, batch, state = xs
-            total_gradient, so_far = total
-            gradient, output = piece(
-                batch, state, (jax.random.fold_in(rngs[0], index), jax.random.fold_in(rngs[1], index))
-            )
-            sums = LossOutput(
-                normalizer=so_far.normalizer + output.normalizer,
-                metrics=so_far.metrics + output.metrics,
-                updates=add_updates(so_far.updates, output.updates),
-                state=None,
-            )
-            return (jax.tree.map(jnp.add, total_gradient, gradient), sums), output.state
-
-        (gradient, output), states = jax.lax.scan(add, (total, zero), (jnp.arange(task.microbatches), pieces, carry))
-        output = output.replace(state=states)
-    scale = 1 / jnp.maximum(output.normalizer, 1e-9)
-    return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output
+def _placed(task: Task, which: str, params: Any) -> Any:
+    """Weights where `which` spec of their rows says, if the task splits its state over a data axis."""
+    mesh = handled_mesh(task)
+    if mesh is None:
+        return params
+    assert task.zero is not None
+    rows = task.zero.place(task.weight_table(), mesh).tree(lambda row: row)["params"]
+    return jax.tree.map(lambda row, w: jax.lax.with_sharding_constraint(w, getattr(row, which)), rows, params)

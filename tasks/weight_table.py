@@ -1,5 +1,6 @@
 """The weight table: one row per weight, read off an abstract init. Everything about weights is decided from it."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,13 @@ class WeightRow:
     used: tuple[int, ...]  # the shape of one layer without padding
     decay: bool  # does weight decay act on it
     rate: float  # factor on the learning rate
+    gradient_spec: P  # where its gradient lives while it is summed
+    slot_spec: P  # where the optimizer's slots live that have its shape, and where it is updated
+
+    @property
+    def learned(self) -> bool:
+        """Is it trained by gradient."""
+        return self.path.startswith("params/")
 
     @property
     def stacked(self) -> int:
@@ -59,6 +67,8 @@ def shards(spec: P, mesh: Mapping[str, int]) -> int:
 class WeightTable:
     """The rows of an experiment's weights, and the tree they come from."""
 
+    rows: list[WeightRow]
+
     def __init__(
         self,
         boxed: Any,
@@ -78,6 +88,12 @@ class WeightTable:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def mapped(self, fn: Callable[[WeightRow], WeightRow]) -> "WeightTable":
+        """The table of `fn(row)`."""
+        table = copy.copy(self)
+        table.rows = [fn(row) for row in self.rows]
+        return table
+
     def tree(self, fn: Callable[[WeightRow], Any]) -> Any:
         """`fn(row)` for every row, in the shape of the variables."""
         return jax.tree_util.tree_unflatten(self._treedef, [fn(row) for row in self.rows])
@@ -96,6 +112,7 @@ class WeightTable:
         """
         for row in self.rows:
             check_spec(f"weight '{row.path}'", row.spec, row.shape, mesh)
+            check_spec(f"the optimizer's slot of '{row.path}'", row.slot_spec, row.shape, mesh)
 
 
 def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, int]) -> None:
@@ -137,4 +154,6 @@ def _row(path: Any, leaf: Any, decays: Callable[[str, str], bool], rate: Callabl
         used=leaf.used,
         decay=learned and decays(leaf.role, leaf.key),
         rate=rate(leaf.role, leaf.fan_in) if learned else 0.0,
+        gradient_spec=leaf.spec,
+        slot_spec=leaf.spec,
     )

@@ -1,6 +1,5 @@
 """The template of decoder-only language models: every choice is a knob."""
 
-import dataclasses
 from typing import Any, Literal, Self
 
 import fiddle as fdl
@@ -17,16 +16,13 @@ from layers.norm import LayerNorm, RMSNorm
 from layers.positions import LearnedPositions, SinusoidalPositions
 from layers.specs import P, Specs
 from layers.stack import Stack
-from registry.experiments.language_data import LanguageData
-from tasks.language_model_task import LanguageModelTask
-from tasks.optimizers import Clipping, Optimizer, RoleFactors
+from registry.experiments.training import LanguageTraining
 from tasks.parametrization import Parametrization
-from tasks.schedules import Schedule
 
 HeadInit = Literal["fan_in", "inverse_fan_in", "zero"]
 
 
-class DecoderLm(LanguageData):
+class DecoderLm(LanguageTraining):
     """A causal transformer on bytes of text or on synthetic packed rows.
 
     Weights are split over "model" by heads, hidden units and vocabulary (Shoeybi et al. 2019, Megatron-LM) and over
@@ -68,34 +64,11 @@ class DecoderLm(LanguageData):
     INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
     UNEMBEDDING_INIT: HeadInit | None = None  # of a head of its own; None is fan_in, and inverse_fan_in under muP
 
-    # Optimization
-    OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
-    LEARNING_RATE: float = 1e-3
-    SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
-    WARMUP_STEPS: int = 100
-    DECAY_STEPS: int | None = None  # update at which linear and cosine end; None is NUM_STEPS
-    END_FACTOR: float = 0.1  # last learning rate over the peak
-    BETA1: float = 0.9
-    BETA2: float = 0.95
-    ADAM_EPSILON: float = 1e-8
-    MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of the optimizer's first moment
-    WEIGHT_DECAY: float = 0.1
-    DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
-    DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
-    UNDECAYED: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
-    CLIP_NORM: float | None = 1.0
-    CLIP_VALUE: float | None = None  # limit of each entry of the gradient
-    MICROBATCHES: int = 1
-    GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
-    LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
-    Z_LOSS: float = 0.0
-    LABEL_SMOOTHING: float = 0.0
-
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"
+    PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of stored weights; see MASTER_WEIGHTS
     REMAT: str = "none"
     UNROLL: int = 1  # layers per iteration of the scan over layers
-    LOSS_CHUNK: int | None = None
 
     WEIGHTS: Specs = Specs(
         embedding_vm=P("model", "data"),
@@ -152,22 +125,6 @@ class DecoderLm(LanguageData):
             LOG_EVERY=5,
             EVAL_EVERY=10,
             SAVE_EVERY=10,
-        )
-
-    def Task(self) -> fdl.Config:
-        return fdl.Config(
-            LanguageModelTask,
-            model=self.model(),
-            optimizer=self.optimizer(),
-            vocabulary=self.vocabulary(),
-            batch_placement=self.ACTIVATIONS.of(LanguageModelTask),
-            z_loss=self.Z_LOSS,
-            label_smoothing=self.LABEL_SMOOTHING,
-            loss_chunk=self.LOSS_CHUNK,
-            normalizer=self.LOSS_NORMALIZER,
-            microbatches=self.MICROBATCHES,
-            gradient_dtype=self.GRADIENT_DTYPE,
-            carry_length=None if self.UPDATE_LEN is None else self.SEQ_LEN,
         )
 
     @property
@@ -257,6 +214,8 @@ class DecoderLm(LanguageData):
 
     def layer(self, cls: Any, **fields: Any) -> fdl.Config:
         """The config of a module, with the rows of the spec tables it lists."""
+        if "param_dtype" in cls.__dataclass_fields__ and self.PARAM_DTYPE != "float32":
+            fields["param_dtype"] = self.PARAM_DTYPE
         return fdl.Config(cls, specs=self.specs.of(cls), **fields)
 
     def model(self) -> fdl.Config:
@@ -358,38 +317,4 @@ class DecoderLm(LanguageData):
             use_bias=self.USE_BIAS,
             dropout_rate=self.DROPOUT if self.HIDDEN_DROPOUT is None else self.HIDDEN_DROPOUT,
             dtype=self.DTYPE,
-        )
-
-    def optimizer(self) -> fdl.Config:
-        """How it is learned."""
-        falls = self.SCHEDULE in ("linear", "cosine")
-        name = "NUM_STEPS" if self.DECAY_STEPS is None else "DECAY_STEPS"
-        end = getattr(self, name)
-        if falls and end <= self.WARMUP_STEPS:
-            raise UsageError(
-                f"{name} = {end} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = {self.SCHEDULE}."
-            )
-        decay_steps = end if falls else None
-        return fdl.Config(
-            Optimizer,
-            method=self.OPTIMIZER,
-            learning_rate=self.LEARNING_RATE,
-            schedule=fdl.Config(
-                Schedule,
-                kind=self.SCHEDULE,
-                warmup_steps=self.WARMUP_STEPS,
-                decay_steps=decay_steps,
-                end_factor=self.END_FACTOR,
-            ),
-            clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM, value=self.CLIP_VALUE),
-            role_factors=fdl.Config(RoleFactors),
-            parametrization=fdl.Config(Parametrization, **dataclasses.asdict(self.parametrization)),
-            beta1=self.BETA1,
-            beta2=self.BETA2,
-            epsilon=self.ADAM_EPSILON,
-            moment_dtype=self.MOMENT_DTYPE,
-            weight_decay=self.WEIGHT_DECAY,
-            decay_scale=self.DECAY_SCALE,
-            decay_roles=self.DECAY_ROLES,
-            undecayed=self.UNDECAYED,
         )

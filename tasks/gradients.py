@@ -1,0 +1,194 @@
+"""The gradient of an update: of one batch or many pieces of it, exchanged by the compiler or as ZeRO says."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from layers.exchange import dim_of, gather, only, scatter, total
+from layers.reports import add_updates
+from layers.specs import P
+from layers.weight import GRADIENT
+from tasks.batch import Batch
+from tasks.task import LossOutput, Task
+from tasks.weight_table import WeightTable
+
+Rngs = tuple[jax.Array, jax.Array]
+
+
+def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs, carry_specs: Any) -> Any:
+    """The gradient of the mean objective over the batch, worked through in `task.microbatches` pieces.
+
+    Args:
+      task: gives the loss.
+      variables: the model's variables.
+      batch: all rows.
+      carry: the state that rows go on from, with a leading dimension of pieces.
+      rngs: for dropout: new in this update, and the same for all pieces of a row.
+      carry_specs: where the carry lives.
+
+    Returns:
+      The gradient in the shape of the weights, and the LossOutput of the whole batch, its state like `carry`.
+    """
+    mesh = handled_mesh(task)
+    if mesh is None:
+        like = variables["params"]
+        narrow = task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(like))
+        stand_ins = jax.tree.map(lambda w: jnp.zeros(w.shape, task.gradient_dtype), like) if narrow else None
+        gradient, output = _sum_of_pieces(task, variables, stand_ins, batch, carry, rngs)
+    else:
+        gradient, output = _handled(task, mesh, variables, batch, carry, rngs, carry_specs)
+    scale = 1 / jnp.maximum(output.normalizer, 1e-9)
+    return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output
+
+
+def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
+    """The metric sums of a batch, without dropout."""
+    mesh = handled_mesh(task)
+    if mesh is None:
+        return task.loss(variables, batch)[1].metrics
+    assert task.zero is not None
+    axis, table = task.zero.axis, task.zero.place(task.weight_table(), mesh)
+
+    def body(variables: Any, batch: Batch) -> Any:
+        metrics = task.loss(_whole(table, axis, variables), batch)[1].metrics
+        return jax.tree.map(lambda x: jax.lax.psum(x, axis), metrics)
+
+    return _split(body, table, axis, task, (variables, batch), (), P())
+
+
+def handled_mesh(task: Task) -> Mapping[str, int] | None:
+    """The mesh, where the task handles one of its axes itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if task.zero is None or mesh.empty or mesh.shape.get(task.zero.axis, 1) == 1:
+        return None
+    return dict(mesh.shape)
+
+
+def _sum_of_pieces(
+    task: Task,
+    variables: Any,
+    stand_ins: Any,
+    batch: Batch,
+    carry: Any,
+    rngs: Rngs,
+    finish: Callable[[Any], Any] = lambda gradient: gradient,
+) -> tuple[Any, LossOutput]:
+    """The gradient of the summed objective by `stand_ins` (None: by the weights), what each piece adds `finish`ed."""
+    target = "params" if stand_ins is None else GRADIENT  # what the objective is differentiated by
+
+    def objective(arrays, batch, state, rngs):
+        return task.loss({**variables, target: arrays}, batch, state, *rngs)
+
+    def piece(batch, state, rngs):
+        arrays = variables["params"] if stand_ins is None else stand_ins
+        gradient, output = jax.grad(objective, has_aux=True)(arrays, batch, state, rngs)
+        return finish(gradient), output
+
+    if task.microbatches == 1:
+        gradient, output = piece(batch, jax.tree.map(lambda x: x[0], carry), rngs)
+        return gradient, output.replace(state=jax.tree.map(lambda x: x[None], output.state))
+    # Row r goes to piece r % microbatches: every device keeps its own rows.
+    pieces = jax.tree.map(lambda x: x.reshape(-1, task.microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+    first = jax.eval_shape(piece, *jax.tree.map(lambda x: x[0], (pieces, carry)), rngs)
+    zero_gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # many small numbers
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1].replace(state=None))
+
+    def add(so_far, xs):
+        index, batch, state = xs
+        sum_gradient, sums = so_far
+        gradient, output = piece(batch, state, tuple(jax.random.fold_in(rng, index) for rng in rngs))
+        sums = LossOutput(
+            normalizer=sums.normalizer + output.normalizer,
+            metrics=sums.metrics + output.metrics,
+            updates=add_updates(sums.updates, output.updates),
+            state=None,
+        )
+        return (jax.tree.map(jnp.add, sum_gradient, gradient), sums), output.state
+
+    (gradient, output), states = jax.lax.scan(
+        add, (zero_gradient, zero), (jnp.arange(task.microbatches), pieces, carry)
+    )
+    return gradient, output.replace(state=states)
+
+
+def _handled(
+    task: Task,
+    mesh: Mapping[str, int],
+    variables: Any,
+    batch: Batch,
+    carry: Any,
+    rngs: Rngs,
+    carry_specs: Any,
+) -> tuple[Any, LossOutput]:
+    """The same, where each device of the ZeRO axis sums up its own rows and the exchanges are those of the stage."""
+    assert task.zero is not None
+    axis, table = task.zero.axis, task.zero.place(task.weight_table(), mesh)
+    rows = table.tree(lambda row: row)["params"]
+
+    def stand_in(row):
+        # Gradients of stacked layers are scattered where they arise (layers.weight), others behind each piece.
+        dim = dim_of(row.gradient_spec, axis) if row.stacked else None
+        shape = [size // mesh[axis] if at == dim else size for at, size in enumerate(row.shape)]
+        return jnp.zeros(shape, task.gradient_dtype)
+
+    def exchanged(gradient, target: str, only_unstacked: bool):
+        """What is whole still and has a place for `target`, scattered."""
+
+        def one(row, g):
+            dim = dim_of(getattr(row, target), axis)
+            if dim is None or g.shape[dim] != row.shape[dim] or (only_unstacked and row.stacked):
+                return g
+            return scatter(g.astype(jnp.float32), axis, dim, row.gradient_spec)
+
+        return jax.tree.map(one, rows, gradient)
+
+    def body(variables, batch, carry, rngs, number):
+        # Rows on other devices have random numbers of their own.
+        rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
+        stand_ins = jax.tree.map(stand_in, rows)
+        finish = functools.partial(exchanged, target="gradient_spec", only_unstacked=True)
+        arguments = (stand_ins, batch, carry, rngs, finish)
+        gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)
+        gradient = exchanged(gradient, "slot_spec", only_unstacked=False)
+        whole = lambda row, g: g if dim_of(row.slot_spec, axis) is not None else total(g, axis, row.gradient_spec)
+        gradient = jax.tree.map(whole, rows, gradient)
+        sums = jax.tree.map(lambda x: jax.lax.psum(x, axis), (output.normalizer, output.metrics))
+        output = output.replace(normalizer=sums[0], metrics=sums[1], updates=_added(output.updates, axis, mesh[axis]))
+        return gradient, output
+
+    mine = lambda specs: jax.tree.map(lambda spec: only(spec, axis), specs)
+    everywhere: Any = P()
+    outputs = LossOutput(everywhere, metrics=everywhere, updates=everywhere, state=mine(carry_specs))
+    gradient_specs = jax.tree.map(lambda row: only(row.slot_spec, axis), rows)
+    further = ((carry, mine(carry_specs)), (rngs, P()), (jnp.arange(mesh[axis]), P(axis)))
+    return _split(body, table, axis, task, (variables, batch), further, (gradient_specs, outputs))
+
+
+def _split(
+    body: Any, table: WeightTable, axis: str, task: Task, arguments: tuple[Any, Batch], further: Any, out_specs: Any
+) -> Any:
+    """Runs `body` once per part of the axis, on its part of weights and batch; `further` are arguments with specs."""
+    mine = table.tree(lambda row: only(row.spec, axis))
+    rows = only(task.batch_placement["tokens_bs"], axis)
+    specs = (mine, rows, *(spec for _, spec in further))
+    values = (*arguments, *(value for value, _ in further))
+    return jax.shard_map(body, in_specs=specs, out_specs=out_specs, axis_names={axis}, check_vma=False)(*values)
+
+
+def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
+    """The variables with weights outside of stacks whole; stacked ones are gathered layer by layer, where used."""
+
+    def one(row, value):
+        dim = dim_of(row.spec, axis)
+        return value if dim is None or row.stacked else gather(value, axis, dim, row.spec)
+
+    return jax.tree.map(one, table.tree(lambda row: row), variables)
+
+
+def _added(updates: Any, axis: str, parts: int) -> Any:
+    """The updates of all devices as those of one."""
+    every = jax.tree.map(lambda x: jax.lax.all_gather(x, axis), updates)
+    return functools.reduce(add_updates, (jax.tree.map(lambda x, i=i: x[i], every) for i in range(parts)))

@@ -1,0 +1,51 @@
+"""What optimizers keep in which dtype. Their arithmetic is float32 whatever is kept."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+
+def store_moments(adam: optax.GradientTransformation, first: str, second: str) -> optax.GradientTransformation:
+    """`optax.scale_by_adam` with its moments kept in these dtypes, whatever dtype the weights have."""
+
+    def cast(state: Any, first: Any, second: Any) -> Any:
+        return state._replace(mu=_cast(state.mu, first), nu=_cast(state.nu, second))
+
+    def init(params: Any) -> Any:
+        return cast(adam.init(params), first, second)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = adam.update(_cast(updates, "float32"), cast(state, "float32", "float32"), params)
+        return updates, cast(state, first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+class Master(struct.PyTreeNode):
+    """Weights in float32, and the state of the optimizer that moves them."""
+
+    weights: Any
+    inner: Any
+
+
+def keep_master(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Moves float32 copies of the weights, and the weights to where the copies are (Micikevicius et al. 2018)."""
+
+    def init(params: Any) -> Any:
+        weights = _cast(params, "float32")
+        return Master(weights, inner.init(weights))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, moved = inner.update(_cast(updates, "float32"), state.inner, state.weights)
+        weights = jax.tree.map(jnp.add, state.weights, updates)
+        distance = jax.tree.map(lambda new, old: new - old.astype(jnp.float32), weights, params)
+        return distance, Master(weights, moved)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
