@@ -123,7 +123,11 @@ def _take_gradient(stored: jax.Array, stand_in: jax.Array | None, reading: _Read
     its part of the gradient, which is scattered: at the place of use, so that no more than this weight is held whole.
     """
     del stand_in
-    # In the narrower dtype it is gathered, and nothing but the result of that needs to be computed again.
+    return _handed_out(stored, reading)
+
+
+def _handed_out(stored: jax.Array, reading: _Reading) -> jax.Array:
+    # Gathered in the narrower dtype: nothing but the gathering is to be done again for the way back.
     value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
     value = value.astype(reading.dtype)
     dim = _split_dim(stored.shape, reading.shape)
@@ -143,7 +147,7 @@ def _axis() -> str:
 def _forward(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
     # The way back needs the stand-in's shape and dtype alone.
     kept = None if stand_in is None else jnp.zeros((0, *stand_in.shape), stand_in.dtype)
-    return _take_gradient(stored, stand_in, reading), kept
+    return _handed_out(stored, reading), kept
 
 
 def _backward(reading: _Reading, kept: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:

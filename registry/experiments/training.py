@@ -41,10 +41,8 @@ class LanguageTraining(LanguageData):
     Z_LOSS: float = 0.0
     LABEL_SMOOTHING: float = 0.0
 
-    # The state split over devices that work on different rows (see tasks.zero)
-    ZERO_STAGE: int | None = (
-        None  # 0 nothing, 1 optimizer slots, 2 and gradients, 3 and weights; None leaves it to specs
-    )
+    # What is split over devices that work on different rows, whatever WEIGHTS says (see tasks.zero)
+    ZERO_STAGE: int | None = None  # 0 nothing, 1 optimizer slots, 2 and gradients, 3 and weights; None is no ZeRO
     ZERO_AXIS: str = "data"
 
     LOSS_CHUNK: int | None = None  # positions whose logits are held at once; None is all of them
