@@ -20,12 +20,15 @@ from layers.weight import weight
 
 
 class KeyValueCache(struct.PyTreeNode):
-    """What softmax attention remembers: keys and values of the first `index` positions, in slots of fixed number."""
+    """What softmax attention remembers: keys and values, in slots of fixed number.
+
+    Of the first `index` positions, in order; or, with a window, of the latest, the last one in the last slot.
+    """
 
     key_btkd: Float[Array, "b t k d"]  # rotated already, where the layer rotates
     value_btkd: Float[Array, "b t k d"]
     segment_ids_bt: Int[Array, "b t"]  # 0 marks padding
-    index: Int[Array, ""]  # slots filled so far, the same for every row
+    index: Int[Array, ""]  # positions read so far, the same for every row
 
 
 class Attention(nn.Module):
@@ -68,6 +71,7 @@ class Attention(nn.Module):
     query_initializer: Initializer | None = None  # of the query; None is `initializer`
     rotary_base: float | None = None  # rotary position embedding with this base; None leaves position to others
     scale: float | None = None  # factor on the scores; None is head_dim^-1/2
+    window: int | None = None  # a query sees so many positions, its own the last; None is all (Beltagy et al. 2020)
     logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
     relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
     extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
@@ -88,7 +92,8 @@ class Attention(nn.Module):
     param_dtype: str = "float32"
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
-        """An empty cache for `capacity` positions."""
+        """An empty cache for `capacity` positions, or for those that a window keeps."""
+        capacity = capacity if self.window is None else self.window - 1
         shape = (batch_size, capacity, self._kv_slots, self.head_dim)
         key, value = (
             constrain(jnp.zeros(shape, self.dtype), self.activations, row) for row in ("key_bskd", "value_bskd")
@@ -146,7 +151,7 @@ class Attention(nn.Module):
         """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
 
         Raises:
-          UsageError: the head counts do not divide, or a state is given to attention that is not causal.
+          UsageError: the head counts do not divide, or a state or window is given to attention that is not causal.
         """
         check_heads(self.num_heads, self.num_kv_heads)
         if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
@@ -154,6 +159,8 @@ class Attention(nn.Module):
                 f"head_slots = {self.head_slots} must be at least num_heads = {self.num_heads}, and goes with "
                 f"multi-head or multi-query attention."
             )
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise UsageError(f"window = {self.window} must be at least 1, and goes with causal attention.")
         if state is not None and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
         query = self._normed(self._project(x, "query", "n", self.num_heads), "query")
@@ -165,18 +172,20 @@ class Attention(nn.Module):
                 positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
             query = watch(self, "query_rotated", rotate(query, positions, self.rotary_base))
             key = watch(self, "key_rotated", rotate(key, positions, self.rotary_base))
-        if state is None:
-            mask = self._mask(segment_ids, segment_ids, 0, x.shape[1], x.shape[1])
-        else:
+        key_ids, plain = segment_ids, state is None and segment_ids is None
+        if state is not None:
             segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-            state = append(state, key, value, segment_ids)
-            key, value = state.key_btkd, state.value_btkd
-            mask = self._mask(segment_ids, state.segment_ids_bt, start, x.shape[1], key.shape[1])
+            if self.window is None:
+                seen = state = append(state, key, value, segment_ids)
+            else:
+                seen, state = slide(state, key, value, segment_ids)
+            key, value, key_ids = seen.key_btkd, seen.value_btkd, seen.segment_ids_bt
+            start = start if self.window is None else self.window - 1  # the place of the first query among the keys
+        mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[1])
         bias_nqt = None
         if self.relative_bias is not None:
             bias_nqt = self.relative_bias(start, x.shape[1], key.shape[1])
             bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
-        plain = state is None and segment_ids is None
         mixed = self._attend(query, key, value, mask, bias_nqt, plain)
         return self._output(place(self, "mixed_bsnd", mixed)), state
 
@@ -197,11 +206,11 @@ class Attention(nn.Module):
         return y
 
     def _mask(self, query_ids, key_ids, start, queries: int, keys: int) -> Bool[Array, "#b s t"]:
-        """True where a query may look: at or before itself (if causal), and in its own segment."""
-        mask = jnp.ones((1, queries, keys), bool)
-        if self.causal:
-            mask = jnp.arange(keys)[None, :] <= (start + jnp.arange(queries))[:, None]
-            mask = mask[None]
+        """True where a query may look: at or before itself (if causal), in its window, and in its own segment."""
+        distance = (start + jnp.arange(queries))[None, :, None] - jnp.arange(keys)
+        mask = distance >= 0 if self.causal else jnp.ones_like(distance, bool)
+        if self.window is not None:
+            mask = mask & (distance < self.window)
         if query_ids is not None:
             mask = mask & (query_ids[:, :, None] == key_ids[:, None, :])
         return mask
@@ -237,6 +246,7 @@ class Attention(nn.Module):
     def _use_cudnn(self, plain: bool) -> bool:
         asked = {
             "dropout on attention probabilities": self.dropout_rate != 0,
+            "window": self.window is not None,
             "logit_cap": self.logit_cap is not None,
             "relative_bias": self.relative_bias is not None,
             "extra_logit": self.extra_logit is not None,
@@ -256,6 +266,16 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
     """Raises a UsageError unless every key head serves as many query heads."""
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise UsageError(f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}.")
+
+
+def slide(cache: KeyValueCache, key, value, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
+    """All that the cache and new positions hold, in order, and the cache of the latest."""
+    slots = cache.segment_ids_bt.shape[1]
+    join = lambda old, new: jnp.concatenate([old, new], axis=1)
+    key, value = join(cache.key_btkd, key), join(cache.value_btkd, value)
+    seen = KeyValueCache(key, value, join(cache.segment_ids_bt, segment_ids), cache.index + segment_ids.shape[1])
+    keep = lambda x: x[:, x.shape[1] - slots :]
+    return seen, KeyValueCache(keep(key), keep(value), keep(seen.segment_ids_bt), seen.index)
 
 
 def append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:

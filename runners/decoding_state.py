@@ -33,6 +33,7 @@ def write_memory(path: str, session: Session, memory: Memory, capacity: int, rea
         "drawn": int(memory.drawn),
         "unread": np.asarray(memory.unread_b),
         "position": np.asarray(memory.position_b),
+        "counts": None if memory.counts_bv is None else np.asarray(memory.counts_bv),
         "leaves": {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(memory.state))},
     }
     target = Path(path)
@@ -72,4 +73,5 @@ def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], r
         raise UsageError(f"The state '{path}' is of {name}, in other sizes than {session.name} has: read it anew.")
     if reader != read_by:
         raise UsageError(f"The state '{path}' was read by {reader}, and these are {read_by}: read it anew.")
-    return Memory(jax.tree.unflatten(jax.tree.structure(empty), leaves), unread, position, jnp.int32(drawn)), capacity
+    state = jax.tree.unflatten(jax.tree.structure(empty), leaves)
+    return Memory(state, unread, position, jnp.int32(drawn), content.get("counts")), capacity

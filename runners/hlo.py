@@ -26,6 +26,22 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One instruction by which devices exchange something."""
+
+    kind: str
+    axis: str
+    loops: tuple[int, ...]  # turns of the loops it stands in, outermost first; 1 where the program does not tell
+    result_bytes: int  # what each device has behind it
+    sent_bytes: int  # what each device sends at one turn
+
+    @property
+    def times(self) -> int:
+        """How often it runs."""
+        return math.prod(self.loops)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Instruction:
     name: str
     type: str
@@ -40,9 +56,19 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
       text: `compiled.as_text()`.
       mesh: axis name to size, in the order of the mesh.
     """
-    computations, entry = _parse(text)
     totals: dict[tuple[str, str], list[int]] = {}
-    for times, name, instruction in _walk(computations, entry, 1):
+    for exchange in exchanges(text, mesh):
+        total = totals.setdefault((exchange.kind, exchange.axis), [0, 0])
+        total[0] += exchange.times
+        total[1] += exchange.times * exchange.sent_bytes
+    found = [Collective(kind, axis, *total) for (kind, axis), total in totals.items()]
+    return sorted(found, key=lambda collective: -collective.bytes)
+
+
+def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
+    """Every instruction of a program compiled for `mesh` by which devices exchange something; `text` as above."""
+    computations, entry = _parse(text)
+    for loops, name, instruction in _walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
@@ -52,11 +78,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
-        total = totals.setdefault((kind, axes), [0, 0])
-        total[0] += times
-        total[1] += times * _sent(kind, payload, size)
-    found = [Collective(kind, axis, *total) for (kind, axis), total in totals.items()]
-    return sorted(found, key=lambda collective: -collective.bytes)
+        yield Exchange(kind, axes, loops, payload, _sent(kind, payload, size))
 
 
 def loops_counted_once(text: str) -> int:
@@ -89,23 +111,23 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
 
 
 def _walk(
-    computations: dict[str, list[_Instruction]], name: str, times: int
-) -> Iterator[tuple[int, str, _Instruction]]:
-    """Every instruction reached from a computation: how often it runs, where it stands, itself."""
+    computations: dict[str, list[_Instruction]], name: str, loops: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], str, _Instruction]]:
+    """Every instruction reached from a computation: turns of the loops around it, where it stands, itself."""
     for instruction in computations.get(name, ()):
-        yield times, name, instruction
+        yield loops, name, instruction
         if instruction.opcode == "while":
             body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
             turns = _turns(instruction.rest, computations.get(condition, []))
-            yield from _walk(computations, body, times * (turns or 1))
+            yield from _walk(computations, body, (*loops, turns or 1))
         elif instruction.opcode == "conditional":
             parts = ("branch_computations", "true_computation", "false_computation")
             for branch in re.findall(r"[\w.\-]+", " ".join(_attribute(instruction.rest, part) for part in parts)):
-                yield from _walk(computations, branch, times)
+                yield from _walk(computations, branch, loops)
         elif called := _attribute(instruction.rest, "calls"):
-            yield from _walk(computations, called, times)
+            yield from _walk(computations, called, loops)
         elif instruction.opcode == "call":
-            yield from _walk(computations, _attribute(instruction.rest, "to_apply"), times)
+            yield from _walk(computations, _attribute(instruction.rest, "to_apply"), loops)
 
 
 def _attribute(rest: str, name: str) -> str:

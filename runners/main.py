@@ -93,6 +93,8 @@ def _check_flags_of_modes(options: argparse.Namespace) -> None:
         raise UsageError("--rates is for --mode=sweep: elsewhere say --set=LEARNING_RATE.")
     if options.mode != "train" and options.profile_at is not None:
         raise UsageError("--profile_at is for --mode=train: --mode=profile traces from its fourth update on.")
+    if options.mode != "sample" and (options.window, options.stream) != (None, None):
+        raise UsageError("--window and --stream are for --mode=sample: elsewhere say --set=ATTENTION_WINDOW.")
 
 
 def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +103,13 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--prompt", action="append", help="text to go on from; repeatable")
     add("--max_new_tokens", type=int, default=256)
     add("--temperature", type=float, default=0.8, help="0 is greedy")
-    add("--top_k", type=int)
-    add("--top_p", type=float)
+    add("--repetition_penalty", type=float, default=1.0, help="divides logits of tokens drawn before; 1 is none")
+    add("--top_k", type=int, help="draw from the k likeliest tokens")
+    add("--top_p", type=float, help="draw from the fewest tokens that hold this probability")
+    add("--typical_p", type=float, help="the same, those nearest in surprise to the entropy first")
+    add("--eta", type=float, help="draw from tokens above a threshold that falls with the entropy")
+    add("--window", type=int, metavar="N", help="attention sees the last N positions, and keeps no others")
+    add("--stream", action=argparse.BooleanOptionalAction, help="show one sample as it is drawn; default on a terminal")
     add("--num_samples", type=int, default=1, help="samples per prompt, drawn as one batch")
     add("--sample_seed", type=int, default=0)
     add("--stop", action=argparse.BooleanOptionalAction, default=True, help="end at the vocabulary's stop token")
@@ -160,6 +167,9 @@ def run(options: argparse.Namespace) -> int:
 
         return profile(session, workdir, options.profile_steps)
     if options.mode == "sample":
+        if options.window is not None:
+            windowed = [*overrides, f"ATTENTION_WINDOW={options.window}"]
+            session = _windowed(experiment, resolve(name, windowed, smoke=smoke, imports=options.imports))
         return _sample(options, session, workdir)
     from runners.judge import judge
 
@@ -196,12 +206,23 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
     return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=seeds))
 
 
+def _windowed(experiment, windowed):
+    from runners.session import Session
+
+    if windowed.Task() == experiment.Task():
+        raise UsageError(f"--window is for softmax attention, which {type(experiment).__name__} does not have.")
+    return Session(windowed)
+
+
 def _sample(options: argparse.Namespace, session, workdir) -> int:
     from runners.sample import SampleOptions, sample
     from tasks.decoding import Sampler
 
-    sampler = Sampler(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    rules = ("temperature", "repetition_penalty", "top_k", "top_p", "typical_p", "eta")
+    sampler = Sampler(**{rule: getattr(options, rule) for rule in rules})
+    rows = len(options.prompt or [""]) * options.num_samples
     chosen = SampleOptions(
+        stream=(sys.stdout.isatty() if options.stream is None else options.stream) and rows == 1,
         prompts=options.prompt or ["" if options.load_state else "\n"],
         sampler=sampler,
         new_tokens=options.max_new_tokens,

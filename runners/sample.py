@@ -2,8 +2,9 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,8 @@ from runners import report
 from runners.checkpoints import Checkpoints
 from runners.decoding_state import read_memory, write_memory
 from runners.session import Session
-from tasks.decoding import Sampler, generate, pad_prompts
+from tasks.decoding import Memory, Sampler, generate, pad_prompts
+from tasks.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,7 @@ class SampleOptions:
     new_tokens: int = 256
     copies: int = 1  # samples per prompt
     seed: int = 0
+    stream: bool = False  # show the text as it is drawn; for one sample
     stop: bool = True  # end a sample at the vocabulary's stop token
     checkpoint: str = "last"
     load_state: str | None = None  # go on behind what this file remembers
@@ -55,22 +58,17 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
         _check_room(session, past + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
-        choices = {"new_tokens": options.new_tokens, "sampler": options.sampler, "stop_id": stop_id}
-        choices["capacity"] = capacity = room + tokens.shape[1] + options.new_tokens
-        arguments = (session.task, state.variables, tokens, real, jax.random.key(options.seed))
-        compiled = generate.lower(*arguments, memory=memory, **choices).compile()
-        began = time.perf_counter()
-        drawn, memory = compiled(*arguments[1:], memory=memory)
-        drawn = np.asarray(drawn)
-        seconds = time.perf_counter() - began
-    texts, count = [], 0
-    for prompt, row in zip(prompts, drawn, strict=True):
-        ids = _until(row.tolist(), stop_id)
-        count += len(ids)
-        texts.append(vocabulary.decode([*prompt, *ids]))
-    text = "\n".join(("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
-    print(text)
-    print(f"\n[{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, step {int(state.step)}]", flush=True)
+        capacity = room + tokens.shape[1] + options.new_tokens
+        drawing = _Drawing(session, state.variables, options, stop_id)
+        texts = _Texts(vocabulary, prompts, stop_id, aloud=options.stream)
+        for drawn, behind in drawing.pieces(tokens, real, memory, capacity):
+            memory = behind
+            if texts.add(drawn):
+                break
+    text, count = texts.finish()
+    rate = f"{count} tokens in {drawing.seconds:.2f} s: {count / drawing.seconds:,.0f} tokens/s"
+    print(f"\n[{rate}, step {int(state.step)}]", flush=True)
+    assert memory is not None
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
         print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
@@ -89,6 +87,74 @@ def _check_room(session: Session, read: int, new_tokens: int) -> None:
             f"The {read} tokens before and {new_tokens} new ones are more than the {limit} positions this model has "
             f"learned: try --max_new_tokens={max(1, limit - read)}."
         )
+
+
+STREAMED = 8  # tokens drawn between two looks at the screen
+
+
+class _Drawing:
+    """Prompts and what is drawn behind them: at once, or a few tokens at a time."""
+
+    def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_id: int | None):
+        self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
+        piece = min(STREAMED, options.new_tokens) if options.stream else options.new_tokens
+        self._sizes = [min(piece, options.new_tokens - start) for start in range(0, options.new_tokens, piece)]
+        self._choices = {"sampler": options.sampler, "stop_id": stop_id}
+        self.seconds = 0.0  # spent on drawing, without compiling
+
+    def pieces(
+        self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int
+    ) -> Iterator[tuple[np.ndarray, Memory]]:
+        """Tokens as they are drawn, (rows, some), and what is remembered behind them."""
+        programs: dict[tuple[int, int], Any] = {}
+        for size in self._sizes:
+            arguments = (self._variables, tokens, real, self._rng)
+            if (key := (tokens.shape[1], size)) not in programs:
+                choices = {**self._choices, "new_tokens": size, "capacity": capacity}
+                programs[key] = generate.lower(self._task, *arguments, memory=memory, **choices).compile()
+            began = time.perf_counter()
+            drawn, memory = jax.block_until_ready(programs[key](*arguments, memory=memory))
+            self.seconds += time.perf_counter() - began
+            assert memory is not None
+            yield np.asarray(drawn), memory
+            tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
+
+
+class _Texts:
+    """What is drawn, as text: shown as it comes where `aloud`, else at the end."""
+
+    def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, aloud: bool):
+        self._vocabulary, self._prompts, self._stop_id, self._aloud = vocabulary, prompts, stop_id, aloud
+        self._ids: list[list[int]] = [[] for _ in prompts]
+        self._shown = ""
+        if aloud:
+            self._show()
+
+    def add(self, drawn: np.ndarray) -> bool:
+        """Takes more tokens; true where every row has stopped."""
+        for ids, row in zip(self._ids, drawn.tolist(), strict=True):
+            ids += row
+        if self._aloud:
+            self._show()
+        return self._stop_id is not None and all(self._stop_id in ids for ids in self._ids)
+
+    def _texts(self) -> list[str]:
+        rows = zip(self._prompts, self._ids, strict=True)
+        return [self._vocabulary.decode([*prompt, *_until(ids, self._stop_id)]) for prompt, ids in rows]
+
+    def _show(self) -> None:
+        text = self._texts()[0].rstrip("\ufffd")  # the rest of a character may come yet
+        if text.startswith(self._shown):
+            print(text[len(self._shown) :], end="", flush=True)
+            self._shown = text
+
+    def finish(self) -> tuple[str, int]:
+        """All text, and the number of tokens drawn."""
+        texts = self._texts()
+        parts = (("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
+        text = "\n".join(parts)
+        print(text[len(self._shown) :] if text.startswith(self._shown) else text)
+        return text, sum(len(_until(ids, self._stop_id)) for ids in self._ids)
 
 
 def _until(ids: list[int], stop_id: int | None) -> list[int]:

@@ -38,6 +38,7 @@ class Memory(struct.PyTreeNode):
     unread_b: jax.Array  # int32 (B,): the last token
     position_b: jax.Array  # int32 (B,): its position
     drawn: jax.Array  # int32: tokens drawn so far, which random numbers follow
+    counts_bv: jax.Array | None = None  # how often each token was drawn, where a sampler penalises repetition
 
 
 def unpack(memory: Memory, empty: Any) -> Any:
@@ -96,25 +97,32 @@ def generate(
     state = state if memory is None else unpack(memory, state)
     before = jnp.int32(0) if memory is None else memory.drawn
     logits, state = task.decode_step(variables, tokens, state, real, positions)
-    first = sampler(logits, jax.random.fold_in(rng, before)).astype(jnp.int32)
+    counts = None if memory is None else memory.counts_bv
+    if counts is None and sampler.repetition_penalty != 1:
+        counts = jnp.zeros(logits.shape, jnp.int32)
+    first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
     drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
 
     def unfinished(carry):
-        step, _, _, stopped = carry
+        step, *_, stopped = carry
         return (step < new_tokens) & ~jnp.all(stopped)
 
     def body(carry):
-        step, drawn, state, stopped = carry
+        step, drawn, state, counts, stopped = carry
         last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
         ones = jnp.ones((rows, 1), jnp.int32)
         logits, state = task.decode_step(variables, last, state, ones, positions[:, -1:] + step)
-        token = sampler(logits, jax.random.fold_in(rng, before + step)).astype(jnp.int32)
+        token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, drawn[:, step], token)
-        return step + 1, drawn.at[:, step].set(token), state, stopped | is_stop(token)
+        return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped | is_stop(token)
+
+    def counted(counts, token):
+        return None if counts is None else counts.at[jnp.arange(rows), token].add(1)
 
     def is_stop(token):
         return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
 
-    steps, drawn, state, _ = jax.lax.while_loop(unfinished, body, (jnp.int32(1), drawn, state, is_stop(first)))
+    carry = (jnp.int32(1), drawn, state, counted(counts, first), is_stop(first))
+    steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
-    return drawn, Memory(state, last, positions[:, -1] + steps, before + steps)
+    return drawn, Memory(state, last, positions[:, -1] + steps, before + steps, counts)

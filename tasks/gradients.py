@@ -34,9 +34,8 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
     """
     mesh = handled_mesh(task)
     if mesh is None:
-        like = variables["params"]
-        narrow = task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(like))
-        stand_ins = jax.tree.map(lambda w: jnp.zeros(w.shape, task.gradient_dtype), like) if narrow else None
+        zeros = lambda w: jnp.zeros(w.shape, task.gradient_dtype)
+        stand_ins = jax.tree.map(zeros, variables["params"]) if _narrow(task, variables) else None
         gradient, output = _sum_of_pieces(task, variables, stand_ins, batch, carry, rngs)
     else:
         gradient, output = _handled(task, mesh, variables, batch, carry, rngs, carry_specs)
@@ -65,6 +64,11 @@ def handled_mesh(task: Task) -> Mapping[str, int] | None:
     if task.zero is None or mesh.empty or mesh.shape.get(task.zero.axis, 1) == 1:
         return None
     return dict(mesh.shape)
+
+
+def _narrow(task: Task, variables: Any) -> bool:
+    """Would gradients by the weights themselves have another dtype than they are to be kept in, or sums stall."""
+    return task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(variables["params"]))
 
 
 def _sum_of_pieces(
@@ -145,10 +149,13 @@ def _handled(
 
         return jax.tree.map(one, rows, gradient)
 
+    # Where all of it is summed as it arises, it is taken by the weights themselves.
+    apart = _narrow(task, variables) or any(dim_of(row.gradient_spec, axis) is not None for row in table if row.learned)
+
     def body(variables, batch, carry, rngs, number):
         # Rows on other devices have random numbers of their own.
         rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
-        stand_ins = jax.tree.map(stand_in, rows)
+        stand_ins = jax.tree.map(stand_in, rows) if apart else None
         finish = functools.partial(exchanged, target="gradient_spec", only_unstacked=True)
         arguments = (stand_ins, batch, carry, rngs, finish)
         gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)

@@ -17,9 +17,7 @@ class Sampler:
     """
 
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
-    repetition_penalty: float = (
-        1.0  # divides logits of tokens drawn before; negative ones are multiplied
-    )
+    repetition_penalty: float = 1.0  # divides logits of tokens drawn before; negative ones are multiplied
     top_k: int | None = None  # keep the k likeliest tokens (Fan et al. 2018, section 5.4)
     top_p: float | None = None  # the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
     typical_p: float | None = None  # so many, nearest in surprise to the entropy (Meister et al. 2022, section 3)

@@ -34,12 +34,13 @@ class Zero:
         if self.stage not in (0, 1, 2, 3):
             raise UsageError(f"ZERO_STAGE = {self.stage} must be 0, 1, 2, 3 or none.")
 
-    def split(self, row: WeightRow, parts: int) -> P:
+    def split(self, row: WeightRow, mesh: Mapping[str, int]) -> P:
         """The row's spec with the axis in it, where it fits."""
         if dim_of(row.spec, self.axis) is not None:
             return row.spec
         for dim in range(row.stacked, len(row.shape)):
-            if row.spec[dim] is None and row.shape[dim] % parts == 0:
+            free = all(mesh[name] == 1 for name in axes_of(row.spec[dim]))
+            if free and row.shape[dim] % mesh[self.axis] == 0:
                 return P(*row.spec[:dim], self.axis, *row.spec[dim + 1 :])
         return row.spec
 
@@ -62,7 +63,7 @@ class Zero:
                 )
             if not row.learned:
                 return row
-            split = self.split(row, mesh[self.axis])
+            split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
             return dataclasses.replace(row, **{name: split for name, stage in by_stage.items() if self.stage >= stage})
 

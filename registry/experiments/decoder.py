@@ -54,6 +54,7 @@ class DecoderLm(LanguageTraining):
     USE_BIAS: bool = False
     TIED: bool = True
     ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
+    ATTENTION_WINDOW: int | None = None  # positions a query sees, its own the last; None is all before it
     DROPOUT: float = 0.0  # on attention probabilities and residual branches
     EMBEDDING_DROPOUT: float | None = None  # None is DROPOUT
     HIDDEN_DROPOUT: float | None = None  # on the hidden layer; None is DROPOUT
@@ -294,6 +295,7 @@ class DecoderLm(LanguageTraining):
             head_dim=self.head_dim,
             scale=scale,
             qk_norm=self.QK_NORM,
+            window=self.ATTENTION_WINDOW,
             relative_bias=fdl.Config(Alibi, num_heads=self.num_heads) if self.POSITIONS == "alibi" else None,
             initializer=self.initializer(),
             out_initializer=self.initializer(self.branch_scale),
