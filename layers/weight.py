@@ -99,9 +99,8 @@ def weight(
         stored = module.get_variable("params", key) if module.has_variable("params", key) else None
         if stored is None or (stand_in is None and stored.shape == shape):
             return module.param(key, make)
-        gathered = stored.shape != shape and role in ("hidden", "output")
         wanted = dtype or str(getattr(module, "dtype", "float32"))
-        narrow = gathered or (stand_in is not None and wanted == stand_in.dtype)
+        narrow = role in ("hidden", "output") or (stand_in is not None and wanted == stand_in.dtype)
         read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, wanted if narrow else stored.dtype.name))
         return read
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value

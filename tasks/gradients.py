@@ -149,13 +149,10 @@ def _handled(
 
         return jax.tree.map(one, rows, gradient)
 
-    # Where all of it is summed as it arises, it is taken by the weights themselves.
-    apart = _narrow(task, variables) or any(dim_of(row.gradient_spec, axis) is not None for row in table if row.learned)
-
     def body(variables, batch, carry, rngs, number):
         # Rows on other devices have random numbers of their own.
         rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
-        stand_ins = jax.tree.map(stand_in, rows) if apart else None
+        stand_ins = jax.tree.map(stand_in, rows)
         finish = functools.partial(exchanged, target="gradient_spec", only_unstacked=True)
         arguments = (stand_ins, batch, carry, rngs, finish)
         gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)

@@ -90,6 +90,7 @@ class Zero1B1(ZeroLm):
     LEARNING_RATE = 2e-4
     DECAY_STEPS = 85_000
     NUM_STEPS = 90_000
+    REMAT = "full"
 
 
 @register

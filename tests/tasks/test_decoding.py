@@ -5,7 +5,7 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.decoding import Sampler, generate, pad_prompts
-from tests.models import task_of, train_losses
+from tests.models import task_of, train_losses, variables_of
 
 TASK = task_of()
 
@@ -90,6 +90,75 @@ def test_what_may_be_drawn(sampler, kept):
     assert np.isfinite(sampler.keep(LOGITS)[0, :kept]).all()
 
 
+@pytest.mark.parametrize(
+    ("sampler", "kept"),
+    [
+        # Surprises 0.69, 1.39, 1.90, 2.30 around an entropy of 1.21: nearest is the second token, then the first.
+        (Sampler(typical_p=0.2), {1}),
+        (Sampler(typical_p=0.26), {0, 1}),
+        (Sampler(typical_p=0.76), {0, 1, 2}),
+        (Sampler(typical_p=1.0), {0, 1, 2, 3}),
+        # exp(-entropy) is 0.2988: thresholds 0.01, 0.164 and 0.2988.
+        (Sampler(eta=0.01), {0, 1, 2, 3}),
+        (Sampler(eta=0.3), {0, 1}),
+        (Sampler(eta=1.0), {0}),
+        # Each rule sees what those before have left: of two tokens, 2/3 and 1/3, the second is nearer.
+        (Sampler(top_k=2, typical_p=0.3), {0}),
+        (Sampler(top_k=3, eta=0.3), {0, 1}),
+    ],
+)
+def test_which_may_be_drawn_by_entropy(sampler, kept):
+    assert set(np.flatnonzero(np.isfinite(sampler.keep(LOGITS)[0])).tolist()) == kept
+
+
+def test_eta_keeps_the_likeliest_of_many_alike():
+    assert np.isfinite(Sampler(eta=1.0).keep(jnp.zeros((1, 50)))).any()
+
+
+def test_repetition_penalty_divides_positive_logits_and_multiplies_negative_ones():
+    logits, counts = jnp.array([[2.0, 1.9, -1.0, -1.5]]), jnp.array([[1, 0, 3, 0]])
+    greedy = Sampler(temperature=0.0, repetition_penalty=2.0)
+    assert greedy(logits, jax.random.key(0)).tolist() == [0], "nothing drawn yet"
+    assert greedy(logits, jax.random.key(0), counts).tolist() == [1]
+    assert greedy(logits[:, 2:], jax.random.key(0), counts[:, 2:]).tolist() == [1], "-1 became -2"
+
+
+def test_a_repetition_penalty_ends_repetitions(variables):
+    free = run(variables, [[1, 3, 5]], new_tokens=24)[0]
+    held = run(variables, [[1, 3, 5]], new_tokens=24, sampler=Sampler(temperature=0.0, repetition_penalty=1e6))[0]
+    assert len(set(free)) < 24
+    assert len(set(held)) > len(set(free))
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(repetition_penalty=1.3, top_k=9)], ids=["plain", "penalty"])
+def test_in_pieces_as_at_once(variables, sampler):
+    prompts = [[1, 3, 5], [2]]
+    whole, memory, drawn = run(variables, prompts, new_tokens=12, sampler=sampler), None, []
+    tokens, real = pad_prompts(prompts)
+    for size in (5, 4, 3):
+        choices = {"new_tokens": size, "sampler": sampler, "capacity": tokens.shape[1] + 12 if memory is None else 15}
+        piece, memory = generate(TASK, variables, tokens, real, jax.random.key(0), memory=memory, **choices)
+        drawn.append(np.asarray(piece))
+        tokens = real = np.zeros((2, 0), np.int32)
+    assert np.concatenate(drawn, axis=1).tolist() == whole
+
+
+@pytest.mark.parametrize("positions", ["alibi", "rotary"])
+def test_a_window_slides(positions):
+    """Beyond the window the cache equals the full pass whose attention has the same window."""
+    task = task_of(POSITIONS=positions, ATTENTION_WINDOW=6)
+    weights = variables_of(task)
+    state = task.init_decode_state(1, 1)
+    assert {leaf.shape[2] for leaf in jax.tree.leaves(state.layers) if leaf.ndim > 2} == {5}
+    tokens = jax.random.randint(jax.random.key(1), (1, 40), 0, 32)
+    features, _ = task.model.apply(weights, tokens)
+    expected = task.model.apply(weights, features, method="logits")
+    step = jax.jit(task.decode_step)
+    for i in range(40):
+        logits, state = step(weights, tokens[:, i : i + 1], state)
+        np.testing.assert_allclose(logits, expected[:, i], atol=1e-4)
+
+
 def test_frequencies_follow_temperature():
     draw = jax.vmap(lambda rng, t: Sampler(temperature=0.5)(LOGITS, rng)[0], in_axes=(0, None))
     drawn = draw(jax.random.split(jax.random.key(0), 4000), 0)
@@ -99,7 +168,14 @@ def test_frequencies_follow_temperature():
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [({"temperature": -1.0}, "temperature = -1.0"), ({"top_k": 0}, "top_k = 0"), ({"top_p": 1.5}, "top_p = 1.5")],
+    [
+        ({"temperature": -1.0}, "temperature = -1.0"),
+        ({"top_k": 0}, "top_k = 0"),
+        ({"top_p": 1.5}, "top_p = 1.5"),
+        ({"typical_p": 0.0}, "typical_p = 0.0"),
+        ({"eta": -0.1}, "eta = -0.1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
+    ],
 )
 def test_bad_samplers(fields, says):
     with pytest.raises(UsageError, match=says):
