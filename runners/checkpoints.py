@@ -130,6 +130,8 @@ class Checkpoints:
         steps = self.steps()
         named = {"last": self._manager.latest_step, "best": self._manager.best_step}
         found = named[which]() if which in named else int(which) if which.isdigit() else None
+        if not steps:
+            raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
         if found not in steps:
             raise UsageError(
                 f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}."

@@ -81,16 +81,16 @@ def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
 def _check(where: str, stored: Shapes, wanted: Any, table: WeightTable) -> None:
     """Raises a UsageError unless every array is there, in the shape of this experiment but for fewer layers."""
     named = dict(_leaves(wanted))
-    for path in sorted(stored):
-        if path.startswith("variables/") and path not in named:
-            name = path.removeprefix("variables/")
-            raise UsageError(f"{where} has a weight {name}, {_size(stored[path])}, which this experiment lacks.")
-    for path in sorted(named, key=lambda path: path.startswith("optimizer/")):
-        name, have, want = path.removeprefix("variables/"), stored.get(path), tuple(named[path].shape)
-        layers = _layer_dims(path, table)
+    slot = lambda path: path.startswith("optimizer/")
+    fresh = lambda path: " WARM_START_OPTIMIZER=false begins with a fresh optimizer." if slot(path) else ""
+    taken = (path for path in stored if path.partition("/")[0] in wanted)
+    for path in sorted({*taken, *named}, key=lambda path: (slot(path), path)):
+        name = path.removeprefix("variables/")
+        if path not in named:
+            raise UsageError(f"{where} has {name}, {_size(stored[path])}, which this experiment lacks.{fresh(path)}")
+        have, want, layers = stored.get(path), tuple(named[path].shape), _layer_dims(path, table)
         if have is None:
-            fresh = " WARM_START_OPTIMIZER=false begins with a fresh one." if path.startswith("optimizer/") else ""
-            raise UsageError(f"{where} has no {name}, which is {_size(want)} here.{fresh}")
+            raise UsageError(f"{where} has no {name}, which is {_size(want)} here.{fresh(path)}")
         if len(have) != len(want) or have[layers:] != want[layers:]:
             raise UsageError(
                 f"{where} does not fit: {name} is {_size(have)} there and {_size(want)} here, and only the number of "

@@ -135,27 +135,24 @@ class DecoderLm(LanguageData):
 
     @classmethod
     def Smoke(cls):
-        return (
-            super()
-            .Smoke()
-            .derive(
-                NUM_LAYERS=2,
-                MODEL_DIM=32,
-                NUM_HEADS=8,
-                NUM_KV_HEADS=None if cls.NUM_KV_HEADS is None else max(1, 8 * cls.NUM_KV_HEADS // cls().num_heads),
-                D_BASE=None if cls.D_BASE is None else 16,
-                HEAD_DIM=None if cls.HEAD_DIM is None else 4,
-                FFN_DIM=64,
-                SEQ_LEN=32,
-                BATCH_SIZE=8,
-                EVAL_ROWS=16,
-                TEXT_PATH=None,
-                WARMUP_STEPS=2,
-                NUM_STEPS=30,
-                LOG_EVERY=5,
-                EVAL_EVERY=10,
-                SAVE_EVERY=10,
-            )
+        small = super().Smoke()
+        return small.derive(
+            NUM_LAYERS=2,
+            MODEL_DIM=32,
+            NUM_HEADS=8,
+            NUM_KV_HEADS=None if cls.NUM_KV_HEADS is None else max(1, 8 * cls.NUM_KV_HEADS // cls().num_heads),
+            D_BASE=None if cls.D_BASE is None else 16,
+            HEAD_DIM=None if cls.HEAD_DIM is None else 4,
+            FFN_DIM=64,
+            SEQ_LEN=32,
+            BATCH_SIZE=8,
+            EVAL_ROWS=16,
+            TEXT_PATH=None,
+            WARMUP_STEPS=2,
+            NUM_STEPS=30,
+            LOG_EVERY=5,
+            EVAL_EVERY=10,
+            SAVE_EVERY=10,
         )
 
     def Task(self) -> fdl.Config:
