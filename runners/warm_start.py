@@ -60,15 +60,20 @@ def check_warm_start(session: Session, workdir: str) -> None:
 
 def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
     """The other run's checkpoint, and the shapes of its arrays, which fit this experiment."""
+    where = f"WARM_START = {warm.workdir}"
     try:
         require_checkpoints(warm.workdir)
         source = Checkpoints(Path(warm.workdir), read_only=True)
         step = source.find(warm.checkpoint)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    try:
         stored = source.stored_shapes(step)
-        source.close()
-    except (UsageError, OSError, ValueError, KeyError) as error:
-        raise UsageError(f"WARM_START = {warm.workdir}: {error}") from error
-    _check(f"WARM_START = {warm.workdir} (step {step})", stored, _wanted(session, warm), session.task.weight_table())
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{where}: checkpoint {step} cannot be read: {reason}. Choose another.") from error
+    source.close()
+    _check(f"{where} (step {step})", stored, _wanted(session, warm), session.task.weight_table())
     return step, stored
 
 

@@ -90,7 +90,7 @@ class LanguageData(Experiment):
         if not lengths:
             return source
         if self.UPDATE_LEN is not None:
-            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} goes with whole rows: leave LENGTH_STAGES out.")
+            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} goes with whole rows: leave STAGED_STEPS out.")
         sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN}
         stages = {"lengths": lengths, "steps": self.STAGED_STEPS, "rows": self.STAGED_ROWS}
         return fdl.Config(StagedInput, source=source, **stages, **sizes)

@@ -15,6 +15,7 @@ from runners.chips import CHIPS
 from runners.main import main
 from runners.profile import TraceWindow
 from runners.session import Session
+from runners.sweep import _Runs
 from tests.models import Small
 
 SETTINGS = ("LENGTH_STAGES=8,16", "STAGED_STEPS=12", "NUM_STEPS=18", "LOG_EVERY=5", "EVAL_EVERY=9", "SAVE_EVERY=100")
@@ -81,6 +82,13 @@ def test_reshaped_rows_keep_the_tokens_of_an_update(tmp_path, capsys):
     said = [line.partition(" (")[0] for line in out.splitlines() if line.startswith("Rows of")]
     assert said == ["Rows of 8 from step 1 on", "Rows of 16 from step 7 on", "Rows of 32 from step 13 on"]
     assert [line["tokens_seen"] for line in lines(tmp_path)] == [8 * 32 * step for step in (5, 10, 15, 18)]
+
+
+def test_a_sweep_takes_the_same_rows(calm):
+    runs = _Runs(resolve("tiny.StdlibTiny", ["DROPOUT=0.1", *SETTINGS], smoke=True))
+    found = runs.run(3e-3, seed=0)
+    assert found["loss"] == pytest.approx(lines(calm, "validation")[-1]["loss"], rel=1e-5)
+    assert [step for step, _ in found["train"]] == [5, 10, 15, 18]
 
 
 def test_profiling_takes_whole_rows(tmp_path, monkeypatch):
