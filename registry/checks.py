@@ -15,7 +15,6 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key
 from registry.overrides import ROOTS
 from tasks.batch import empty_batch
-from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
 from tasks.weight_table import check_spec
 from tasks.zero import placed_table
@@ -35,7 +34,8 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     task, train, test = (build(config, root) for root, config in configs.items())
     with clear_errors(name):
         table = task.weight_table()
-        _trace_loss(task, train.input)
+        for rows, length in train.input.shapes():
+            _trace_loss(task, rows, length)
     placed_table(task, mesh).check(mesh)
     unused = set(experiment.WEIGHTS) - {row.key for row in table}
     for key in sorted(unused):
@@ -57,8 +57,9 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
             raise UsageError(
                 f"{where}.batch_size = {source.batch_size} must be divisible by task.microbatches = {pieces}."
             )
-        rows = f"{where}: a batch of {source.batch_size} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
-        check_spec(rows, placement, (source.batch_size // pieces, source.seq_len), mesh)
+        for rows, length in source.shapes():
+            batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
+            check_spec(batch, placement, (rows // pieces, length), mesh)
 
 
 @contextlib.contextmanager
@@ -71,9 +72,9 @@ def clear_errors(name: str) -> Iterator[None]:
         raise UsageError(f"{name} cannot be built with these settings: {reason}.") from error
 
 
-def _trace_loss(task: Task, source: IndexedInput) -> None:
+def _trace_loss(task: Task, rows: int, length: int) -> None:
     """Runs the loss without arrays: shapes that do not fit show here."""
-    batch = empty_batch(source.batch_size, source.seq_len)
+    batch = empty_batch(rows, length)
     jax.eval_shape(lambda variables: task.loss(variables, batch)[0], task.weight_table().abstract)
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of a run: the last k and the best, written while training goes on."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Checkpoints:
           which: "last", "best" or a step.
         """
         if which != "last":
-            step = self._step(which)
+            step = self.find(which)
             try:
                 return self._restore(step, abstract)
             except (OSError, ValueError, KeyError) as error:
@@ -90,13 +91,32 @@ class Checkpoints:
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["extra"]
 
-    def _compare(self, step: int, abstract: TrainState) -> None:
-        """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
-        folder = (self._workdir / FOLDER / str(step) / "state").absolute()
-        stored = _shapes(ocp.StandardCheckpointer().metadata(folder).item_metadata)
+    def restore_part(self, step: int, abstract: Any) -> Any:
+        """Some of a checkpoint's arrays: those that `abstract` has, placed as it says."""
+        arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
+        part = ocp.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=True)
+        try:
+            return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._state(step), args=part)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"Checkpoint {step} in '{self._workdir}' cannot be read: {_reason(error)}") from error
+
+    def stored_shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of a checkpoint's arrays by path.
+
+        Raises:
+          ValueError, OSError: it cannot be read.
+        """
+        stored = shapes_by_path(ocp.StandardCheckpointer().metadata(self._state(step)).item_metadata)
         if not stored:
             raise ValueError("it does not say what arrays it holds")
-        wanted = _shapes(abstract)
+        return stored
+
+    def _state(self, step: int) -> Path:
+        return (self._workdir / FOLDER / str(step) / "state").absolute()
+
+    def _compare(self, step: int, abstract: TrainState) -> None:
+        """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
+        stored, wanted = self.stored_shapes(step), shapes_by_path(abstract)
         for path in sorted(stored.keys() | wanted.keys()):
             if stored.get(path) != wanted.get(path):
                 have, want = (str(side.get(path, "missing")) for side in (stored, wanted))
@@ -105,9 +125,13 @@ class Checkpoints:
                     f"{want} here. Start in another --workdir."
                 )
 
-    def _step(self, which: str) -> int:
+    def find(self, which: str) -> int:
+        """The step of a checkpoint called "last", "best" or by its step; raises a UsageError where there is none."""
         steps = self.steps()
-        found = self._manager.best_step() if which == "best" else int(which) if which.isdigit() else None
+        named = {"last": self._manager.latest_step, "best": self._manager.best_step}
+        found = named[which]() if which in named else int(which) if which.isdigit() else None
+        if not steps:
+            raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
         if found not in steps:
             raise UsageError(
                 f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}."
@@ -143,13 +167,15 @@ def require_checkpoints(workdir: str) -> None:
         raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of a tree's arrays by path, the same for attributes, keys and numbers."""
     leaves = jax.tree_util.tree_leaves_with_path(getattr(tree, "tree", tree))
-    return {
-        "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): tuple(leaf.shape)
-        for path, leaf in leaves
-    }
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """Where a leaf stands in a tree: `variables/params/head/unembedding_mv`."""
+    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
 def _reason(error: Exception) -> str:

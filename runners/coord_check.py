@@ -24,12 +24,13 @@ from runners.coord_gates import Gate, judge, slope
 from runners.coord_plot import draw
 from runners.grids import of_width, rate_text
 from runners.results import finite, make_folder, title
-from runners.session import Session
+from runners.session import Session, Updates
 from runners.workdir import write_atomically
 
 # What the check sets where --set does not: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
     **{"BATCH_SIZE": 4, "SEQ_LEN": 32, "UPDATE_LEN": None, "MICROBATCHES": 1, "NUM_GROUPS": 1, "DATA": "text"},
+    **{"LENGTH_STAGES": (), "LENGTH_START": None, "STAGED_STEPS": None},
     **{"LEARNING_RATE": 2**-6, "SCHEDULE": "constant", "WARMUP_STEPS": 0, "DTYPE": "float32", "REMAT": "none"},
     **{"MOMENT_DTYPE": "float32", "GRADIENT_DTYPE": "float32", "LOSS_CHUNK": None, "DEVICE_ORDER": "auto"},
     **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
@@ -97,13 +98,14 @@ def _session(experiment: Experiment, width: int) -> Session:
 
 def _measure(session: Session, options: CoordOptions) -> Statistics:
     """Size and change of every activation before the first update and behind each, averaged over seeds."""
-    rows = session.train.input.batch_size
+    source = session.train.input
     look = jax.jit(lambda variables, batch: _activations(session.task, variables, batch))
     compare = jax.jit(_compare)
-    update, runs = None, []
+    updates, runs = Updates(session), []
     for seed in range(options.seeds):
-        batch, key = session.put(session.train.input.batch(seed), rows), jax.random.key(seed)
-        update = update or session.compile_step(batch)
+        part, key = source.batch(seed), jax.random.key(seed)
+        batch = session.put(part, part.inputs.shape[0])
+        update = updates.of(batch)
         state = session.init(key)
         first = look(state.variables, batch)
         seen = [compare(first, first)]

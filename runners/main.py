@@ -139,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
     from runners.checkpoints import require_checkpoints
     from runners.session import Session
+    from runners.warm_start import check_warm_start
     from runners.workdir import open_workdir, recorded
 
     name, overrides, smoke = options.exp, options.set, options.smoke
@@ -154,6 +155,8 @@ def run(options: argparse.Namespace) -> int:
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
     session.require_data(options.mode)
+    if options.mode == "train":
+        check_warm_start(session, options.workdir)
     record = {"allow_changes": options.allow_changes, "record": options.mode in ("train", "profile")}
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
     if options.mode == "train":
@@ -195,6 +198,8 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
     from runners.sweep import SweepOptions, sweep
 
     swept = options.mode == "sweep"
+    if (folder := experiment.knobs().get("WARM_START")) is not None:
+        raise UsageError(f"WARM_START = {folder} is for --mode=train: {options.mode} begins with initial weights.")
     for name in ("seeds", "steps"):
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name}={count} must be at least 1.")

@@ -20,7 +20,8 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
     if steps < 1:
         raise UsageError(f"--profile_steps={steps} must be at least 1.")
     with session.placed():
-        batches = session.batches(session.train.input)
+        # Whole rows, which the run will be at for the most part.
+        batches = session.batches(session.train.input, {"next_batch": session.train.input.short_batches})
         batch, _ = next(batches)
         began = time.perf_counter()
         update = session.compile_step(batch)
@@ -38,12 +39,12 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
     median = statistics.median(times)
-    tokens = session.sample_batch.inputs.size
-    rate = tokens / median
+    shape = batch.inputs.shape
+    rate = batch.inputs.size / median
     low, high = min(times) * 1e3, max(times) * 1e3
     print(f"step: median {median * 1e3:.1f} ms, fastest {low:.1f} ms, slowest {high:.1f} ms over {steps} steps")
-    print(f"      {rate:,.0f} tokens/s, {amount(int(rate * session.flops_per_token))}FLOP/s in matrix products")
-    if (utilization := session.mfu(rate)) is not None:
+    print(f"      {rate:,.0f} tokens/s, {amount(int(session.update_flops(shape) / median))}FLOP/s in matrix products")
+    if (utilization := session.mfu({shape: 1}, median)) is not None:
         print(f"      MFU {utilization:.1%}")
     print(_where(workdir))
     return 0

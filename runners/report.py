@@ -15,6 +15,7 @@ CURVES = (
     ("bits_per_byte", "bits per byte"),
     ("learning_rate", "learning rate"),
     ("grad_norm", "gradient norm"),
+    ("sequence_length", "positions per row"),
 )
 # Scalars of every run that need no curve; all others come from layers.
 PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy", "param_norm", "tokens_seen", "mfu")

@@ -60,6 +60,7 @@ class Session:
         self.test: TestProgram = build(experiment.Test(), "test")
         self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices)
         self.batch_sharding = NamedSharding(self.mesh, experiment.ACTIVATIONS["tokens_bs"])
+        self._flops: dict[tuple[int, int], int] = {}
 
     def require_data(self, mode: str) -> None:
         """Raises a UsageError unless the data that a mode reads is there, and enough of it."""
@@ -94,7 +95,7 @@ class Session:
 
     @property
     def sample_batch(self) -> Batch:
-        """A batch of the training input's shape, all zeros."""
+        """A batch of the training input's whole rows, all zeros."""
         return empty_batch(self.train.input.batch_size, self.train.input.seq_len)
 
     @functools.cached_property
@@ -143,7 +144,8 @@ class Session:
         """Shapes of the training input's batches, placed; one row is read to know what they hold."""
         source = self.train.input
         row = source.batch(0, Shard(0, source.batch_size))
-        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((source.batch_size, *x.shape[1:]), x.dtype), row)
+        shape = (source.batch_size, source.seq_len)  # of whole rows, however the first ones are
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
         return self.abstract(whole, self.batch_sharding)
 
     @property
@@ -161,21 +163,36 @@ class Session:
         """The jitted evaluation `(variables, batch) -> MetricSums`."""
         return jax.jit(lambda variables, batch: metrics_of(self.task, variables, batch))
 
-    @functools.cached_property
-    def flops_per_token(self) -> float:
-        """Operations in the matrix products of one update: three times the forward pass, whatever is computed again.
+    def update_flops(self, shape: tuple[int, int]) -> int:
+        """Operations in the matrix products of an update with a batch of (rows, positions).
 
-        Products that only move data, as to experts and back, are left out.
+        They are three times those of the forward pass, whatever is computed again. Products that only move data, as to
+        experts and back, are left out.
         """
-        batch = self.sample_batch
-        loss = lambda variables, batch: self.task.loss(variables, batch)[0]
-        forward = matmul_flops(loss, self.abstract_state.variables, batch, leave_out=OVERHEAD)
-        return 3 * forward / batch.inputs.size
+        if shape not in self._flops:
+            loss = lambda variables, batch: self.task.loss(variables, batch)[0]
+            variables, batch = self.abstract_state.variables, empty_batch(*shape)
+            self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
+        return self._flops[shape]
 
-    def mfu(self, tokens_per_second: float) -> float | None:
-        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known."""
+    @property
+    def flops_per_token(self) -> float:
+        """`update_flops` of whole rows, by token."""
+        whole = self.sample_batch.inputs
+        return self.update_flops(whole.shape) / whole.size
+
+    def mfu(self, updates: Mapping[tuple[int, int], int], seconds: float) -> float | None:
+        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known.
+
+        Args:
+          updates: how many were made with batches of each shape.
+          seconds: how long they took.
+        """
         chip = chip_of(self.mesh.devices.flat[0])
-        return tokens_per_second * self.flops_per_token / (chip.flops * self.mesh.size) if chip else None
+        if chip is None:
+            return None
+        flops = sum(count * self.update_flops(shape) for shape, count in updates.items())
+        return flops / (seconds * chip.flops * self.mesh.size)
 
     def shard(self, source: IndexedInput) -> Shard:
         """The rows that this host's devices hold; hosts that hold copies of a part read the same rows.
@@ -212,15 +229,35 @@ class Session:
         self, source: IndexedInput, start: dict[str, Any] | None = None
     ) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
-        iterator = source.iterator(self.shard(source))
+        shard = self.shard(source)
+        iterator = source.iterator(shard)
         if start is not None:
             iterator.restore(start)
         with ThreadPoolExecutor(1) as worker:
-            following = worker.submit(self._next, iterator, source.batch_size)
+            following = worker.submit(self._next, iterator, shard.count)
             while (current := following.result()) is not None:
-                following = worker.submit(self._next, iterator, source.batch_size)
+                following = worker.submit(self._next, iterator, shard.count)
                 yield current
 
-    def _next(self, iterator: InputIterator, rows: int) -> tuple[Batch, dict[str, Any]] | None:
+    def _next(self, iterator: InputIterator, parts: int) -> tuple[Batch, dict[str, Any]] | None:
         batch = next(iterator, None)
-        return None if batch is None else (self.put(batch, rows), iterator.state())
+        return None if batch is None else (self.put(batch, parts * batch.inputs.shape[0]), iterator.state())
+
+
+class Updates:
+    """Compiled updates by the shape of their batch: one for each, however often batches change."""
+
+    def __init__(self, session: Session, *, takes_rate: bool = False):
+        self._session, self._takes_rate = session, takes_rate
+        self._compiled: dict[tuple[int, ...], Any] = {}
+
+    def __contains__(self, batch: Batch) -> bool:
+        """Whether the update for batches of this shape is compiled."""
+        return batch.inputs.shape in self._compiled
+
+    def of(self, batch: Batch) -> Any:
+        """`Session.compile_step` for batches of this shape, compiled where it is not yet."""
+        if batch not in self:
+            compiled = self._session.compile_step(batch, takes_rate=self._takes_rate)
+            self._compiled[batch.inputs.shape] = compiled
+        return self._compiled[batch.inputs.shape]

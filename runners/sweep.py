@@ -19,7 +19,7 @@ from registry.experiment import Experiment, cls_key
 from runners.evaluate import evaluate, fetch
 from runners.grids import of_width, rate_text
 from runners.results import Key, Results, experiment_hash, finite, make_folder, title
-from runners.session import Session
+from runners.session import Session, Updates
 from runners.sweep_plot import draw
 from runners.workdir import write_atomically
 from tasks.inputs.indexed import IndexedInput
@@ -76,7 +76,7 @@ class _Runs:
         self.experiment = experiment
         self.session = Session(experiment)  # what is wrong at any width shows before anything is written
         self.session.require_data("train")
-        self.update: Any = None  # compiled by the first run
+        self.updates = Updates(self.session, takes_rate=True)  # compiled by the first run
         # A sweep sets the first, and does not read the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
@@ -93,11 +93,10 @@ class _Runs:
         with session.placed():
             batches = session.batches(self._input(seed))
             batch, _ = next(batches)
-            self.update = self.update or session.compile_step(batch, takes_rate=True)
             key = jax.random.key(self.experiment.SEED + seed)
             state, curve, value = session.init(key), [], np.float32(rate)
             for step in range(1, steps + 1):
-                state = session.settle(self.update(state, batch, key, value))
+                state = session.settle(self.updates.of(batch)(state, batch, key, value))
                 if step % session.train.log_every == 0 or step == steps:
                     sums = fetch(state.sums)
                     curve.append((step, finite(sums["loss"] / max(sums["weight"], 1e-9))))

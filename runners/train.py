@@ -1,5 +1,6 @@
 """Training: the loop, and everything that happens beside a step."""
 
+import collections
 import dataclasses
 import signal
 import time
@@ -20,8 +21,10 @@ from runners.evaluate import evaluate, fetch
 from runners.metrics_log import MetricsLog
 from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
-from runners.session import Session
+from runners.session import Session, Updates
+from runners.warm_start import begin
 from runners.workdir import sole_use
+from tasks.batch import Batch
 from tasks.metrics import language_scalars
 
 
@@ -49,7 +52,12 @@ class _Run:
         self.session, self.workdir, self.program = session, workdir, session.train
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
         restored = self.checkpoints.restore(session.abstract_state)
-        self.state, self.extra = restored or (session.init(), {"tokens_seen": 0, "input": None})
+        self.origin: str | None = None  # where weights come from, unless they are initial ones or the run's own
+        if restored is None:
+            self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
+            self.state, self.origin = begin(session)
+        else:
+            self.state, self.extra = restored
         self.start = int(self.state.step)
         self.log = MetricsLog(
             workdir,
@@ -63,7 +71,9 @@ class _Run:
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.signal: int | None = None
-        self.pending: tuple[int, Any] | None = None  # metrics on their way from the device
+        self.updates = Updates(session)
+        self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
+        self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
         self.saved = self.start if restored else -1
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
@@ -96,21 +106,24 @@ class _Run:
         self.progress.say(f"Data: {self.program.input.describe()}")
         if self.start:
             self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
+        if self.origin is not None:
+            self.progress.say(self.origin)
 
     def _loop(self) -> None:
         batches = self.session.batches(self.program.input, self.extra["input"])
         if self.start >= self.program.num_steps:
             return
         batch, position = next(batches)
-        began = time.perf_counter()
-        update = self.session.compile_step(batch)
-        self.progress.say(f"Compiled in {time.perf_counter() - began:.1f} s")
+        self._compile(self.start + 1, batch)
         seed = self.session.seed
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         for step in range(self.start + 1, self.program.num_steps + 1):
+            if batch not in self.updates:
+                self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            self.state = self.session.settle(update(self.state, batch, seed))
+            self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
+            self.shapes[batch.inputs.shape] += 1
             self._report()  # of the steps before: the device is busy with this one meanwhile
             if step % self.program.log_every == 0 or step == self.program.num_steps:
                 self._ask(step)
@@ -127,18 +140,29 @@ class _Run:
         self._report()
         self.trace.close()
 
+    def _compile(self, step: int, batch: Batch) -> None:
+        """Compiles the update that the batch of a step wants."""
+        began = time.perf_counter()
+        self.updates.of(batch)
+        seconds = time.perf_counter() - began
+        if self.program.input.short_batches:
+            self.progress.say(f"Rows of {batch.inputs.shape[1]} from step {step} on (compiled in {seconds:.1f} s)")
+        else:
+            self.progress.say(f"Compiled in {seconds:.1f} s")
+
     def _ask(self, step: int) -> None:
         """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""
         # Settled like an update: its sums over devices must not wait for those of the next one.
         params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
-        self.pending = (step, self.session.settle(jax.tree.map(jnp.copy, values)))
+        self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
+        self.shapes = collections.Counter()
 
     def _report(self) -> None:
         """Waits for metrics asked for, and writes them."""
         if self.pending is None:
             return
-        step, (sums, bad_step, skipped, param_norm) = self.pending
+        step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
         self.pending = None
         totals = fetch(sums)
         self._stop_if_bad(bad_step.item())
@@ -147,30 +171,32 @@ class _Run:
         steps = step - self.window_start
         self.window_began, self.window_start, self.aside = now, step, 0.0
         self.extra["tokens_seen"] += totals["tokens"]
-        rate = steps * self.program.input.batch_size * self.program.input.seq_len / seconds
+        positions = sum(count * rows * length for (rows, length), count in shapes.items())
         scalars = {
             **language_scalars(totals),
             "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
             "param_norm": param_norm.item(),
             "learning_rate": self.session.task.optimizer.learning_rate_at(step - 1).item(),
             "tokens_seen": self.extra["tokens_seen"],
-            "tokens_per_second": rate,
+            "tokens_per_second": positions / seconds,
             "steps_per_second": steps / seconds,
         }
+        if self.program.input.short_batches:
+            scalars["sequence_length"] = list(shapes)[-1][1]
         if self.session.task.non_finite == "skip":
             scalars["skipped_updates"] = skipped.item()
-        utilization = self.session.mfu(rate)
+        utilization = self.session.mfu(shapes, seconds)
         if utilization is not None:
             scalars["mfu"] = utilization
         self.log.write(step, "train", scalars)
         self.progress.report(step, scalars)
 
-    def _beside(self, work: Any, step: int) -> None:
+    def _beside(self, work: Any, step: int, *arguments: Any) -> None:
         """Does something that is not training, and leaves its time out of the throughput."""
         self._report()
         jax.block_until_ready(self.state.step)  # steps under way are training
         began = time.perf_counter()
-        work(step)
+        work(step, *arguments)
         self.aside += time.perf_counter() - began
 
     def _evaluate(self, step: int) -> None:

@@ -7,6 +7,15 @@ from tasks.inputs.indexed import IndexedInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """A checkpoint of another run, whose weights stand in the place of initial ones."""
+
+    workdir: str  # that run's folder
+    checkpoint: str = "last"  # last, best or a step
+    optimizer: bool = False  # take the optimizer's moments and its count of updates too
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainProgram:
     """Training from `input` for `num_steps` updates."""
 
@@ -17,6 +26,7 @@ class TrainProgram:
     save_every: int = 500  # steps between two checkpoints; one is saved at the end in any case
     keep_last: int = 2  # checkpoints kept for resuming
     keep_best: int = 1  # checkpoints kept beside those, lowest validation loss first
+    warm_start: WarmStart | None = None  # None begins with initial weights
 
     def __post_init__(self):
         for name in ("num_steps", "log_every", "save_every", "keep_last"):

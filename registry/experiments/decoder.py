@@ -109,7 +109,8 @@ class DecoderLm(LanguageTraining):
 
     @classmethod
     def Smoke(cls):
-        return cls.derive(
+        small = super().Smoke()
+        return small.derive(
             NUM_LAYERS=2,
             MODEL_DIM=32,
             NUM_HEADS=8,

@@ -70,6 +70,18 @@ class GptBase(ParallelGptLm):
 
 
 @register
+class GptBaseStaged(GptBase):
+    """GptBase with rows cut to 128 tokens in the first quarter of its updates, about 6 thousand.
+
+    On OpenWebText it came to a perplexity of 21.80 with 9.9 billion tokens in 6 hours on a TPU v3-32, GptBase to 21.60
+    with 12.6 billion in 6.75 hours; about 5.25 thousand more updates of whole rows brought it to 21.16.
+    """
+
+    LENGTH_STAGES = (128,)
+    STAGED_STEPS = 6000
+
+
+@register
 class GptMedium(ParallelGptLm):
     """303.4 million weights: 20 layers, 1024 wide."""
 
@@ -93,7 +105,10 @@ class GptLarge(GptLm):
 
 @register
 class GptXL(GptLarge):
-    """757.2 million weights: the 760M run, started from the 580M one with a third more layers."""
+    """757.2 million weights: the 760M run, started from the 580M one with a third more layers.
+
+    `--set=WARM_START=FOLDER` of a run of GptLarge starts it so; the optimizer was fresh.
+    """
 
     NUM_LAYERS = 24
     MICROBATCHES = 16
@@ -104,7 +119,10 @@ class GptXL(GptLarge):
 
 @register
 class GptXXL(GptLarge):
-    """1.097 billion weights: the 1.1B run, started from the 580M one with every layer doubled."""
+    """1.097 billion weights: the 1.1B run, started from the 580M one with every layer doubled.
+
+    `--set=WARM_START=FOLDER` of a run of GptLarge starts it so; the optimizer was fresh.
+    """
 
     NUM_LAYERS = 36
     SEQ_LEN = 512

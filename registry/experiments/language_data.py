@@ -1,15 +1,16 @@
 """What language models learn from and for how long: the part of the template that Train() and Test() come from."""
 
-from typing import Literal
+from typing import Any, Literal, Self
 
 import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.text import TextInput
-from tasks.programs import TestProgram, TrainProgram
+from tasks.programs import TestProgram, TrainProgram, WarmStart
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
@@ -22,6 +23,13 @@ class LanguageData(Experiment):
     UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: int = 16
 
+    # Short rows first
+    LENGTH_STAGES: tuple[int, ...] = ()  # positions per row in equally long stages, before rows of SEQ_LEN
+    LENGTH_START: int | None = None  # or stages from this length up to SEQ_LEN,
+    LENGTH_MULTIPLE: int = 64  # each so much longer than the one before
+    STAGED_STEPS: int | None = None  # updates that all stages take together
+    STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
+
     # Data and program
     DATA: Literal["text", "synthetic"] = "text"
     TEXT_PATH: str | None = None  # None is the source of Python's standard library
@@ -31,15 +39,33 @@ class LanguageData(Experiment):
     LOG_EVERY: int = 50
     EVAL_EVERY: int | None = 250
     SAVE_EVERY: int = 250
+    WARM_START: str | None = None  # a run folder to take weights from, of as many layers or fewer
+    WARM_START_CHECKPOINT: str = "last"  # last, best or a step
+    WARM_START_OPTIMIZER: bool = False  # take the optimizer's moments and count too
+
+    @classmethod
+    def Smoke(cls) -> type[Self]:
+        """Stages for a few short rows; the rest is the template's."""
+        small: dict[str, Any] = {}
+        if cls.LENGTH_STAGES:
+            small["LENGTH_STAGES"] = (8, 16)[: len(cls.LENGTH_STAGES)]
+        if cls.LENGTH_START is not None:
+            small |= {"LENGTH_START": 8, "LENGTH_MULTIPLE": 8}
+        if cls.STAGED_STEPS is not None:
+            small["STAGED_STEPS"] = 8
+        if cls.WARM_START is not None:
+            small["WARM_START"] = None  # its sizes are others
+        return cls.derive(**small)
 
     def Train(self) -> fdl.Config:
         return fdl.Config(
             TrainProgram,
-            input=self.pieces(self.train_input()),
+            input=self.pieces(self.staged(self.train_input())),
             num_steps=self.NUM_STEPS,
             log_every=self.LOG_EVERY,
             eval_every=self.EVAL_EVERY,
             save_every=self.SAVE_EVERY,
+            warm_start=self.warm_start(),
         )
 
     def Test(self) -> fdl.Config:
@@ -53,6 +79,46 @@ class LanguageData(Experiment):
             raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
         return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
 
+    def staged(self, source: fdl.Config) -> fdl.Config:
+        """The input as it is, or with short rows first."""
+        lengths = self.stage_lengths()
+        if bool(lengths) != (self.STAGED_STEPS is not None):
+            raise UsageError(
+                f"STAGED_STEPS = {self.STAGED_STEPS} and the lengths of its stages, LENGTH_STAGES or LENGTH_START, go "
+                f"together: set both, or none."
+            )
+        if not lengths:
+            return source
+        if self.UPDATE_LEN is not None:
+            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} goes with whole rows: leave STAGED_STEPS out.")
+        sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN}
+        stages = {"lengths": lengths, "steps": self.STAGED_STEPS, "rows": self.STAGED_ROWS}
+        return fdl.Config(StagedInput, source=source, **stages, **sizes)
+
+    def stage_lengths(self) -> tuple[int, ...]:
+        """Positions per row in each stage of short rows; none where all rows are whole."""
+        start, multiple = self.LENGTH_START, self.LENGTH_MULTIPLE
+        if start is None:
+            return self.LENGTH_STAGES
+        if self.LENGTH_STAGES:
+            raise UsageError(
+                f"LENGTH_STAGES = {self.LENGTH_STAGES} and LENGTH_START = {start} both say how rows grow: choose one."
+            )
+        if multiple < 1 or start < 1 or start % multiple or self.SEQ_LEN % multiple:
+            raise UsageError(
+                f"LENGTH_MULTIPLE = {multiple} must divide LENGTH_START = {start} and SEQ_LEN = {self.SEQ_LEN}."
+            )
+        if start >= self.SEQ_LEN:
+            raise UsageError(f"LENGTH_START = {start} must be below SEQ_LEN = {self.SEQ_LEN}.")
+        return tuple(range(start, self.SEQ_LEN, multiple))
+
+    def warm_start(self) -> fdl.Config | None:
+        """Where weights come from, where not from initial values."""
+        if self.WARM_START is None:
+            return None
+        chosen = {"checkpoint": self.WARM_START_CHECKPOINT, "optimizer": self.WARM_START_OPTIMIZER}
+        return fdl.Config(WarmStart, workdir=self.WARM_START, **chosen)
+
     def train_input(self) -> fdl.Config:
         """Endless shuffled data."""
         common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
@@ -63,7 +129,8 @@ class LanguageData(Experiment):
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
         config = self.Train().input
-        config = config if self.UPDATE_LEN is None else config.source  # whole rows are judged
+        wrapped = self.UPDATE_LEN is not None or self.STAGED_STEPS is not None
+        config = config.source if wrapped else config  # whole rows are judged
         self.hold_out(config, split)
         return config
 

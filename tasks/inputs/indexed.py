@@ -34,8 +34,8 @@ class Shard:
 class IndexedInput(abc.ABC):
     """A sequence of batches, addressed by number."""
 
-    batch_size: int  # rows over all hosts
-    seq_len: int  # positions per row
+    batch_size: int  # rows over all hosts, of a whole batch
+    seq_len: int  # positions per whole row
 
     def __post_init__(self):
         for name in ("batch_size", "seq_len"):
@@ -51,6 +51,15 @@ class IndexedInput(abc.ABC):
     @abc.abstractmethod
     def num_batches(self) -> int | None:
         """Batches in one pass; None where they never end."""
+
+    @property
+    def short_batches(self) -> int:
+        """How many batches at the beginning may be of other shapes than `batch_size` rows of `seq_len` positions."""
+        return 0
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """(rows, positions) of all batches that occur, each once, in order."""
+        return [(self.batch_size, self.seq_len)]
 
     def describe(self) -> str:
         """What is read, for a person."""

@@ -10,7 +10,7 @@ from registry import golden, index
 from registry.checks import check
 from registry.resolve import find, resolve
 from registry.snapshot import snapshot
-from runners.session import Session
+from runners.session import Session, Updates
 
 ENTRIES = sorted(index.entries())
 
@@ -49,13 +49,11 @@ def test_smoke_trains_on_every_device_with_the_losses_of_one(name):
 def train(session: Session, steps: int) -> list[float]:
     with session.placed():
         batches = session.batches(session.train.input)
-        batch, _ = next(batches)
-        update = session.compile_step(batch)
-        state, losses = session.init(), []
+        updates, state, losses = Updates(session), session.init(), []
         for _ in range(steps):
-            state = update(state, batch, session.seed)
-            losses.append(float(state.sums.loss / state.sums.weight))
             batch, _ = next(batches)
+            state = updates.of(batch)(state, batch, session.seed)
+            losses.append(float(state.sums.loss / state.sums.weight))
     return losses
 
 

@@ -115,6 +115,18 @@ def run(capsys, *arguments):
             "scale_epsilon goes with adamw",
         ),
         (["--exp=MuVQStdlib", "--set=ATTENTION_SCALE=1"], "ATTENTION_SCALE is fixed here"),
+        (
+            ["--set=LENGTH_STAGES=64"],
+            "STAGED_STEPS = None and the lengths of its stages, LENGTH_STAGES or LENGTH_START",
+        ),
+        (["--set=LENGTH_STAGES=512", "--set=STAGED_STEPS=9"], "a stage of 512 positions must lie between 1 and whole"),
+        (
+            ["--set=LENGTH_START=64", "--set=STAGED_STEPS=9", "--set=STAGED_ROWS=reshape"],
+            "a stage of 192 positions does not divide rows of 256",
+        ),
+        (["--set=LENGTH_STAGES=64", "--set=STAGED_STEPS=9", "--set=UPDATE_LEN=64"], "UPDATE_LEN = 64 goes with whole"),
+        (["--smoke", "--set=WARM_START=no/such"], "WARM_START = no/such: 'no/such' holds no checkpoints"),
+        (["--exp=MuTiny", "--mode=sweep", "--set=WARM_START=x"], "WARM_START = x is for --mode=train"),
         (["--mode=train", "--rates=0.1"], "--rates is for --mode=sweep"),
         (["--mode=train", "--widths=1,2"], "--widths and --seeds are for"),
         (["--wandb=project"], "--wandb needs the package wandb"),

@@ -1,0 +1,141 @@
+"""The beginning of a run: initial weights, or those of another run, its layers repeated where there are more here."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from layers.errors import UsageError
+from runners.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
+from runners.session import Session
+from tasks.batch import empty_batch
+from tasks.programs import WarmStart
+from tasks.train_step import TrainState, init_state
+from tasks.weight_table import WeightTable
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def begin(session: Session) -> tuple[TrainState, str | None]:
+    """The state before the first update, made where it lives, and a sentence on weights that are not initial ones.
+
+    Step, metrics, learning-rate schedule and data are those of a new run, whatever is taken from the other one.
+
+    Raises:
+      UsageError: the other run has no such checkpoint, or weights that do not fit.
+    """
+    warm = session.train.warm_start
+    if warm is None:
+        return session.init(), None
+    wanted = _wanted(session, warm)
+    step, stored = _find(session, warm)
+    place = lambda path, leaf: jax.ShapeDtypeStruct(stored[path_name(path)], leaf.dtype, sharding=leaf.sharding)
+    abstract = jax.tree_util.tree_map_with_path(place, wanted)
+    source = Checkpoints(Path(warm.workdir), read_only=True)
+    old = source.restore_part(step, abstract)
+    source.close()
+    # One program: nothing but the old arrays and the new state is ever in memory, and both are split over the mesh.
+    state = jax.jit(functools.partial(_grown, session), out_shardings=session.state_shardings)(old)
+    grown = {(was[0], leaf.shape[0]) for path, leaf in _leaves(wanted) if (was := stored[path]) != leaf.shape}
+    layers = "".join(f", {before} layers grown to {after}" for before, after in sorted(grown))
+    what = "Weights and optimizer" if warm.optimizer else "Weights"
+    return state, f"{what} from {warm.workdir} (step {step}){layers}"
+
+
+def check_warm_start(session: Session, workdir: str) -> None:
+    """Finds out before a folder is made whether a new run there has what it begins with.
+
+    Raises:
+      UsageError: the other run has no such checkpoint, or weights that do not fit.
+    """
+    folder = Path(workdir, FOLDER)
+    resumes = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
+    if session.train.warm_start is not None and not resumes:
+        _find(session, session.train.warm_start)
+
+
+def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
+    """The other run's checkpoint, and the shapes of its arrays, which fit this experiment."""
+    where = f"WARM_START = {warm.workdir}"
+    try:
+        require_checkpoints(warm.workdir)
+        source = Checkpoints(Path(warm.workdir), read_only=True)
+        step = source.find(warm.checkpoint)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    try:
+        stored = source.stored_shapes(step)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{where}: checkpoint {step} cannot be read: {reason}. Choose another.") from error
+    source.close()
+    _check(f"{where} (step {step})", stored, _wanted(session, warm), session.task.weight_table())
+    return step, stored
+
+
+def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
+    """What is taken, in the shapes and places of the new state."""
+    state = session.abstract_state
+    return {"variables": state.variables} | ({"optimizer": state.optimizer} if warm.optimizer else {})
+
+
+def _check(where: str, stored: Shapes, wanted: Any, table: WeightTable) -> None:
+    """Raises a UsageError unless every array is there, in the shape of this experiment but for fewer layers."""
+    named = dict(_leaves(wanted))
+    slot = lambda path: path.startswith("optimizer/")
+    fresh = lambda path: " WARM_START_OPTIMIZER=false begins with a fresh optimizer." if slot(path) else ""
+    taken = (path for path in stored if path.partition("/")[0] in wanted)
+    for path in sorted({*taken, *named}, key=lambda path: (slot(path), path)):
+        name = path.removeprefix("variables/")
+        if path not in named:
+            raise UsageError(f"{where} has {name}, {_size(stored[path])}, which this experiment lacks.{fresh(path)}")
+        have, want, layers = stored.get(path), tuple(named[path].shape), _layer_dims(path, table)
+        if have is None:
+            raise UsageError(f"{where} has no {name}, which is {_size(want)} here.{fresh(path)}")
+        if len(have) != len(want) or have[layers:] != want[layers:]:
+            raise UsageError(
+                f"{where} does not fit: {name} is {_size(have)} there and {_size(want)} here, and only the number of "
+                f"layers may differ."
+            )
+        if any(old > new for old, new in zip(have, want, strict=True)):
+            raise UsageError(
+                f"{where} has more layers than this experiment: {name} is {_size(have)} there and {_size(want)} here."
+            )
+
+
+def _layer_dims(path: str, table: WeightTable) -> int:
+    """How many leading dimensions of a weight, or of its slot in the optimizer, number layers."""
+    of = [row for row in table if f"/{row.path.removeprefix('params/')}/" in f"/{path}/"]
+    return max(of, key=lambda row: len(row.path)).stacked if of else 0
+
+
+def _grown(session: Session, old: dict[str, Any]) -> TrainState:
+    """The new run's state with the old arrays in it."""
+    fresh = init_state(session.task, session.seed, empty_batch(session.train.input.batch_size, 1))
+    state = fresh.replace(variables=jax.tree.map(_grow, old["variables"], fresh.variables))
+    if "optimizer" not in old:
+        return state
+    # The schedule begins with the run: its own count stays at zero.
+    schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
+    take = lambda new, was: new if schedule(new) else _grow(was, new)
+    return state.replace(optimizer=jax.tree.map(take, fresh.optimizer, old["optimizer"], is_leaf=schedule))
+
+
+def _grow(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Layer j of n is the old layer floor(j * old / n) (Rae et al. 2021, Gopher, appendix G.3.3)."""
+    for dim, (before, after) in enumerate(zip(old.shape, new.shape, strict=True)):
+        if before != after:
+            old = jnp.take(old, np.arange(after) * before // after, axis=dim)
+    return old
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a number"

@@ -1,0 +1,223 @@
+"""Beginning with the weights of another run: which layer comes from where, what goes on and what starts anew."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from layers.errors import UsageError
+from registry.build import build
+from registry.resolve import resolve
+from runners import warm_start
+from runners.checkpoints import Checkpoints
+from runners.evaluate import evaluate
+from runners.main import main
+from runners.session import Session
+from runners.warm_start import begin, check_warm_start
+from tests.models import same
+
+SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
+MORE = {"tiny.StdlibTiny": 3, "vq.VQTiny": 5, "gshard.MoeLm8x2B": 8}  # layers, where Smoke() has 2, 2 and 4
+
+
+def session_of(name, *sets):
+    return Session(resolve(name, sets, smoke=True))
+
+
+def save(session, folder, step=7):
+    """A checkpoint of weights and slots that all differ; returns its state."""
+    with session.placed():
+        state = session.init()
+        place = lambda i, x: jax.device_put(jax.numpy.full(x.shape, i, x.dtype) + _layer_numbers(x), x.sharding)
+        leaves, tree = jax.tree.flatten((state.variables, state.optimizer))
+        variables, optimizer = jax.tree.unflatten(tree, [place(10 * i, leaf) for i, leaf in enumerate(leaves)])
+        state = state.replace(variables=variables, optimizer=optimizer, step=state.step + step)
+        checkpoints = Checkpoints(folder)
+        checkpoints.save(step, state, {"tokens_seen": 99, "input": {"next_batch": step}}, loss=None)
+        checkpoints.close()
+    return state
+
+
+def _layer_numbers(x):
+    """0, 1, 2, ... along the first dimension."""
+    numbers = np.arange(x.shape[0] if x.ndim else 1) % 64
+    return numbers.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype) if x.ndim else np.zeros((), x.dtype)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("warm") / "small"
+    sets = [f"--set={s}" for s in ("NUM_STEPS=4", "SAVE_EVERY=2", "WARMUP_STEPS=1", "EVAL_EVERY=none")]
+    assert main([*SMOKE, *sets, f"--workdir={folder}"]) == 0
+    return folder
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, capsys):
+    warm = f"WARM_START={trained}"
+    session = session_of("tiny.StdlibTiny", warm)
+    with session.placed():
+        state, said = begin(session)
+        known = next(line for line in lines(trained) if line["split"] == "validation")
+        assert evaluate(session, state.variables, "validation")["loss"] == known["loss"]
+        batch = session.put(session.train.input.batch(0), 8)
+        first = session.metrics_of(state.variables, batch)
+    assert said == f"Weights from {trained} (step 4)"
+    sets = [f"--set={s}" for s in (warm, "NUM_STEPS=1", "LOG_EVERY=1", "WARMUP_STEPS=0")]
+    assert main([*SMOKE, *sets, f"--workdir={tmp_path}"]) == 0
+    assert said in capsys.readouterr().out
+    line = lines(tmp_path)[0]
+    assert line["loss"] == pytest.approx(float(first.loss / first.weight), rel=1e-6), "data start anew"
+    assert (line["step"], line["tokens_seen"]) == (1, 8 * 32)
+    assert line["learning_rate"] == pytest.approx(3e-3), "so does the schedule"
+
+
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_layers_are_repeated(name, optimizer, tmp_path):
+    old = save(session_of(name), tmp_path)
+    sets = [f"WARM_START={tmp_path}", f"NUM_LAYERS={MORE[name]}", f"WARM_START_OPTIMIZER={optimizer}"]
+    session = session_of(name, *sets)
+    with session.placed():
+        new, said = begin(session)
+        fresh = session.init()
+    stacked = {row.path: row.stacked for row in session.task.weight_table()}
+    assert {"vq.VQTiny": "codebooks"}.get(name, "params") in new.variables
+    pairs = zip(*(jax.tree_util.tree_leaves_with_path(tree) for tree in (old.variables, new.variables)), strict=True)
+    for (path, was), (_, now) in pairs:
+        of = stacked["/".join(part.key for part in path)]
+        assert same(now, grown(was, now.shape[0]) if of else was), path
+    assert jax.tree.map(lambda x: x.sharding, new) == session.state_shardings
+    layers = {(before.shape[0], after.shape[0]) for before, after in zip(*map(jax.tree.leaves, (old, new)), strict=True)
+              if before.shape != after.shape}  # fmt: skip
+    assert said == "{} from {} (step 7), {} layers grown to {}".format(
+        "Weights and optimizer" if optimizer else "Weights", tmp_path, *layers.pop()
+    )
+    rest = [state.replace(variables=None, optimizer=None) for state in (new, fresh)]
+    assert same(*rest)
+    assert optimizer or same(new.optimizer, fresh.optimizer)
+
+
+def grown(was, layers):
+    return np.asarray(was)[[j * was.shape[0] // layers for j in range(layers)]]
+
+
+def test_layers_of_the_published_runs():
+    rows = lambda new: np.asarray(warm_start._grow(jax.numpy.arange(18), jax.ShapeDtypeStruct((new,), "int32")))
+    assert rows(24)[:10].tolist() == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert rows(36).tolist() == [layer for layer in range(18) for _ in range(2)]
+    assert rows(18).tolist() == list(range(18))
+
+
+@pytest.mark.parametrize("name", ["gpt.GptXL", "gpt.GptXXL"])
+def test_the_published_runs_differ_in_layers_alone(name):
+    rows = [
+        [(r.path, r.shape[r.stacked :]) for r in build(resolve(n).Task(), "task").table] for n in ("GptLarge", name)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("method", ["adamw", "adafactor"])
+def test_moments_and_their_count_go_on_and_the_schedule_starts_anew(method, tmp_path):
+    sets = [f"OPTIMIZER={method}", "task.optimizer.min_dim_size_to_factor=8", "TIED=true"]
+    old = save(session_of("tiny.StdlibTiny", *sets), tmp_path)
+    more = [f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=8,1"]
+    session = session_of("tiny.StdlibTiny", *sets, *more)
+    with session.placed():
+        new, _ = begin(session)
+    schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
+    pairs = [jax.tree.leaves(state.optimizer, is_leaf=schedule) for state in (old, new)]
+    kinds = set()
+    for was, now in zip(*pairs, strict=True):
+        if schedule(now):
+            kinds.add("schedule")
+            assert int(now.count) == 0
+        elif was.shape == now.shape:
+            kinds.add("as it was" if was.ndim else "count")
+            assert same(was, now)
+        else:
+            kinds.add("grown")
+            assert same(grown(was, 4), now)
+    assert kinds == {"schedule", "as it was", "count", "grown"}
+    assert int(new.step) == 0
+
+
+def test_growing_sends_nothing_between_devices(tmp_path):
+    """Each device grows its own parts."""
+    session = session_of("tiny.StdlibTiny", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=2,4")
+    shrink = lambda path, leaf: jax.ShapeDtypeStruct(
+        (2, *leaf.shape[1:]) if "stack" in str(path) else leaf.shape, leaf.dtype, sharding=leaf.sharding
+    )
+    state = session.abstract_state
+    old = {"variables": jax.tree_util.tree_map_with_path(shrink, state.variables)}
+    with session.placed():
+        grow = functools.partial(warm_start._grown, session)
+        program = jax.jit(grow, out_shardings=session.state_shardings).lower(old).compile().as_text()
+    assert "all-" not in program
+    assert " xor(" not in program, "initial weights are not drawn"
+    assert " xor(" in session._init.lower(session.seed).compile().as_text()
+
+
+def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
+    source, run = tmp_path / "source", tmp_path / "run"
+    shutil.copytree(trained, source)
+    sets = [f"--set={s}" for s in (f"WARM_START={source}", "WARM_START_CHECKPOINT=2", "NUM_STEPS=3", "EVAL_EVERY=none")]
+    assert main([*SMOKE, *sets, f"--workdir={run}"]) == 0
+    assert f"Weights from {source} (step 2)" in capsys.readouterr().out
+    shutil.rmtree(source)
+    longer = "--set=train.num_steps=5"
+    assert main([f"--workdir={run}", "--no-tensorboard", longer, "--allow_changes"]) == 0
+    out = capsys.readouterr().out
+    assert "Resumed at step 3" in out
+    assert "Weights from" not in out
+    new = tmp_path / "new"
+    assert main([*SMOKE, *sets, f"--workdir={new}"]) == 2
+    assert "holds no checkpoints" in capsys.readouterr().err
+    assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (["NUM_LAYERS=1"], "has more layers than this experiment: params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
+        (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here, and only the number of"),
+        (["POSITIONS=learned"], "has no params/positions/position_tm, which is 32x32 here."),
+        (["TIED=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),
+        (
+            ["OPTIMIZER=lion", "WARM_START_OPTIMIZER=true"],
+            "has optimizer/1/nu/.*, which this experiment lacks. WARM_START_OPTIMIZER=false begins with a fresh",
+        ),
+        (["CLIP_NORM=none", "WARM_START_OPTIMIZER=true"], "WARM_START_OPTIMIZER=false begins with a fresh optimizer."),
+        (["WARM_START_CHECKPOINT=3"], "There is no checkpoint '3': choose last, best or one of 2, 4"),
+        (["WARM_START=no/such"], "WARM_START = no/such: 'no/such' holds no checkpoints"),
+    ],
+)
+def test_what_does_not_fit(trained, tmp_path, sets, says):
+    session = session_of("tiny.StdlibTiny", f"WARM_START={trained}", *sets)
+    for call in (lambda: begin(session), lambda: check_warm_start(session, str(tmp_path))):
+        with pytest.raises(UsageError, match=says) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_folders_without_whole_checkpoints(trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    session = session_of("tiny.StdlibTiny", f"WARM_START={copy}")
+    (largest,) = sorted(Path(copy, "checkpoints", "4", "state").rglob("_METADATA"))
+    largest.unlink()
+    with pytest.raises(UsageError, match=r"copy: checkpoint 4 cannot be read: ") as error:
+        begin(session)
+    assert "\n" not in str(error.value)
+    shutil.rmtree(copy / "checkpoints" / "2")
+    shutil.rmtree(copy / "checkpoints" / "4")
+    with pytest.raises(UsageError, match="holds no checkpoint yet: train first"):
+        begin(session)
