@@ -71,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say; returns the exit code."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
     if options.host_devices is not None:
-        make_virtual_devices(max(1, options.host_devices))
+        if options.host_devices < 1:
+            raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
+        make_virtual_devices(options.host_devices)
     return (_import if options.verb == "import" else _export)(options)
 
 
@@ -95,7 +97,7 @@ def _import(options: argparse.Namespace) -> int:
     arrays, eight_bit = read_arrays(options.source)
     knobs = type(experiment).knobs()
     ours = renaming.to_ours(names, table, arrays, options.source, knobs, eight_bit=eight_bit)
-    workdir = open_workdir(options.workdir, experiment, session.mesh_shape)
+    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
     with sole_use(workdir), session.placed():
         _refuse_checkpoints(options.workdir)
         shardings = traverse_util.flatten_dict(session.state_shardings.variables, sep="/")
@@ -104,6 +106,8 @@ def _import(options: argparse.Namespace) -> int:
         checkpoints = Checkpoints(workdir)
         checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
         checkpoints.close()
+        # Last, so that what was cut short is no run folder that would train from other weights.
+        open_workdir(options.workdir, experiment, session.mesh_shape)
     _say(names, experiment)
     size = sum(row.size for row in table)
     print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)

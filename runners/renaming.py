@@ -44,8 +44,9 @@ def to_ours(
     found = {key: value for key, value in found.items() if not names.is_buffer(key)}
     _check_format(names, table, found, source)
     _check_layers(names, table, found, source)
+    rules = {name: _rule_of(names, name) for name in table}
     _check_keys(names, table, found, source, knobs, eight_bit=eight_bit)
-    return {name: _filled(row, _rule_of(names, name), found, source, knobs) for name, row in table.items()}
+    return {name: _filled(row, rules[name], found, source, knobs) for name, row in table.items()}
 
 
 def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np.ndarray]) -> Arrays:
@@ -62,9 +63,8 @@ def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np
         row = table.get(rule.ours)
         if row is None:
             if names.complete and rule.theirs != HEAD:
-                raise UsageError(
-                    f"{names.name} files have {rule.theirs}, and the experiment no {rule.ours}{_knob(names, rule.ours, 1)}."
-                )
+                hint = _knob(names, rule.ours, 1)
+                raise UsageError(f"{names.name} files have {rule.theirs}, and the experiment no {rule.ours}{hint}.")
             continue
         for key, piece in _cut(rule, row, arrays[rule.ours]):
             pieces.setdefault(key, []).append(piece)  # parts of one key are in order in the rules
