@@ -44,8 +44,8 @@ def to_ours(
     found = {key: value for key, value in found.items() if not names.is_buffer(key)}
     _check_format(names, table, found, source)
     _check_layers(names, table, found, source)
-    rules = {name: _rule_of(names, name) for name in table}
-    _check_keys(names, table, found, source, knobs, eight_bit=eight_bit)
+    rules = {name: _rule_of(names, name, _knob(names, name, 2)) for name in table}
+    _check_keys(names, table, found, source, eight_bit=eight_bit)
     return {name: _filled(row, rules[name], found, source, knobs) for name, row in table.items()}
 
 
@@ -57,18 +57,17 @@ def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np
     """
     table = {name_of(row): row for row in rows}
     for name in table:
-        _rule_of(names, name)
+        _rule_of(names, name, "")  # a run's knobs are what they are: nothing to set
     pieces: dict[str, list[np.ndarray]] = {}
     for rule in names.rules:
         row = table.get(rule.ours)
         if row is None:
             if names.complete and rule.theirs != HEAD:
-                hint = _knob(names, rule.ours, 1)
-                raise UsageError(f"{names.name} files have {rule.theirs}, and the experiment no {rule.ours}{hint}.")
+                raise UsageError(f"{names.name} files have {rule.theirs}, and the experiment no {rule.ours}.")
             continue
         for key, piece in _cut(rule, row, arrays[rule.ours]):
             pieces.setdefault(key, []).append(piece)  # parts of one key are in order in the rules
-    theirs = {key: np.ascontiguousarray(np.concatenate(parts, axis=-1)) for key, parts in pieces.items()}
+    theirs = {key: _joined(parts) for key, parts in pieces.items()}
     if names.writes_head:
         theirs.setdefault(HEAD, theirs[EMBEDDING])
     return {key if key == HEAD else names.prefix + key: value for key, value in theirs.items()}
@@ -80,7 +79,7 @@ def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
     if not names.activation:
         return
     block = "task.model.stack.block"
-    learned = config.get("task.model.positions") != "None"
+    learned = config.get("task.model.positions") == "layers.positions.LearnedPositions"
     alone = config.get(f"{block}.ffn_norm") == "None"
     wanted = [
         *SHARED_SETTINGS,
@@ -100,11 +99,11 @@ def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _rule_of(names: NameMap, row: str) -> Rule:
+def _rule_of(names: NameMap, row: str, hint: str) -> Rule:
     for rule in names.rules:
         if rule.ours == row:
             return rule
-    raise UsageError(f"The experiment has {row}, which {names.name} files have no key for{_knob(names, row, 2)}.")
+    raise UsageError(f"The experiment has {row}, which {names.name} files have no key for{hint}.")
 
 
 def _knob(names: NameMap, row: str, column: int) -> str:
@@ -155,15 +154,7 @@ def _check_layers(names: NameMap, table: Mapping[str, WeightRow], found: Arrays,
         )
 
 
-def _check_keys(
-    names: NameMap,
-    table: Mapping[str, WeightRow],
-    found: Arrays,
-    source: str,
-    knobs: Collection[str],
-    *,
-    eight_bit: bool,
-) -> None:
+def _check_keys(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str, *, eight_bit: bool) -> None:
     """Every key of the file has a row, and every row its keys; the first that has none is named."""
     layers = names.count_layers(found) or 0
     expected = set()
@@ -223,6 +214,11 @@ def _cut(rule: Rule, row: WeightRow, whole: np.ndarray) -> Iterator[tuple[str, n
     for layer, key in enumerate(_keys(rule, row)):
         ours = whole[(layer, *used) if "{i}" in rule.theirs else used]
         yield key, rearrange(ours, f"{' '.join(_letters(rule))} -> {rule.axes}")
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """One array that lies in memory as files want it."""
+    return np.array(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1), order="C")
 
 
 def _misfit(

@@ -160,7 +160,16 @@ def test_eight_bit_files(tmp_path):
     assert max(np.abs(meant[key] - arrays[key]).max() for key in arrays) < 2e-3
 
 
-@pytest.mark.parametrize("name", ["vq.VQTiny", "gshard.MoeLm8x2B", "gpt.GptStaticSgu"])
+@pytest.mark.parametrize("knob", ["POSITIONS=sinusoidal", "POSITIONS=rotary", "QK_NORM=rms", "ATTENTION_SCALE=1.0"])
+def test_what_no_weight_shows_is_noted(tmp_path, capsys, knob):
+    arrays = little_gpt(learned=False, fused=True)
+    assert bring_in("little_gpt", saved(tmp_path, arrays), ALIBI, tmp_path / "run", knob) == 0
+    out = capsys.readouterr().out
+    assert out.count("Note: ") == 1
+    assert f"--set={knob.partition('=')[0]}=" in out
+
+
+@pytest.mark.parametrize("name", ["vq.VQImageNet64Tbptt", "gshard.MoeLm8x2B", "gpt.GptStaticSgu"])
 def test_our_own_format_takes_any_experiment(tmp_path, name):
     experiment = resolve(name, smoke=True)
     flat = traverse_util.flatten_dict(Session(experiment).init().variables, sep="/")
@@ -254,6 +263,11 @@ MISFITS = {
     "another format": (gpt2(), [], "looks like a gpt2 file, not like little_gpt: say --format=gpt2."),
     "no format": ({"a": np.zeros(3, np.float32)}, [], "has no key of little_gpt files: its first are a."),
     "another mixer": (PLAIN, ["STATIC_SGU=true"], "has stack/block/mixer/mixer/"),
+    "a pointer": (
+        PLAIN,
+        ["HEAD_QK=8"],
+        "has no head_q.weight, which is to fill pointer/pointer_query_mc: say --set=HEAD_QK=none",
+    ),
     "another wrapping": (
         PLAIN | {"wte.absmax": np.zeros(1, np.float32)},
         [],
