@@ -1,0 +1,175 @@
+"""Weights of other codes into run folders, and out of them.
+
+python -m runners.convert import --format=gpt2 --from=model.safetensors --exp=gpt2.Gpt2Small --workdir=runs/gpt2
+python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.safetensors
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError, VortaroError, did_you_mean
+from runners.name_maps import FORMATS
+from runners.virtual_devices import make_virtual_devices
+
+VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # what each needs
+ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # and what the other one has no use for
+FLAGS = {"source": "--from"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(f"{message}. `python -m runners.convert --help` lists all flags.")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The verb and the flags.
+
+    Raises:
+      UsageError: an unknown verb, flag or format, or a flag that is missing or of the other verb.
+    """
+    parser = _Parser(
+        prog="runners.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("verb", help=" | ".join(VERBS))
+    add = parser.add_argument
+    add("--format", help=" | ".join(FORMATS))
+    add("--from", dest="source", metavar="FILE", help="import: .safetensors, .pt, .pth, .bin, an index or its folder")
+    add("--exp", help="import: the experiment that the weights are for")
+    add("--workdir", help="the run folder, to be made or to be read")
+    add("--to", metavar="FILE.safetensors", help="export: the file to write")
+    add("--checkpoint", help="export: last (the default), best or a step")
+    add("--smoke", action="store_true", default=None, help="import: the experiment made small")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
+    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
+    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+    if options.verb not in VERBS:
+        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+    for name in VERBS[options.verb]:
+        if not getattr(options, name):
+            raise UsageError(f"{options.verb} needs {FLAGS.get(name, f'--{name}')}.")
+    for verb, names in ONLY.items():
+        for name in names:
+            if verb != options.verb and getattr(options, name) is not None:
+                raise UsageError(f"{FLAGS.get(name, f'--{name}')} is for {verb}, not for {options.verb}.")
+    if options.format not in FORMATS:
+        raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carries out what the flags say; returns the exit code."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    if options.host_devices is not None:
+        if options.host_devices < 1:
+            raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
+        make_virtual_devices(options.host_devices)
+    return (_import if options.verb == "import" else _export)(options)
+
+
+def _import(options: argparse.Namespace) -> int:
+    import jax
+    from flax import traverse_util
+
+    from registry.resolve import resolve
+    from runners import renaming
+    from runners.checkpoints import Checkpoints
+    from runners.foreign_files import read_arrays
+    from runners.name_maps import name_map
+    from runners.session import Session
+    from runners.workdir import open_workdir, sole_use
+
+    _refuse_checkpoints(options.workdir)
+    experiment = resolve(options.exp, options.set, smoke=bool(options.smoke), imports=options.imports)
+    session = Session(experiment)
+    table = session.task.weight_table()
+    names = name_map(options.format, [renaming.name_of(row) for row in table])
+    arrays, eight_bit = read_arrays(options.source)
+    knobs = type(experiment).knobs()
+    ours = renaming.to_ours(names, table, arrays, options.source, knobs, eight_bit=eight_bit)
+    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
+    with sole_use(workdir), session.placed():
+        _refuse_checkpoints(options.workdir)
+        shardings = traverse_util.flatten_dict(session.state_shardings.variables, sep="/")
+        flat = {row.path: jax.device_put(ours[renaming.name_of(row)], shardings[row.path]) for row in table}
+        state = session.init().replace(variables=traverse_util.unflatten_dict(flat, sep="/"))
+        checkpoints = Checkpoints(workdir)
+        checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
+        checkpoints.close()
+        # Last, so that what was cut short is no run folder that would train from other weights.
+        open_workdir(options.workdir, experiment, session.mesh_shape)
+    _say(names, experiment)
+    size = sum(row.size for row in table)
+    print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    import numpy as np
+    from flax import traverse_util
+
+    from registry.resolve import resolve
+    from runners import renaming
+    from runners.checkpoints import Checkpoints, require_checkpoints
+    from runners.foreign_files import check_target, write_arrays
+    from runners.name_maps import name_map
+    from runners.session import Session
+    from runners.workdir import open_workdir, recorded
+
+    check_target(options.to)
+    require_checkpoints(options.workdir)
+    before = recorded(options.workdir)
+    chosen: Any = {"smoke": before["smoke"], "imports": options.imports}
+    experiment = resolve(before["experiment"], [*before["overrides"], *options.set], **chosen)
+    session = Session(experiment)
+    table = session.task.weight_table()
+    names = name_map(options.format, [renaming.name_of(row) for row in table])
+    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
+    with session.placed():
+        which = options.checkpoint or "last"
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, which)
+    flat = traverse_util.flatten_dict(state.variables, sep="/")
+    ours = {renaming.name_of(row): np.asarray(flat[row.path]) for row in table}
+    theirs = renaming.to_theirs(names, table, ours)
+    write_arrays(options.to, theirs)
+    _say(names, experiment)
+    size = sum(row.size for row in table)
+    print(f"{options.to} has the {size:,} weights of {session.name} at step {int(state.step)}.", flush=True)
+    return 0
+
+
+def _say(names: Any, experiment: Any) -> None:
+    from runners.renaming import notes
+
+    for note in notes(names, experiment):
+        print(note, flush=True)
+
+
+def _refuse_checkpoints(workdir: str) -> None:
+    from runners.checkpoints import FOLDER
+
+    if any(Path(workdir, FOLDER).glob("[0-9]*")):
+        raise UsageError(f"'{workdir}' has checkpoints already: choose another --workdir.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Converts; a known error ends in one sentence and its exit code."""
+    try:
+        return run(parse(sys.argv[1:] if arguments is None else arguments))
+    except VortaroError as error:
+        print(f"vortaro: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Files of named arrays: safetensors, torch's pickles, in one piece or several, 8-bit or not."""
+
+import importlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from layers.errors import UsageError
+
+ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
+PICKLES = (".pt", ".pth", ".bin")
+# What a folder is looked through for, the first found is read.
+WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_arrays(path: str) -> tuple[Arrays, bool]:
+    """The arrays in a file, or in those that an index or a folder names; and whether they were stored in 8 bits.
+
+    Raises:
+      UsageError: a file is missing, damaged or of another kind, or is a pickle and torch is not installed.
+    """
+    file = Path(path)
+    if file.is_dir():
+        found = [name for name in WHOLE if (file / name).exists()]
+        if not found:
+            raise UsageError(f"The folder '{path}' holds none of {', '.join(WHOLE)}: name the file.")
+        file = file / found[0]
+    arrays: Arrays = {}
+    for piece in _pieces(file):
+        arrays |= _read_one(piece)
+    return _dequantized(arrays, path)
+
+
+def _pieces(file: Path) -> list[Path]:
+    """The files of an index; `file` itself where it is none."""
+    if file.suffix != ".json":
+        return [file]
+    try:
+        names = sorted(set(json.loads(file.read_text())["weight_map"].values()))
+    except OSError as error:
+        raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"'{file}' is no index of weights: it has no weight_map from keys to files.") from error
+    return [file.parent / name for name in names]
+
+
+def _read_one(file: Path) -> Arrays:
+    try:
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"The file '{file}' cannot be read: {error.strerror or error}.") from error
+    if file.suffix in PICKLES:
+        return _read_pickle(file)
+    if file.suffix != ".safetensors":
+        kinds = (".safetensors", *PICKLES)
+        raise UsageError(f"'{file}' ends in '{file.suffix}': files of weights end in {', '.join(kinds)}.")
+    try:
+        return safetensors.numpy.load_file(file)
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+        raise UsageError(f"'{file}' is no whole safetensors file: {error}.") from error
+
+
+def _read_pickle(file: Path) -> Arrays:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(f"'{file}' is a pickle of torch, and reading it needs torch: pip install -e '.[torch]'.")
+    torch: Any = importlib.import_module("torch")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and torch each raise their own at bytes that are none of theirs
+        reason = str(error).strip().partition("\n")[0].removesuffix(".")[:200]
+        raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {reason}.") from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not content:
+        raise UsageError(f"'{file}' holds no state dict.")
+    odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
+    if odd:
+        raise UsageError(f"'{file}' holds no state dict: {odd[0]} is no tensor.")
+    # numpy has no bfloat16, and every such number is a float32
+    widened = lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return {key: widened(tensor.detach()).numpy() for key, tensor in content.items()}
+
+
+def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
+    """Weights from codes: `code[q] * absmax[block]` over the flat weight, as bitsandbytes stores them."""
+    names = [key.removesuffix(".absmax") for key in arrays if key.endswith(".absmax")]
+    arrays = dict(arrays)
+    for name in names:
+        absmax = arrays.pop(f"{name}.absmax")
+        codes, table = arrays.get(f"{name}.weight"), arrays.pop(f"{name}.code", None)
+        if codes is None or table is None or codes.dtype != np.uint8 or table.shape != (256,):
+            raise UsageError(
+                f"'{path}' has {name}.absmax, but no 8-bit {name}.weight with a {name}.code of 256 values."
+            )
+        blocks = -(-codes.size // ABSMAX_BLOCK)
+        if absmax.size != blocks:
+            raise UsageError(
+                f"'{path}' has {absmax.size} values in {name}.absmax, and {name}.weight has {blocks} blocks of "
+                f"{ABSMAX_BLOCK}."
+            )
+        scale = np.repeat(absmax.astype(np.float32).ravel(), ABSMAX_BLOCK)[: codes.size]
+        arrays[f"{name}.weight"] = table.astype(np.float32)[codes] * scale.reshape(codes.shape)
+    return arrays, bool(names)
+
+
+def check_target(path: str) -> None:
+    """Raises a UsageError unless the name is that of a safetensors file."""
+    if Path(path).suffix != ".safetensors":
+        raise UsageError(f"'{path}' should end in .safetensors: nothing else is written.")
+
+
+def write_arrays(path: str, arrays: Arrays) -> None:
+    """Writes a safetensors file, whole or not at all.
+
+    Raises:
+      UsageError: its name ends otherwise, or it cannot be written.
+    """
+    target = Path(path)
+    check_target(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
+            part = Path(folder, "part")
+            # Readers on torch look for this word about the arrays' origin.
+            safetensors.numpy.save_file(arrays, part, metadata={"format": "pt"})
+            os.replace(part, target)
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"The weights cannot be written to '{path}': {reason}.") from error

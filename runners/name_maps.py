@@ -1,0 +1,179 @@
+"""What other codes call their weights: one line a weight, read in both directions."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from layers.errors import UsageError, did_you_mean
+
+BLOCK = "stack/block/"  # where rows of layers are
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A key of theirs and the row of ours with its values; a layer's own where the key has an `{i}`."""
+
+    theirs: str
+    ours: str  # its last letters name our dimensions: "mixer/query_mnd" has m, n and d
+    axes: str | None  # their dimensions by those letters, as einops has them; None: the row as it stands, all layers
+    part: tuple[int, int] = (0, 1)  # which of how many equal parts of their last dimension
+
+
+@dataclasses.dataclass(frozen=True)
+class NameMap:
+    """One kind of file."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    activation: str = ""  # what its models compute with; empty where files are of any model
+    prefix: str = ""  # in front of every key but the head's; files may lack it, and those written here have it
+    buffers: str = r"(?!)"  # keys with no weights in them: an expression
+    spellings: tuple[tuple[str, str], ...] = ()  # keys that have come under other names: (other, the rule's)
+    complete: bool = False  # a file has every key
+    writes_head: bool = False  # a tied head is written beside the embedding
+
+    def plain(self, key: str) -> str:
+        """A key of a file as the rules write it."""
+        return dict(self.spellings).get(key, key).removeprefix(self.prefix)
+
+    def is_buffer(self, key: str) -> bool:
+        """Has it nothing that was learned?"""
+        return re.fullmatch(self.buffers, key) is not None
+
+    def count_known(self, keys: Iterable[str]) -> int:
+        """How many of the keys have a rule."""
+        rules = {rule.theirs for rule in self.rules}
+        return sum(re.sub(r"\.\d+\.", ".{i}.", self.plain(key), count=1) in rules for key in keys)
+
+    def count_layers(self, keys: Iterable[str]) -> int | None:
+        """How many layers the keys have; None where none has a number."""
+        starts = {re.escape(rule.theirs.partition("{i}")[0]) for rule in self.rules if "{i}" in rule.theirs}
+        found = [re.match(rf"(?:{'|'.join(starts)})(\d+)\.", self.plain(key)) for key in keys] if starts else []
+        return max((int(match[1]) + 1 for match in found if match), default=None)
+
+
+def _rules(*lines: tuple[str, str, str]) -> tuple[Rule, ...]:
+    """Rules with `{i}` are of layers; several rows separated by spaces lie behind one another in the last dimension."""
+    found = []
+    for theirs, ours, axes in lines:
+        rows, forms = ours.split(), axes.split(" | ")
+        for index, row in enumerate(rows):
+            path = (BLOCK if "{i}" in theirs else "") + row
+            found.append(Rule(theirs, path, forms[index % len(forms)], (index, len(rows))))
+    return tuple(found)
+
+
+# Linear layers of torch are (out, in).
+LITTLE_GPT = NameMap(
+    "little_gpt",
+    _rules(
+        ("wte.weight", "embedding/embedding_vm", "v m"),
+        ("lm_head.weight", "head/unembedding_mv", "v m"),
+        ("wte.norm.weight", "embedding_norm/norm_scale_m", "m"),
+        ("wte.norm.bias", "embedding_norm/norm_bias_m", "m"),
+        ("wpe.weight", "positions/position_tm", "t m"),
+        ("blocks.{i}.ln1.weight", "mixer_norm/norm_scale_m", "m"),
+        ("blocks.{i}.ln1.bias", "mixer_norm/norm_bias_m", "m"),
+        ("blocks.{i}.attn.query.weight", "mixer/query_mnd", "(n d) m"),
+        ("blocks.{i}.attn.query.bias", "mixer/query_bias_nd", "(n d)"),
+        ("blocks.{i}.attn.key.weight", "mixer/key_mkd", "(k d) m"),
+        ("blocks.{i}.attn.key.bias", "mixer/key_bias_kd", "(k d)"),
+        ("blocks.{i}.attn.value.weight", "mixer/value_mkd", "(k d) m"),
+        ("blocks.{i}.attn.value.bias", "mixer/value_bias_kd", "(k d)"),
+        ("blocks.{i}.attn.fc_resid.weight", "mixer/attention_out_ndm", "m (n d)"),
+        ("blocks.{i}.attn.fc_resid.bias", "mixer/attention_out_bias_m", "m"),
+        ("blocks.{i}.ln2.weight", "ffn_norm/norm_scale_m", "m"),
+        ("blocks.{i}.ln2.bias", "ffn_norm/norm_bias_m", "m"),
+        ("blocks.{i}.mlp.fc1.weight", "ffn/ffn_in_mf", "f m"),
+        ("blocks.{i}.mlp.fc1.bias", "ffn/ffn_in_bias_f", "f"),
+        ("blocks.{i}.mlp.fc_resid.weight", "ffn/ffn_out_fm", "m f"),
+        ("blocks.{i}.mlp.fc_resid.bias", "ffn/ffn_out_bias_m", "m"),
+        ("norm.weight", "final_norm/norm_scale_m", "m"),
+        ("norm.bias", "final_norm/norm_bias_m", "m"),
+        ("head_q.weight", "pointer/pointer_query_mc", "c m"),
+        ("head_k.weight", "pointer/pointer_key_mc", "c m"),
+    ),
+    activation="gelu_erf",
+    buffers=r"blocks\.\d+\.attn\.(mask|slopes)",
+    spellings=(("wte.ln_weight", "wte.norm.weight"), ("wte.ln_bias", "wte.norm.bias")),
+    writes_head=True,
+)
+
+# Its matrices are (in, out); queries, keys and values lie side by side.
+GPT2 = NameMap(
+    "gpt2",
+    _rules(
+        ("wte.weight", "embedding/embedding_vm", "v m"),
+        ("lm_head.weight", "head/unembedding_mv", "v m"),
+        ("wpe.weight", "positions/position_tm", "t m"),
+        ("h.{i}.ln_1.weight", "mixer_norm/norm_scale_m", "m"),
+        ("h.{i}.ln_1.bias", "mixer_norm/norm_bias_m", "m"),
+        ("h.{i}.attn.c_attn.weight", "mixer/query_mnd mixer/key_mkd mixer/value_mkd", "m (n d) | m (k d) | m (k d)"),
+        (
+            "h.{i}.attn.c_attn.bias",
+            "mixer/query_bias_nd mixer/key_bias_kd mixer/value_bias_kd",
+            "(n d) | (k d) | (k d)",
+        ),
+        ("h.{i}.attn.c_proj.weight", "mixer/attention_out_ndm", "(n d) m"),
+        ("h.{i}.attn.c_proj.bias", "mixer/attention_out_bias_m", "m"),
+        ("h.{i}.ln_2.weight", "ffn_norm/norm_scale_m", "m"),
+        ("h.{i}.ln_2.bias", "ffn_norm/norm_bias_m", "m"),
+        ("h.{i}.mlp.c_fc.weight", "ffn/ffn_in_mf", "m f"),
+        ("h.{i}.mlp.c_fc.bias", "ffn/ffn_in_bias_f", "f"),
+        ("h.{i}.mlp.c_proj.weight", "ffn/ffn_out_fm", "f m"),
+        ("h.{i}.mlp.c_proj.bias", "ffn/ffn_out_bias_m", "m"),
+        ("ln_f.weight", "final_norm/norm_scale_m", "m"),
+        ("ln_f.bias", "final_norm/norm_bias_m", "m"),
+    ),
+    activation="gelu_tanh",
+    prefix="transformer.",
+    buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
+    complete=True,
+    writes_head=True,
+)
+
+FORMATS = ("little_gpt", "gpt2", "vortaro")
+
+
+def name_map(format: str, rows: Iterable[str]) -> NameMap:
+    """The map of that format; `vortaro` has the rows' own names.
+
+    Raises:
+      UsageError: there is no such format.
+    """
+    known = {"little_gpt": LITTLE_GPT, "gpt2": GPT2}
+    if format == "vortaro":
+        return NameMap("vortaro", tuple(Rule(row, row, None) for row in rows))
+    if format not in known:
+        raise UsageError(f"There is no format '{format}'. {did_you_mean(format, FORMATS)}")
+    return known[format]
+
+
+# Knobs behind rows that come and go: what to set where a file has such a key, and where it has none.
+KNOBS = (
+    ("_bias_", "USE_BIAS=true", "USE_BIAS=false"),
+    ("positions/", "POSITIONS=learned", "POSITIONS=alibi"),
+    (f"{BLOCK}ffn_norm/", "PARALLEL_RESIDUAL=false", "PARALLEL_RESIDUAL=true --set=SHARED_NORM=true"),
+    ("embedding_norm/", "EMBEDDING_NORM=true", "EMBEDDING_NORM=false"),
+    ("pointer/", "HEAD_QK=256", "HEAD_QK=none"),
+    ("head/", "TIED=false", "TIED=true"),
+)
+
+# Knobs behind sizes, by the letter of the dimension.
+SIZES = {
+    "v": "VOCAB_SIZE",
+    "m": "MODEL_DIM",
+    "t": "SEQ_LEN",
+    "f": "FFN_DIM",
+    "c": "HEAD_QK",
+}
+
+# What models of either format compute with, where weights do not show it: knob, path in the config, value.
+SHARED_SETTINGS = (
+    ("NORM=layer", "task.model.final_norm", "layers.norm.LayerNorm"),
+    ("NORM_EPSILON=1e-5", "task.model.final_norm.epsilon", "1e-05"),
+    ("QK_NORM=none", "task.model.stack.block.mixer.qk_norm", "'none'"),
+    ("ATTENTION_SCALE=none", "task.model.stack.block.mixer.scale", "None"),
+    ("INIT_STDDEV=0.02", "task.model.embedding.scale", "1.0"),
+    ("PARAMETRIZATION=standard", "task.model.embedding.logits_scale", "1.0"),
+)
