@@ -101,8 +101,11 @@ def _import(options: argparse.Namespace) -> int:
     with sole_use(workdir), session.placed():
         _refuse_checkpoints(options.workdir)
         shardings = traverse_util.flatten_dict(session.state_shardings.variables, sep="/")
-        flat = {row.path: jax.device_put(ours[renaming.name_of(row)], shardings[row.path]) for row in table}
-        state = session.init().replace(variables=traverse_util.unflatten_dict(flat, sep="/"))
+        flat = {
+            row.path: jax.device_put(ours[renaming.name_of(row)].astype(row.dtype), shardings[row.path])
+            for row in table
+        }
+        state = session.start_from(traverse_util.unflatten_dict(flat, sep="/"))
         checkpoints = Checkpoints(workdir)
         checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
         checkpoints.close()

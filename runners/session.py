@@ -27,7 +27,7 @@ from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
-from tasks.train_step import TrainState, init_state, state_specs, train_step
+from tasks.train_step import TrainState, init_state, state_of, state_specs, train_step
 from tasks.zero import placed_table
 
 
@@ -113,6 +113,11 @@ class Session:
     def _init(self) -> Any:
         make = functools.partial(init_state, self.task, batch=empty_batch(self.train.input.batch_size, 1))
         return jax.jit(make, out_shardings=self.state_shardings)
+
+    def start_from(self, variables: Any) -> TrainState:
+        """The state before the first update of these variables, made where it lives."""
+        rows = empty_batch(self.train.input.batch_size, 1)
+        return jax.jit(lambda v: state_of(self.task, v, rows), out_shardings=self.state_shardings)(variables)
 
     def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
         """One update; with `rate`, at that learning rate."""

@@ -14,7 +14,7 @@ from runners.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoi
 from runners.session import Session
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
-from tasks.train_step import TrainState, init_state
+from tasks.train_step import TrainState, state_of
 from tasks.weight_table import WeightTable
 
 Shapes = dict[str, tuple[int, ...]]
@@ -115,14 +115,15 @@ def _layer_dims(path: str, table: WeightTable) -> int:
 
 def _grown(session: Session, old: dict[str, Any]) -> TrainState:
     """The new run's state with the old arrays in it."""
-    fresh = init_state(session.task, session.seed, empty_batch(session.train.input.batch_size, 1))
-    state = fresh.replace(variables=jax.tree.map(_grow, old["variables"], fresh.variables))
+    variables = jax.tree.map(_grow, old["variables"], session.abstract_state.variables)
+    # A fresh optimizer is one for these weights: it may hold copies of them.
+    state = state_of(session.task, variables, empty_batch(session.train.input.batch_size, 1))
     if "optimizer" not in old:
         return state
     # The schedule begins with the run: its own count stays at zero.
     schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
     take = lambda new, was: new if schedule(new) else _grow(was, new)
-    return state.replace(optimizer=jax.tree.map(take, fresh.optimizer, old["optimizer"], is_leaf=schedule))
+    return state.replace(optimizer=jax.tree.map(take, state.optimizer, old["optimizer"], is_leaf=schedule))
 
 
 def _grow(old: jax.Array, new: jax.Array) -> jax.Array:

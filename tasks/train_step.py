@@ -31,7 +31,11 @@ class TrainState(struct.PyTreeNode):
 
 def init_state(task: Task, rng: jax.Array, batch: Batch) -> TrainState:
     """The state before the first update, for batches of as many rows as `batch` has."""
-    variables = meta.unbox(task.init(rng, batch))
+    return state_of(task, meta.unbox(task.init(rng, batch)), batch)
+
+
+def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
+    """The state before the first update of these variables, for batches of as many rows as `batch` has."""
     optimizer = task.optimizer.build(task.weight_table()).init(variables["params"])
     zero = jnp.int32(0)
     carry = _no_carry(task, batch.inputs.shape[0])
