@@ -155,8 +155,8 @@ def _backward(reading: _Reading, kept: jax.Array | None, cotangent: jax.Array) -
     dim = _split_dim(kept.shape[1:], reading.shape)
     if dim is None:
         return None, cotangent.astype(kept.dtype)
-    wide = cotangent.astype(jnp.promote_types(cotangent.dtype, kept.dtype))  # sums over devices in the wider dtype
-    return None, scatter(wide, _axis(), dim, reading.spec).astype(kept.dtype)
+    total = scatter(cotangent.astype(jnp.float32), _axis(), dim, reading.spec)  # sums of many numbers stall in bfloat16
+    return None, total.astype(kept.dtype)
 
 
 _take_gradient.defvjp(_forward, _backward)

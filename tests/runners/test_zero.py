@@ -127,7 +127,7 @@ def exchanged(stage, microbatches=1, **knobs):
     found = {}
     for exchange in exchanges(text, session.mesh_shape):
         inside = microbatches > 1 and microbatches in exchange.loops[:1]
-        small = exchange.result_bytes < 1024  # losses, counts and norms
+        small = exchange.kind == "all-reduce" and exchange.result_bytes < 1024  # losses, counts and norms
         key = ("small" if small else exchange.kind, inside)
         found[key] = found.get(key, 0) + exchange.times * exchange.result_bytes
     assert all(size < 1024 for (kind, inside), size in found.items() if kind == "small" and not inside)
@@ -139,9 +139,15 @@ UNSTACKED = 4 * (2048 * 256 + 2 * 256)
 SCALES = 4 * 4 * 256  # gains of layer norms: kept, not gathered again
 
 
+def only_all_reduce(found):
+    """The whole gradient once, and a few sums in the same exchange."""
+    assert set(found) == {("all-reduce", False)}
+    assert 0 <= found[("all-reduce", False)] - WHOLE < 100
+
+
 def test_exchanges_of_a_step():
     """Stage 3 gathers the weights of layers once on the way forth and once on the way back (section 7.2.2)."""
-    assert exchanged(0) == {("all-reduce", False): WHOLE}
+    only_all_reduce(exchanged(0))
     assert exchanged(1) == {("reduce-scatter", False): PART, ("all-gather", False): WHOLE}
     assert exchanged(2) == {("reduce-scatter", False): PART, ("all-gather", False): WHOLE}
     third = exchanged(3)
@@ -154,7 +160,7 @@ def test_exchanges_of_a_step():
 def test_exchanges_of_accumulated_steps():
     """Stages 0 and 1 exchange gradients once per update, 2 and 3 once per micro-batch, in parts."""
     pieces = 5  # no other loop has so many turns
-    assert exchanged(0, pieces) == {("all-reduce", False): WHOLE}
+    only_all_reduce(exchanged(0, pieces))
     assert exchanged(1, pieces) == {("reduce-scatter", False): PART, ("all-gather", False): WHOLE}
     assert exchanged(2, pieces) == {("reduce-scatter", True): pieces * PART, ("all-gather", False): WHOLE}
     third = exchanged(3, pieces)
@@ -216,8 +222,11 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("stage", [1, 2, 3])
+# Stage 3 does all that the others do; what tells those apart from it is shown by a few.
+LESS = ("accumulated", "rows that do not divide", "heads split", "fully sharded by its table")
+
+
+@pytest.mark.parametrize(("name", "stage"), [(n, s) for n in VARIANTS for s in (1, 2, 3) if s == 3 or n in LESS])
 def test_on_top_of_anything(name, stage):
     """The losses of the same experiment without ZeRO, whose exchanges are the compiler's."""
     knobs, tolerance = VARIANTS[name]
@@ -232,10 +241,10 @@ def test_on_top_of_anything(name, stage):
     "name", ["vq.VQStdlib", "mu.MuTiny", "tiny.StdlibTinyLlama", "wiki_bert.MLPerfBertDense13B32x32"]
 )
 def test_any_family(name):
-    knobs = ["DEVICE_MESH_SHAPE=4,2", "LOG_EVERY=1"]
+    axis, *others = resolve(name).MESH_AXES
+    knobs = [f"DEVICE_MESH_SHAPE={(4, 2) if len(others) == 1 else (4, 1, 2)}", "LOG_EVERY=1"]
     losses = []
     for stage in ("none", "3"):
-        axis = resolve(name).MESH_AXES[0]
         experiment = resolve(name, [*knobs, f"ZERO_STAGE={stage}", f"ZERO_AXIS={axis}"], smoke=True)
         losses.append(trained(experiment.ZERO_STAGE, base=type(experiment))[0])
     np.testing.assert_allclose(*losses, rtol=2e-4)
@@ -269,6 +278,6 @@ def test_bad_requests(knobs, said):
 
 
 def test_experts_are_not_gathered():
-    experiment = resolve("gshard.MoeLm8x2B", ["ZERO_STAGE=1", "ZERO_AXIS=X"], smoke=True)
+    experiment = resolve("gshard.MoeLm8x2B", ["ZERO_STAGE=1", "DEVICE_MESH_SHAPE=8,1"], smoke=True)
     with pytest.raises(UsageError, match="splits the experts"):
         Session(experiment)
