@@ -1,4 +1,4 @@
-"""Plans GShard, BERT, large VQ and Mu entries with the TPU compiler, and writes the table of docs/plans.md.
+"""Plans GShard, BERT, large VQ, Mu and ZeRO entries with the TPU compiler, and writes the table of docs/plans.md.
 
     python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
@@ -28,6 +28,7 @@ SLICES = {
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
     "vq": {64: "v4:4x4x4"},
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
+    "zero": {32: "v3:4x4"},
 }
 # Tokens per second that comments in the reference promise.
 PROMISED = {

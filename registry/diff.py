@@ -22,7 +22,7 @@ def diff(a: Snapshot, b: Snapshot) -> Difference:
         "totals": {
             key: {"a": a["totals"][key], "b": b["totals"][key]}
             for key in a["totals"]
-            if a["totals"][key] != b["totals"].get(key)
+            if key in b["totals"] and a["totals"][key] != b["totals"][key]
         },
         "mesh": [] if a["mesh"] == b["mesh"] else [a["mesh"], b["mesh"]],
     }

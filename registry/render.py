@@ -102,17 +102,23 @@ def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def weight_table(data: dict[str, Any]) -> Table:
-    """The weight table of a snapshot."""
+    """The weight table of a snapshot; where slots of the optimizer live, if that is elsewhere."""
     title = f"{data['experiment']} on {mesh_text(data['mesh'])}"
-    return table(WEIGHT_COLUMNS, map(weight_cells, data["weights"]), title=title, right=WEIGHT_NUMBERS)
+    columns, rows = WEIGHT_COLUMNS, map(weight_cells, data["weights"])
+    slots = [row.get("slot_spec", row["spec"]) for row in data["weights"]]
+    if slots != [row["spec"] for row in data["weights"]]:
+        columns = (*columns[:4], "slots", *columns[4:])
+        rows = ((*cells[:4], slot, *cells[4:]) for cells, slot in zip(rows, slots, strict=True))
+    return table(columns, rows, title=title, right=WEIGHT_NUMBERS)
 
 
 def _totals(data: dict[str, Any]) -> str:
     totals = data["totals"]
+    kinds = {"weights": "", "gradients": "gradient_", "optimizer state": "optimizer_"}
+    held = [f"{size(totals.get(f'{key}bytes_per_device', 0))} of {kind}" for kind, key in kinds.items()]
     return (
         f"{amount(totals['parameters'])} parameters ({totals['parameters']:,}), {size(totals['bytes'])}; per device "
-        f"{size(totals['bytes_per_device'])} of weights and {size(totals['optimizer_bytes_per_device'])} of optimizer "
-        f"state on {mesh_text(data['mesh'])}."
+        f"{held[0]}, {held[1]} and {held[2]} on {mesh_text(data['mesh'])}."
     )
 
 

@@ -15,7 +15,7 @@ _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-NAMES = ("params", "bytes", "bytes_per_device", "optimizer_bytes_per_device", "devices")
+NAMES = ("params", "bytes", "bytes_per_device", "gradient_bytes_per_device", "optimizer_bytes_per_device", "devices")
 
 
 def where(expression: str, totals: Callable[[], Mapping[str, int]], mesh: Sequence[int]) -> bool:
