@@ -1,6 +1,8 @@
 """Exchanges along a mesh axis that a computation handles itself, beside axes that the compiler handles."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,7 +13,26 @@ from layers.specs import P, axes_of
 def manual_axis() -> str | None:
     """The mesh axis that the computation being traced handles itself (see tasks.zero); None is none."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
+    assert len(axes) < 2, "one axis at a time is handled beside the compiler's"
     return axes[0] if axes else None
+
+
+_GATHERS: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers", default=False)
+
+
+@contextlib.contextmanager
+def gathering(layers: bool) -> Iterator[None]:
+    """Inside, what is traced gathers the weights of its layers, or does not."""
+    token = _GATHERS.set(layers)
+    try:
+        yield
+    finally:
+        _GATHERS.reset(token)
+
+
+def layers_are_gathered() -> bool:
+    """Whether the computation being traced gathers the weights of its layers."""
+    return _GATHERS.get()
 
 
 def only(spec: P, axis: str) -> P:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError, did_you_mean
-from layers.exchange import keep_all_but_gathered, manual_axis
+from layers.exchange import keep_all_but_gathered, layers_are_gathered
 
 REMAT_POLICIES = {
     "none": None,  # keep every intermediate value for the backward pass
@@ -58,7 +58,7 @@ class Stack(nn.Module):
             return block(carry, layer_state, segment_ids, positions)
 
         policy = REMAT_POLICIES[self.remat]
-        if policy is None and manual_axis() is not None:
+        if policy is None and layers_are_gathered():
             policy = keep_all_but_gathered  # else the weights of all layers would be held whole for the way back
         if policy is not None:
             body = nn.remat(body, policy=policy, prevent_cse=self.unroll > 1)

@@ -71,9 +71,17 @@ class StaticSguMixer(nn.Module):
             return y, None
         return y, SplitState(seen[:, -self.width :], seen_ids[:, -self.width :], after)
 
+    def _kernel(self, distance: Int[Array, "q t"]) -> Float[Array, "q t"]:
+        inside = (distance >= 0) & (distance <= self.width)
+        return jnp.where(inside, 1 / ((jnp.maximum(distance, 0) + 1.0) ** self.power + 1), 0)
+
     def _filter(self, seen: Float[Array, "b t m"], seen_ids: Int[Array, "b t"], ids: Int[Array, "b s"]) -> jax.Array:
         """A banded matrix in blocks: each block of `width` positions looks at itself and the block before."""
         length, width = ids.shape[1], self.width
+        if length < width:
+            distance = width + jnp.arange(length)[:, None] - jnp.arange(width + length)
+            kernel_bqt = jnp.where(ids[:, :, None] == seen_ids[:, None], self._kernel(distance), 0)
+            return jnp.einsum("bqt,btm->bqm", kernel_bqt.astype(seen.dtype), seen)
         blocks = -(-length // width)
         spare = blocks * width - length
         seen = jnp.pad(seen, ((0, 0), (0, spare), (0, 0)))
@@ -83,8 +91,7 @@ class StaticSguMixer(nn.Module):
             [part.reshape(a.shape[0], blocks, width, *a.shape[2:]) for part in (a[:, :-width], a[:, width:])], axis=2
         )
         distance = width + jnp.arange(width)[:, None] - jnp.arange(2 * width)
-        kernel_qt = jnp.where((distance >= 0) & (distance <= width), 1 / ((distance + 1.0) ** self.power + 1), 0)
         same_bcqt = ids[..., None] == windows(seen_ids)[:, :, None]
-        kernel = jnp.where(same_bcqt, kernel_qt, 0).astype(seen.dtype)
+        kernel = jnp.where(same_bcqt, self._kernel(distance), 0).astype(seen.dtype)
         y = jnp.einsum("bcqt,bctm->bcqm", kernel, windows(seen))
         return y.reshape(y.shape[0], -1, y.shape[-1])[:, :length]

@@ -94,7 +94,8 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
-    return math.prod(row.shape) * np.dtype(task.gradient_dtype).itemsize // shards(row.gradient_spec, mesh)
+    kept = task.gradient_dtype if task.microbatches == 1 else "float32"  # sums over micro-batches
+    return math.prod(row.shape) * np.dtype(kept).itemsize // shards(row.gradient_spec, mesh)
 
 
 def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> int:

@@ -33,7 +33,9 @@ SETTINGS: dict[str, Any] = {
     **{"LENGTH_STAGES": (), "LENGTH_START": None, "STAGED_STEPS": None},
     **{"LEARNING_RATE": 2**-6, "SCHEDULE": "constant", "WARMUP_STEPS": 0, "DTYPE": "float32", "REMAT": "none"},
     **{"MOMENT_DTYPE": "float32", "GRADIENT_DTYPE": "float32", "LOSS_CHUNK": None, "DEVICE_ORDER": "auto"},
+    **{"SECOND_MOMENT_DTYPE": "float32", "PARAM_DTYPE": "float32", "MASTER_WEIGHTS": False, "ZERO_STAGE": None},
     **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
+    "HIDDEN_DROPOUT": None,
 }
 NOISE = 0.2  # slopes that leave their band by less may do so by chance
 Statistics = dict[str, dict[str, np.ndarray]]  # activation -> "size" or "change" -> value by step (and width)

@@ -51,6 +51,8 @@ def _pieces(file: Path) -> list[Path]:
         raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"'{file}' is no index of weights: it has no weight_map from keys to files.") from error
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"'{file}' is no index of weights: its weight_map names no files.")
     return [file.parent / name for name in names]
 
 

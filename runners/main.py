@@ -212,9 +212,10 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
 
 
 def _windowed(experiment, windowed):
+    from registry.snapshot import flat_config
     from runners.session import Session
 
-    if windowed.Task() == experiment.Task():
+    if not any(path.endswith(".window") for path in flat_config(windowed)):
         raise UsageError(f"--window is for softmax attention, which {type(experiment).__name__} does not have.")
     return Session(windowed)
 

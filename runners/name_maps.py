@@ -174,6 +174,7 @@ SHARED_SETTINGS = (
     ("NORM_EPSILON=1e-5", "task.model.final_norm.epsilon", "1e-05"),
     ("QK_NORM=none", "task.model.stack.block.mixer.qk_norm", "'none'"),
     ("ATTENTION_SCALE=none", "task.model.stack.block.mixer.scale", "None"),
+    ("ATTENTION_WINDOW=none", "task.model.stack.block.mixer.window", "None"),
     ("INIT_STDDEV=0.02", "task.model.embedding.scale", "1.0"),
     ("PARAMETRIZATION=standard", "task.model.embedding.logits_scale", "1.0"),
 )

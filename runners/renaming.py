@@ -67,6 +67,10 @@ def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np
             continue
         for key, piece in _cut(rule, row, arrays[rule.ours]):
             pieces.setdefault(key, []).append(piece)  # parts of one key are in order in the rules
+    for key, parts in pieces.items():
+        if len({part.shape for part in parts}) > 1:
+            sizes = ", ".join("x".join(map(str, part.shape)) for part in parts)
+            raise UsageError(f"{names.name} files have {key} of equal parts, and here they are {sizes}.")
     theirs = {key: _joined(parts) for key, parts in pieces.items()}
     if names.writes_head:
         theirs.setdefault(HEAD, theirs[EMBEDDING])

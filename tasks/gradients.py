@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.exchange import dim_of, gather, only, scatter, total
+from layers.exchange import dim_of, gather, gathering, only, scatter, total
 from layers.reports import add_updates
 from layers.specs import P
 from layers.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.task import LossOutput, Task
 from tasks.weight_table import WeightTable
+from tasks.zero import placed_table
 
 Rngs = tuple[jax.Array, jax.Array]
 
@@ -49,7 +50,7 @@ def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
     if mesh is None:
         return task.loss(variables, batch)[1].metrics
     assert task.zero is not None
-    axis, table = task.zero.axis, task.zero.place(task.weight_table(), mesh)
+    axis, table = task.zero.axis, placed_table(task, mesh)
 
     def body(variables: Any, batch: Batch) -> Any:
         metrics = task.loss(_whole(table, axis, variables), batch)[1].metrics
@@ -129,7 +130,7 @@ def _handled(
 ) -> tuple[Any, LossOutput]:
     """The same, where each device of the ZeRO axis sums up its own rows and the exchanges are those of the stage."""
     assert task.zero is not None
-    axis, table = task.zero.axis, task.zero.place(task.weight_table(), mesh)
+    axis, table = task.zero.axis, placed_table(task, mesh)
     rows = table.tree(lambda row: row)["params"]
 
     def stand_in(row):
@@ -157,9 +158,9 @@ def _handled(
         arguments = (stand_ins, batch, carry, rngs, finish)
         gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)
         gradient = exchanged(gradient, "slot_spec", only_unstacked=False)
-        whole = lambda row, g: g if dim_of(row.slot_spec, axis) is not None else summed(g, row)
-        summed = lambda g, row: total(g.astype(jnp.float32), axis, row.gradient_spec)
-        gradient = jax.tree.map(whole, rows, gradient)
+        summed = lambda row, g: total(g.astype(jnp.float32), axis, row.gradient_spec)
+        in_parts = lambda row: dim_of(row.slot_spec, axis) is not None
+        gradient = jax.tree.map(lambda row, g: g if in_parts(row) else summed(row, g), rows, gradient)
         sums = jax.tree.map(lambda x: jax.lax.psum(x, axis), (output.normalizer, output.metrics))
         output = output.replace(normalizer=sums[0], metrics=sums[1], updates=_added(output.updates, axis, mesh[axis]))
         return gradient, output
@@ -180,7 +181,8 @@ def _split(
     rows = only(task.batch_placement["tokens_bs"], axis)
     specs = (mine, rows, *(spec for _, spec in further))
     values = (*arguments, *(value for value, _ in further))
-    return jax.shard_map(body, in_specs=specs, out_specs=out_specs, axis_names={axis}, check_vma=False)(*values)
+    with gathering(any(row.stacked and dim_of(row.spec, axis) is not None for row in table)):
+        return jax.shard_map(body, in_specs=specs, out_specs=out_specs, axis_names={axis}, check_vma=False)(*values)
 
 
 def _whole(table: WeightTable, axis: str, variables: Any) -> Any:

@@ -23,6 +23,11 @@ class Clipping:
     block_rms: float | None = None  # scale each weight's gradient to at most this root mean square; layers count as one
     value: float | None = None  # cut each element to [-value, value]
 
+    def __post_init__(self):
+        for name, limit in dataclasses.asdict(self).items():
+            if limit is not None and not limit > 0:
+                raise UsageError(f"clipping.{name} = {limit} must be above 0; none is no limit.")
+
     def build(self) -> list[optax.GradientTransformation]:
         """The optax transformations."""
         makers = {
@@ -87,6 +92,9 @@ class Optimizer:
                 f"scale_epsilon goes with adamw under muP, not with {self.method} under PARAMETRIZATION = "
                 f"{self.parametrization.rule}."
             )
+
+        if self.second_moment_dtype != "float32" and self.method != "adamw":
+            raise UsageError(f"SECOND_MOMENT_DTYPE goes with OPTIMIZER = adamw, not with {self.method}.")
 
     def rate(self, role: str, fan_in: int) -> float:
         """The factor on a weight's learning rate."""

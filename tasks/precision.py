@@ -1,4 +1,4 @@
-"""What optimizers keep in which dtype. Their arithmetic is float32 whatever is kept."""
+"""What optimizers keep in which dtype. Gradients and weights are handed to them in float32."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def store_moments(adam: optax.GradientTransformation, first: str, second: str) -
         return cast(adam.init(params), first, second)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = adam.update(_cast(updates, "float32"), cast(state, "float32", "float32"), params)
+        updates, state = adam.update(updates, cast(state, "float32", "float32"), params)
         return updates, cast(state, first, second)
 
     return optax.GradientTransformation(init, update)
@@ -39,9 +39,9 @@ def keep_master(inner: optax.GradientTransformation) -> optax.GradientTransforma
         return Master(weights, inner.init(weights))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, moved = inner.update(_cast(updates, "float32"), state.inner, state.weights)
+        updates, moved = inner.update(updates, state.inner, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
-        distance = jax.tree.map(lambda new, old: new - old.astype(jnp.float32), weights, params)
+        distance = jax.tree.map(jnp.subtract, weights, params)
         return distance, Master(weights, moved)
 
     return optax.GradientTransformation(init, update)

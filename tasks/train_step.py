@@ -15,6 +15,7 @@ from tasks.gradients import gradient_of, handled_mesh
 from tasks.metrics import MetricSums
 from tasks.task import Task
 from tasks.weight_table import WeightTable
+from tasks.zero import placed_table
 
 
 class TrainState(struct.PyTreeNode):
@@ -83,9 +84,11 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     # Random numbers new in this update, and those that all pieces of a row share.
     rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
     gradient, output = gradient_of(task, state.variables, batch, carry, rngs, _carry_specs(task, batch.inputs.shape[0]))
+    wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)  # whatever they are kept in
+    gradient = wide(gradient)
     norm = optax.global_norm(gradient)
     params = _placed(task, "slot_spec", state.variables["params"])
-    updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, params)
+    updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, wide(params))
     sizes = (output.metrics.objective, norm, optax.global_norm(updates))
     finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     # Each device updates what it has slots for, then all have the whole again.
@@ -111,6 +114,5 @@ def _placed(task: Task, which: str, params: Any) -> Any:
     mesh = handled_mesh(task)
     if mesh is None:
         return params
-    assert task.zero is not None
-    rows = task.zero.place(task.weight_table(), mesh).tree(lambda row: row)["params"]
+    rows = placed_table(task, mesh).tree(lambda row: row)["params"]
     return jax.tree.map(lambda row, w: jax.lax.with_sharding_constraint(w, getattr(row, which)), rows, params)

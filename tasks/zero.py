@@ -48,7 +48,7 @@ class Zero:
         """The table with the specs that weights, gradients and slots have on a mesh of these axis sizes.
 
         Raises:
-          UsageError: the mesh has no such axis, or it splits experts.
+          UsageError: the mesh has no such axis, or it splits experts, or a dimension together with another axis.
         """
         if self.axis not in mesh:
             raise UsageError(f"ZERO_AXIS = {self.axis} is no axis of the mesh. {did_you_mean(self.axis, mesh)}")
@@ -63,6 +63,12 @@ class Zero:
                 )
             if not row.learned:
                 return row
+            with_axis = [axes_of(entry) for entry in row.spec if self.axis in axes_of(entry)]
+            if any(mesh[name] > 1 for names in with_axis for name in names if name != self.axis):
+                raise UsageError(
+                    f"WEIGHTS.{row.key} = {show_spec(row.spec)} splits one dimension over ZERO_AXIS = {self.axis} and "
+                    f"another axis: give each a dimension of its own, or say ZERO_STAGE=none."
+                )
             split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
             return dataclasses.replace(row, **{name: split for name, stage in by_stage.items() if self.stage >= stage})

@@ -67,7 +67,6 @@ class DecoderLm(LanguageTraining):
 
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"
-    PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of stored weights; see MASTER_WEIGHTS
     REMAT: str = "none"
     UNROLL: int = 1  # layers per iteration of the scan over layers
 
@@ -259,12 +258,16 @@ class DecoderLm(LanguageTraining):
 
     def block(self) -> fdl.Config:
         """One layer."""
+        if self.SHARED_NORM and not self.PARALLEL_RESIDUAL:
+            raise UsageError(
+                "SHARED_NORM goes with PARALLEL_RESIDUAL=true: one after the other, branches read two norms."
+            )
         return fdl.Config(
             ResidualBlock,
             activations=self.ACTIVATIONS.of(ResidualBlock),
             mixer_norm=self.norm(),
             mixer=self.mixer(),
-            ffn_norm=None if self.SHARED_NORM and self.PARALLEL_RESIDUAL else self.norm(),
+            ffn_norm=None if self.SHARED_NORM else self.norm(),
             ffn=self.ffn(),
             parallel=self.PARALLEL_RESIDUAL,
             dropout_rate=self.DROPOUT,
@@ -285,6 +288,8 @@ class DecoderLm(LanguageTraining):
     def mixer(self) -> fdl.Config:
         """What mixes along the sequence."""
         scale = self.ATTENTION_SCALE
+        if scale is not None and self.QK_NORM == "l2":
+            raise UsageError("QK_NORM = l2 learns its scale: leave ATTENTION_SCALE out.")
         if scale is None and self.PARAMETRIZATION != "standard":
             scale = 1 / self.head_dim
         return self.layer(

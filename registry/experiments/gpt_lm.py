@@ -3,6 +3,7 @@
 import fiddle as fdl
 
 from layers.attention import Attention
+from layers.errors import UsageError
 from layers.head_qk import HeadQK
 from layers.initializers import Constant, Orthogonal
 from layers.specs import P, Specs
@@ -59,7 +60,6 @@ class GptLm(DecoderLm):
     def Smoke(cls):
         learned = {"LEARNING_RATE": 5e-3, "DECAY_STEPS": None, "DTYPE": "float32", "DROPOUT": 0.0}
         learned["MICROBATCHES"] = min(cls.MICROBATCHES, 2)
-        # Heads of 4 channels: a static SGU leaves attention half of them.
         return super().Smoke().derive(**learned, VOCAB_SIZE=264, HEAD_QK=None if cls.HEAD_QK is None else 8)
 
     @property
@@ -69,6 +69,8 @@ class GptLm(DecoderLm):
     def model(self) -> fdl.Config:
         config = super().model()
         if self.HEAD_QK is not None:
+            if self.HEAD_QK < 1:
+                raise UsageError(f"HEAD_QK = {self.HEAD_QK} must be at least 1, or none.")
             config.pointer = self.layer(
                 HeadQK,
                 model_dim=self.MODEL_DIM,
@@ -84,8 +86,12 @@ class GptLm(DecoderLm):
         config.specs = self.specs.of(Attention)
         if not self.STATIC_SGU:
             return config
+        if self.head_dim % 2 or self.MODEL_DIM % 2:
+            raise UsageError(f"STATIC_SGU halves heads: HEAD_DIM = {self.head_dim} must be even.")
         config.model_dim = self.MODEL_DIM // 2
         config.head_dim = self.head_dim // 2
+        if self.ATTENTION_SCALE is None and self.PARAMETRIZATION != "standard":
+            config.scale = 1 / config.head_dim
         return self.layer(StaticSguMixer, mixer=config, width=self.SGU_WIDTH, power=self.SGU_POWER)
 
 

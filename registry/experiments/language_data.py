@@ -98,6 +98,10 @@ class LanguageData(Experiment):
     def stage_lengths(self) -> tuple[int, ...]:
         """Positions per row in each stage of short rows; none where all rows are whole."""
         start, multiple = self.LENGTH_START, self.LENGTH_MULTIPLE
+        if list(self.LENGTH_STAGES) != sorted(self.LENGTH_STAGES):
+            raise UsageError(f"LENGTH_STAGES = {self.LENGTH_STAGES} must grow.")
+        if self.STAGED_STEPS is not None and self.STAGED_STEPS >= self.NUM_STEPS:
+            raise UsageError(f"STAGED_STEPS = {self.STAGED_STEPS} must be below NUM_STEPS = {self.NUM_STEPS}.")
         if start is None:
             return self.LENGTH_STAGES
         if self.LENGTH_STAGES:

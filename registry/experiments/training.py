@@ -28,6 +28,7 @@ class LanguageTraining(LanguageData):
     ADAM_EPSILON: float = 1e-8
     MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of the optimizer's first moment
     SECOND_MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
+    PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of stored weights
     MASTER_WEIGHTS: bool = False  # the optimizer keeps float32 weights beside narrower ones
     WEIGHT_DECAY: float = 0.1
     DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
@@ -75,6 +76,8 @@ class LanguageTraining(LanguageData):
 
     def optimizer(self) -> fdl.Config:
         """How it is learned."""
+        if self.MASTER_WEIGHTS and self.PARAM_DTYPE == "float32":
+            raise UsageError("MASTER_WEIGHTS are float32 beside narrower weights: say PARAM_DTYPE=bfloat16.")
         falls = self.SCHEDULE in ("linear", "cosine")
         name = "NUM_STEPS" if self.DECAY_STEPS is None else "DECAY_STEPS"
         end = getattr(self, name)

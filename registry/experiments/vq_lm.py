@@ -224,6 +224,10 @@ class VQLm(DecoderLm):
         return config
 
     def mixer(self) -> fdl.Config:
+        base = {"ATTENTION_WINDOW": None, "QK_NORM": "none", "NORM_EPSILON": None, "HIDDEN_DROPOUT": None}
+        for knob, unset in base.items():
+            if getattr(self, knob) != unset:
+                raise UsageError(f"{knob} = {getattr(self, knob)} does nothing in this family: leave it {unset}.")
         if self.ATTENTION_SCALE is not None:
             raise UsageError("ATTENTION_SCALE is fixed here: queries and keys are normed, and scaled by KEY_DIM^-1/2.")
         kv_heads = 1 if self.HEADS == "mqa" else self.num_heads

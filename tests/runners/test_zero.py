@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from layers.specs import P, Specs
 from registry.build import build
 from registry.experiments.gpt_lm import GptLm
 from registry.experiments.zero import ZeroLm
@@ -103,6 +105,21 @@ def test_bytes_of_a_compiled_update(name, stage):
     assert memory.argument_size_in_bytes == RECIPES[name][2][stage] + 4
 
 
+UNEVEN = {"MODEL_DIM": 36, "NUM_HEADS": 3, "FFN_DIM": 50, "VOCAB_SIZE": 63}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_bytes_of_a_compiled_step_where_leaves_do_not_divide(stage):
+    session = Session(Sheet.derive(ZERO_STAGE=stage, **UNEVEN)())
+    with session.placed():
+        memory = session.compile_step(session.abstract_batch).memory_analysis()
+    totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
+    assert totals["optimizer_bytes_per_device"] > totals["bytes"] * 2 // 8
+    scalars = sum(leaf.dtype.itemsize for leaf in jax.tree.leaves(session.abstract_state) if leaf.shape == ())
+    held = totals["bytes_per_device"] + totals["optimizer_bytes_per_device"]
+    assert memory.alias_size_in_bytes == held + scalars
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_bytes_of_a_compiled_step(stage):
     """Arguments are weights, slots, counters and sums, the batch's own rows and the seed; all but the last two stay."""
@@ -128,9 +145,9 @@ def exchanged(stage, microbatches=1, **knobs):
     for exchange in exchanges(text, session.mesh_shape):
         inside = microbatches > 1 and microbatches in exchange.loops[:1]
         small = exchange.kind == "all-reduce" and exchange.result_bytes < 1024  # losses, counts and norms
-        key = ("small" if small else exchange.kind, inside)
+        assert not (inside and stage < 2 and exchange.axis == "data"), "once per update"
+        key = ("small" if small or exchange.axis != "data" else exchange.kind, inside)
         found[key] = found.get(key, 0) + exchange.times * exchange.result_bytes
-    assert all(size < 1024 for (kind, inside), size in found.items() if kind == "small" and not inside)
     return {key: size for key, size in found.items() if key[0] != "small"}
 
 
@@ -169,6 +186,18 @@ def test_exchanges_of_accumulated_steps():
     assert set(third) == {("reduce-scatter", True), ("all-gather", False), ("all-gather", True)}
 
 
+def test_exchanges_beside_split_heads():
+    """Where the other axis splits a weight, so it does what is exchanged."""
+    experiment = Sheet.derive(DEVICE_MESH_SHAPE=(4, 2), ZERO_STAGE=1)()
+    parts, whole = 0, 0
+    for row in placed_table(build(experiment.Task(), "task"), {"data": 4, "model": 2}):
+        held = row.bytes_per_device({"data": 4, "model": 2})
+        parts, whole = (parts + held, whole) if "data" in row.slot_spec else (parts, whole + held)
+    found = exchanged(1, DEVICE_MESH_SHAPE=(4, 2))
+    assert 0 <= found.pop(("all-reduce", False)) - whole < 100
+    assert found == {("reduce-scatter", False): parts // 4, ("all-gather", False): parts}
+
+
 def test_gradients_of_stage_2_take_less_memory():
     def temporaries(stage):
         session = Session(Sheet.derive(ZERO_STAGE=stage, MICROBATCHES=4, BATCH_SIZE=32)())
@@ -192,10 +221,21 @@ def trained(stage, steps=3, base=Sheet, **knobs):
             batch, _ = next(batches)
         metrics = session.metrics_of(state.variables, batch)
         losses.append(float(metrics.loss / metrics.weight))
-        return np.array(losses), jax.tree.map(np.asarray, state.variables)
+        # As sampling and export see the weights, whose exchanges are the compiler's.
+        plain = jax.jit(lambda v: session.task.loss(v, batch)[1].metrics)(state.variables)
+        losses.append(float(plain.loss / plain.weight))
+        return np.array(losses), jax.tree.map(np.asarray, (state.variables, state.optimizer))
 
 
-SMALL = {"NUM_LAYERS": 2, "MODEL_DIM": 32, "NUM_HEADS": 8, "VOCAB_SIZE": 64, "SEQ_LEN": 32, "BATCH_SIZE": 8}
+SMALL = {
+    "LEARNING_RATE": 3e-3,
+    "NUM_LAYERS": 2,
+    "MODEL_DIM": 32,
+    "NUM_HEADS": 8,
+    "VOCAB_SIZE": 64,
+    "SEQ_LEN": 32,
+    "BATCH_SIZE": 8,
+}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -214,11 +254,11 @@ VARIANTS = {
     "heads split": ({"DEVICE_MESH_SHAPE": (4, 2)}, None),
     "heads split, and rows by two": ({"DEVICE_MESH_SHAPE": (2, 4)}, None),
     "fully sharded by its table": ({"WEIGHTS": GptLm.WEIGHTS, "OPTIONAL_WEIGHTS": GptLm.OPTIONAL_WEIGHTS}, None),
-    "rows that do not divide": ({"MODEL_DIM": 36, "NUM_HEADS": 3, "FFN_DIM": 50, "VOCAB_SIZE": 63}, None),
+    "rows that do not divide": (UNEVEN, None),
     "remat": ({"REMAT": "dots"}, None),
     "head-QK": ({"HEAD_QK": 16}, None),
     "pieces of rows": ({"UPDATE_LEN": 8}, None),
-    "narrow": ({**NARROW, "MASTER_WEIGHTS": True, "DTYPE": "bfloat16"}, 2e-2),
+    "narrow": ({**NARROW, "MASTER_WEIGHTS": True, "DTYPE": "bfloat16"}, 1e-3),
 }
 
 
@@ -234,7 +274,7 @@ def test_on_top_of_anything(name, stage):
     (expected, weights), (losses, others) = trained(None, **knobs), trained(stage, **knobs)
     np.testing.assert_allclose(losses, expected, rtol=tolerance or 2e-5)
     if tolerance is None:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), weights, others)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), weights, others)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +307,17 @@ def test_dropout_differs_between_devices():
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
+        (
+            {"WEIGHTS": ZeroLm.WEIGHTS | Specs(ffn_in_mf=P(None, ("data", "model"))), "DEVICE_MESH_SHAPE": (4, 2)},
+            "WEIGHTS.ffn_in_mf = P(None, ('data', 'model')) splits one dimension over ZERO_AXIS = data and another",
+        ),
         ({"ZERO_STAGE": 4}, "ZERO_STAGE = 4 must be 0, 1, 2, 3 or none"),
         ({"ZERO_AXIS": "dta"}, "ZERO_AXIS = dta is no axis of the mesh. Did you mean 'data'"),
         ({"ZERO_AXIS": "model"}, "ZERO_AXIS = model must split the rows of the batch"),
     ],
 )
 def test_bad_requests(knobs, said):
-    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=re.escape(said)):
         Session(Sheet.derive(**knobs)())
 
 
