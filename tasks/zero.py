@@ -66,7 +66,7 @@ class Zero:
             with_axis = [axes_of(entry) for entry in row.spec if self.axis in axes_of(entry)]
             if any(mesh[name] > 1 for names in with_axis for name in names if name != self.axis):
                 raise UsageError(
-                    f"WEIGHTS.{row.key} = {show_spec(row.spec)} splits one dimension over ZERO_AXIS = {self.axis} and "
+                    f"WEIGHTS.{row.key} = {show_spec(P(*row.spec[row.stacked :]))} splits one dimension over ZERO_AXIS = {self.axis} and "
                     f"another axis: give each a dimension of its own, or say ZERO_STAGE=none."
                 )
             split = self.split(row, mesh)

