@@ -68,13 +68,18 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
 def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
     """Every instruction of a program compiled for `mesh` by which devices exchange something; `text` as above."""
     computations, entry = _parse(text)
+    fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
+    seen: set[tuple[str, str]] = set()
     for loops, name, instruction in _walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
         axes, size = _group(instruction.rest, mesh)
-        if size == 1:
+        # TPU programs spread one exchange over several fusions, beside what is computed meanwhile.
+        one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
+        if size == 1 or (name in fused and one in seen):
             continue
+        seen.add(one)
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
