@@ -65,9 +65,10 @@ class Zero:
                 return row
             with_axis = [axes_of(entry) for entry in row.spec if self.axis in axes_of(entry)]
             if any(mesh[name] > 1 for names in with_axis for name in names if name != self.axis):
+                spec = show_spec(P(*row.spec[row.stacked :]))
                 raise UsageError(
-                    f"WEIGHTS.{row.key} = {show_spec(P(*row.spec[row.stacked :]))} splits one dimension over ZERO_AXIS = {self.axis} and "
-                    f"another axis: give each a dimension of its own, or say ZERO_STAGE=none."
+                    f"WEIGHTS.{row.key} = {spec} splits one dimension over ZERO_AXIS = {self.axis} and another axis: "
+                    f"give each a dimension of its own, or say ZERO_STAGE=none."
                 )
             split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
