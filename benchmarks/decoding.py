@@ -58,12 +58,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exp", default="tiny.StdlibTiny")
     parser.add_argument("--new_tokens", type=int, default=256)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
     options = parser.parse_args()
     session = Session(resolve(options.exp))
     with session.placed():
         variables = session.init().variables
         print(f"{options.exp}, prompt 32, {options.new_tokens} new tokens, greedy")
-        for rows in (1, 8):
+        for rows in options.rows:
             prompt = session.train.input.batch(0).inputs[:1, :32].repeat(rows, axis=0)
             fast, fast_rate = cached(session, variables, prompt, options.new_tokens)
             slow, slow_rate = uncached(session, variables, prompt, options.new_tokens)

@@ -62,6 +62,10 @@ class Zero:
                     f"another axis, or ZERO_STAGE=none."
                 )
             if not row.learned:
+                if dim is not None:
+                    raise UsageError(
+                        f"ZERO_AXIS = {self.axis} splits {row.path}, which has no gradient: do not split it."
+                    )
                 return row
             with_axis = [axes_of(entry) for entry in row.spec if self.axis in axes_of(entry)]
             if any(mesh[name] > 1 for names in with_axis for name in names if name != self.axis):

@@ -1,5 +1,6 @@
 """ZeRO: what a device stores, what devices exchange and where, and that nothing else changes."""
 
+import collections
 import itertools
 import math
 import re
@@ -172,6 +173,25 @@ def test_exchanges_of_a_step():
     gathered = third.pop(("all-gather", False))
     assert 2 * WHOLE - UNSTACKED - 16 * SCALES <= gathered <= 2 * WHOLE - UNSTACKED
     assert not third
+
+
+def test_how_often_a_step_exchanges():
+    """Stage 1: each of 19 rows once. Stage 2 and 3: gradients of 16 rows in each of 4 layers and of 3 rows beside."""
+
+    def times(stage):
+        session = Session(Sheet.derive(ZERO_STAGE=stage)())
+        with session.placed():
+            text = session.compile_step(session.abstract_batch).as_text()
+        found = collections.Counter()
+        for exchange in exchanges(text, session.mesh_shape):
+            found[exchange.kind] += exchange.times
+        return found["reduce-scatter"], found["all-gather"]
+
+    assert times(1) == (19, 19)
+    assert times(2) == (67, 19)
+    scattered, gathered = times(3)
+    assert scattered == 67
+    assert 67 < gathered <= 67 + 64
 
 
 def test_exchanges_of_accumulated_steps():
