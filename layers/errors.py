@@ -29,6 +29,8 @@ def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
     valid = sorted(set(valid))
     lowered = {v.lower(): v for v in valid}
     near = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
+    longer = [v for v in valid if name and v.lower().startswith(name.lower())]
+    near = [*longer, *(n for n in near if n not in longer)][:most]
     if near:
         return "Did you mean " + " or ".join(repr(n) for n in near) + "?"
     if not valid:

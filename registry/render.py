@@ -108,7 +108,8 @@ def weight_table(data: dict[str, Any]) -> Table:
     slots = [row.get("slot_spec", row["spec"]) for row in data["weights"]]
     if slots != [row["spec"] for row in data["weights"]]:
         columns = (*columns[:4], "slots", *columns[4:])
-        rows = ((*cells[:4], slot, *cells[4:]) for cells, slot in zip(rows, slots, strict=True))
+        elsewhere = ("" if slot == row["spec"] else slot for slot, row in zip(slots, data["weights"], strict=True))
+        rows = ((*cells[:4], slot, *cells[4:]) for cells, slot in zip(rows, elsewhere, strict=True))
     return table(columns, rows, title=title, right=WEIGHT_NUMBERS)
 
 

@@ -164,6 +164,8 @@ class Checkpoints:
 def require_checkpoints(workdir: str) -> None:
     """Raises a UsageError unless the run folder has some."""
     if not Path(workdir, FOLDER).is_dir():
+        if not Path(workdir).is_dir():
+            raise UsageError(f"There is no folder '{workdir}': train first (--mode=train --workdir={workdir}).")
         raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
 
 

@@ -171,8 +171,7 @@ def run(options: argparse.Namespace) -> int:
         return profile(session, workdir, options.profile_steps)
     if options.mode == "sample":
         if options.window is not None:
-            windowed = [*overrides, f"ATTENTION_WINDOW={options.window}"]
-            session = _windowed(experiment, resolve(name, windowed, smoke=smoke, imports=options.imports))
+            session = _windowed(experiment, options.window)
         return _sample(options, session, workdir)
     from runners.judge import judge
 
@@ -211,13 +210,14 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
     return sweep(experiment, folder, SweepOptions(widths=widths, rates=rates, seeds=seeds))
 
 
-def _windowed(experiment, windowed):
+def _windowed(experiment, window: int):
     from registry.snapshot import flat_config
     from runners.session import Session
 
-    if not any(path.endswith(".window") for path in flat_config(windowed)):
+    if not any(path.endswith(".window") for path in flat_config(experiment)):
         raise UsageError(f"--window is for softmax attention, which {type(experiment).__name__} does not have.")
-    return Session(windowed)
+    cls = type(experiment).derive(ATTENTION_WINDOW=window)
+    return Session(cls())
 
 
 def _sample(options: argparse.Namespace, session, workdir) -> int:

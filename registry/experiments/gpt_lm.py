@@ -59,7 +59,8 @@ class GptLm(DecoderLm):
     @classmethod
     def Smoke(cls):
         learned = {"LEARNING_RATE": 5e-3, "DECAY_STEPS": None, "DTYPE": "float32", "DROPOUT": 0.0}
-        learned["MICROBATCHES"] = min(cls.MICROBATCHES, 2)
+        pieces = learned["MICROBATCHES"] = min(cls.MICROBATCHES, 2)
+        learned["BATCH_SIZE"] = 8 * pieces
         return super().Smoke().derive(**learned, VOCAB_SIZE=264, HEAD_QK=None if cls.HEAD_QK is None else 8)
 
     @property

@@ -1,0 +1,57 @@
+"""Sampling from the command line: as it is drawn or at the end, in a window, by every rule."""
+
+import pytest
+
+from runners import main
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    knobs = ["NUM_STEPS=4", "EVAL_ROWS=8", "DEVICE_MESH_SHAPE=8,1"]
+    flags = [f"--set={knob}" for knob in knobs]
+    command = ["--exp=gpt.GptStdlib", "--smoke", f"--workdir={folder}", "--no-tensorboard", *flags]
+    assert main.main(command) == 0
+    return folder
+
+
+def sampled(workdir, capsys, *flags):
+    """The text, the number of tokens, and what went wrong."""
+    capsys.readouterr()
+    code = main.main([f"--workdir={workdir}", "--mode=sample", "--prompt=def f", "--no-stop", *flags])
+    out, err = capsys.readouterr()
+    return (out.partition("\n[")[0], out.partition("\n[")[2].partition(" ")[0]) if code == 0 else (err, code)
+
+
+@pytest.mark.parametrize("rules", [[], ["--typical_p=0.8", "--repetition_penalty=1.3"]], ids=["plain", "rules"])
+def test_shown_as_it_is_drawn_or_at_the_end(workdir, capsys, rules):
+    flags = ["--max_new_tokens=29", "--temperature=1.5", *rules]
+    late, now = (sampled(workdir, capsys, *flags, choice) for choice in ("--no-stream", "--stream"))
+    assert late == now
+    assert late[1] == "29"
+    assert late[0].startswith("def f")
+
+
+def test_a_window_lets_text_go_on(workdir, capsys):
+    text, count = sampled(workdir, capsys, "--window=8", "--max_new_tokens=80", "--stream")
+    assert count == "80"
+    wide, _ = sampled(workdir, capsys, "--window=500", "--max_new_tokens=80", "--temperature=0")
+    whole, _ = sampled(workdir, capsys, "--max_new_tokens=80", "--temperature=0")
+    assert wide == whole
+    assert text.startswith("def f")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--window=0"], "window = 0 must be at least 1"),
+        (["--typical_p=2"], "typical_p = 2.0 must be above 0 and at most 1"),
+        (["--eta=0"], "eta = 0.0 must be above 0"),
+        (["--repetition_penalty=-1"], "repetition_penalty = -1.0 must be above 0"),
+    ],
+)
+def test_bad_requests(workdir, capsys, flags, said):
+    message, code = sampled(workdir, capsys, *flags)
+    assert code == 2
+    assert said in message
+    assert message.count("\n") == 1
