@@ -109,11 +109,7 @@ def _list(options: argparse.Namespace) -> int:
     pattern = _names(options, 0, 1, "one pattern at most")
     rows = [_entry(key) for key in _keys(options)]
     if pattern:
-        known = [row["name"] for row in rows]
         rows = [row for row in rows if fnmatch.fnmatchcase(row["name"].lower(), f"*{pattern[0].lower()}*")]
-        if not rows:
-            families = sorted({name.partition(".")[0] + ".*" for name in known})
-            raise UsageError(f"No entry matches '{pattern[0]}'. {did_you_mean(pattern[0], families)}")
     if options.where:
         from registry.where import where
 

@@ -39,9 +39,10 @@ def test_list(capsys):
 @pytest.mark.parametrize(
     ("condition", "names"),
     [
-        ("params>5e6 and params<12e6", ["tiny.StdlibSmall"]),
+        ("params>5e6 and params<12e6", ["gpt.GptQA", "gpt.GptTest", "tiny.StdlibSmall"]),
         ("params>1e12", ["gshard.DenseLm1T16x16"]),
-        ("params>1e6 and params<12e6 and devices<=1", ["tiny.StdlibSmall"]),
+        ("params>7e6 and params<12e6 and devices<=1", ["tiny.StdlibSmall"]),
+        ("gradient_bytes_per_device<20000 and devices==32", ["zero.ZeroTestStage2", "zero.ZeroTestStage3"]),
         ("not params>5e6 and bytes<1", []),
     ],
 )
@@ -89,7 +90,7 @@ def test_diff_shows_a_changed_spec_with_bytes_before_and_after(capsys):
     assert held[1] == 4 * held[0]
     _, difference = data(capsys, "diff", "StdlibTiny", "--set=WEIGHTS.ffn_in_mf=P(None,None)")
     assert [row["path"] for row in difference["config"]] == ["task.model.stack.block.ffn.specs.ffn_in_mf"]
-    assert difference["weights"][0]["changed"] == ["spec"]
+    assert difference["weights"][0]["changed"] == ["spec", "slot_spec"]
 
 
 def test_a_class_that_differs_hides_the_fields_of_the_other(capsys):

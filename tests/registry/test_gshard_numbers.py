@@ -13,7 +13,8 @@ from registry.resolve import find, resolve
 from registry.snapshot import weight_summary
 from runners.session import Session
 from tasks.batch import Batch, empty_batch
-from tasks.train_step import TrainState, _gradient, init_state, train_step
+from tasks.gradients import gradient_of
+from tasks.train_step import TrainState, init_state, train_step
 from tests.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
 from tests.registry.test_entries import train
 
@@ -121,8 +122,8 @@ def test_gradients_in_bfloat16_stay_close(dtype):
     variables = {"params": params_of("C", wide)}
     often = jnp.where(jnp.arange(1024) % 4 == 0, jnp.arange(1024) % 16, 3)[None].repeat(2, 0)  # one token, 1500 times
     many = Batch(inputs=often, targets=often, weights=jnp.ones((2, 1024)))
-    expected, _ = _gradient(wide, variables, many, None, KEYS)
-    gradient, output = _gradient(narrow, variables, many, None, KEYS)
+    expected, _ = gradient_of(wide, variables, many, None, KEYS, None)
+    gradient, output = gradient_of(narrow, variables, many, None, KEYS, None)
     assert output.updates == {}
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, b.dtype) == (jnp.bfloat16, jnp.float32)
@@ -133,8 +134,8 @@ def test_gradients_in_bfloat16_stay_close(dtype):
 def test_pieces_of_a_batch_are_summed_in_float32():
     whole, pieces = (task_of("A", GRADIENT_DTYPE="bfloat16", MICROBATCHES=count) for count in (1, 2))
     variables = {"params": params_of("A", whole)}
-    expected, _ = _gradient(whole, variables, batch(), None, KEYS)
-    gradient, _ = _gradient(pieces, variables, batch(), None, KEYS)
+    expected, _ = gradient_of(whole, variables, batch(), None, KEYS, None)
+    gradient, _ = gradient_of(pieces, variables, batch(), None, KEYS, None)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert a.dtype == jnp.bfloat16
         np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (a, b)), atol=0.02 * float(jnp.abs(b).max()))
