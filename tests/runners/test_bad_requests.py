@@ -125,7 +125,7 @@ def run(capsys, *arguments):
             "a stage of 192 positions does not divide rows of 256",
         ),
         (["--set=LENGTH_STAGES=64", "--set=STAGED_STEPS=9", "--set=UPDATE_LEN=64"], "UPDATE_LEN = 64 goes with whole"),
-        (["--smoke", "--set=WARM_START=no/such"], "WARM_START = no/such: 'no/such' holds no checkpoints"),
+        (["--smoke", "--set=WARM_START=no/such"], "WARM_START = no/such: There is no folder 'no/such'"),
         (["--exp=MuTiny", "--mode=sweep", "--set=WARM_START=x"], "WARM_START = x is for --mode=train"),
         (["--mode=train", "--rates=0.1"], "--rates is for --mode=sweep"),
         (["--mode=train", "--widths=1,2"], "--widths and --seeds are for"),
@@ -171,7 +171,7 @@ def test_modes_that_need_a_checkpoint_write_nothing_without_one(capsys, tmp_path
     workdir = tmp_path / "run"
     code, _, err = run(capsys, "--exp=tiny.StdlibTiny", "--smoke", f"--mode={mode}", f"--workdir={workdir}")
     assert code == 2
-    assert "holds no checkpoints: train first" in err
+    assert ": train first" in err
     assert not workdir.exists()
 
 

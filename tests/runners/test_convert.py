@@ -344,7 +344,7 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
         ([*IMPORT, "--exp=gpt2.Gpt2Smal"], "no experiment 'gpt2.Gpt2Smal'. Did you mean 'gpt2.Gpt2Small'"),
         ([*IMPORT, "--set=NUM_HEADS=7"], "NUM_HEADS = 7 must divide"),
         (["export", "--format=gpt2", "--to=x.bin"], "'x.bin' should end in .safetensors"),
-        (["export", "--format=gpt2", "--to=x.safetensors"], "holds no checkpoints: train first"),
+        (["export", "--format=gpt2", "--to=x.safetensors"], ": train first"),
         (["export", "--format=gpt2", "--to=x.safetensors", "--smoke"], "--smoke is for import, not for export."),
         (["export", "--format=gpt2"], "export needs --to."),
     ],

@@ -198,7 +198,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
         ),
         (["CLIP_NORM=none", "WARM_START_OPTIMIZER=true"], "WARM_START_OPTIMIZER=false begins with a fresh optimizer."),
         (["WARM_START_CHECKPOINT=3"], "There is no checkpoint '3': choose last, best or one of 2, 4"),
-        (["WARM_START=no/such"], "WARM_START = no/such: 'no/such' holds no checkpoints"),
+        (["WARM_START=no/such"], "WARM_START = no/such: There is no folder 'no/such'"),
     ],
 )
 def test_what_does_not_fit(trained, tmp_path, sets, says):

@@ -13,7 +13,8 @@ from tests.lingvo import NUMBERS
 def row(shape, stacked=0):
     fields = {"path": "w", "key": "w", "dtype": "float32", "role": "hidden", "init": "", "fan_in": 1, "decay": False}
     fields |= {"stddev": 1.0, "rate": 1.0}
-    return WeightRow(shape=shape, spec=P(*[None] * len(shape)), used=shape[stacked:], **fields)
+    specs = dict.fromkeys(("spec", "gradient_spec", "slot_spec"), P(*[None] * len(shape)))
+    return WeightRow(shape=shape, used=shape[stacked:], **specs, **fields)
 
 
 @pytest.mark.parametrize("name", NUMBERS["adafactor"])
