@@ -181,7 +181,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
     assert "Weights from" not in out
     new = tmp_path / "new"
     assert main([*SMOKE, *sets, f"--workdir={new}"]) == 2
-    assert "holds no checkpoints" in capsys.readouterr().err
+    assert "There is no folder" in capsys.readouterr().err
     assert not new.exists()
 
 

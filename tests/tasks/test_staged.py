@@ -39,7 +39,7 @@ def test_stages_that_do_not_divide_the_steps_differ_by_one():
 
 
 def test_linear_growth_is_rounded_down_to_the_multiple():
-    knobs = {"SEQ_LEN": 64, "LENGTH_START": 16, "LENGTH_MULTIPLE": 8, "STAGED_STEPS": 25}
+    knobs = {"SEQ_LEN": 64, "LENGTH_START": 16, "LENGTH_MULTIPLE": 8, "STAGED_STEPS": 25, "NUM_STEPS": 30}
     source = build(Small.derive(**knobs)().Train(), "train").input
     exact = [16 + (64 - 16) * step // 25 for step in range(25)]
     assert [source.length(step) for step in range(25)] == [length // 8 * 8 for length in exact]
