@@ -5,24 +5,18 @@ python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.sa
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from layers.errors import UsageError, VortaroError, did_you_mean
+from layers.errors import UsageError, did_you_mean
+from runners.flags import Parser, exit_code, prepare_devices
 from runners.name_maps import FORMATS
-from runners.virtual_devices import make_virtual_devices
 
 VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # what each needs
 ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # and what the other one has no use for
 FLAGS = {"source": "--from"}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UsageError(f"{message}. `python -m runners.convert --help` lists all flags.")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -31,12 +25,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown verb, flag or format, or a flag that is missing or of the other verb.
     """
-    parser = _Parser(
-        prog="runners.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("runners.convert", __doc__)
     parser.add_argument("verb", help=" | ".join(VERBS))
     add = parser.add_argument
     add("--format", help=" | ".join(FORMATS))
@@ -49,10 +38,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
     add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+    options = parser.parse_known(arguments)
     if options.verb not in VERBS:
         raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
     for name in VERBS[options.verb]:
@@ -69,11 +55,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say; returns the exit code."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
-    if options.host_devices is not None:
-        if options.host_devices < 1:
-            raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
-        make_virtual_devices(options.host_devices)
+    prepare_devices(options.host_devices)
     return (_import if options.verb == "import" else _export)(options)
 
 
@@ -167,11 +149,7 @@ def _refuse_checkpoints(workdir: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Converts; a known error ends in one sentence and its exit code."""
-    try:
-        return run(parse(sys.argv[1:] if arguments is None else arguments))
-    except VortaroError as error:
-        print(f"vortaro: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_code(lambda given: run(parse(given)), arguments)
 
 
 if __name__ == "__main__":

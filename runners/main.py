@@ -6,22 +6,14 @@ python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 
 import argparse
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from layers.errors import UsageError, VortaroError, did_you_mean
-from runners.virtual_devices import make_virtual_devices
+from layers.errors import UsageError, did_you_mean
+from runners.flags import Parser, exit_code, prepare_devices
 
 MODES = ("train", "validation", "test", "sample", "profile", "plan", "coord_check", "sweep")
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, with the closest flag."""
-
-    def error(self, message: str):
-        raise UsageError(f"{message}. `python -m runners.main --help` lists all flags.")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -30,12 +22,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown flag or mode, or a value of the wrong type.
     """
-    parser = _Parser(
-        prog="runners.main",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("runners.main", __doc__)
     add = parser.add_argument
     add("--exp", help="the experiment: family.Class, or their.module.Class; by default the one that --workdir holds")
     add("--mode", default="train", help=" | ".join(MODES))
@@ -66,10 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     _add_mode_flags(parser)
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+    options = parser.parse_known(arguments)
     if options.mode not in MODES:
         raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
     _check_flags_of_modes(options)
@@ -133,7 +117,7 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say; returns the exit code."""
-    _prepare_devices(options)
+    prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
     from registry.resolve import resolve
@@ -242,21 +226,9 @@ def _sample(options: argparse.Namespace, session, workdir) -> int:
     return sample(session, workdir, chosen)
 
 
-def _prepare_devices(options: argparse.Namespace) -> None:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
-    if options.host_devices is not None:
-        if options.host_devices < 1:
-            raise UsageError(f"--host_devices={options.host_devices} must be at least 1.")
-        make_virtual_devices(options.host_devices)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs; a known error ends in one sentence and its exit code."""
-    try:
-        return run(parse(sys.argv[1:] if arguments is None else arguments))
-    except VortaroError as error:
-        print(f"vortaro: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_code(lambda given: run(parse(given)), arguments)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,15 @@ def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple
     return tokens, jnp.ones_like(tokens), memory.position_b[:, None] + jnp.arange(tokens.shape[1])
 
 
+def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
+    """How often each token was drawn, once `token` (B,) is; None where nobody counts."""
+    return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
+
+
+def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
+    return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
+
+
 @functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id", "capacity"))
 def generate(
     task: Task,
@@ -114,15 +123,10 @@ def generate(
         logits, state = task.decode_step(variables, last, state, ones, positions[:, -1:] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, drawn[:, step], token)
-        return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped | is_stop(token)
+        stopped |= _is_stop(token, stop_id)
+        return step + 1, drawn.at[:, step].set(token), state, _counted(counts, token), stopped
 
-    def counted(counts, token):
-        return None if counts is None else counts.at[jnp.arange(rows), token].add(1)
-
-    def is_stop(token):
-        return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
-
-    carry = (jnp.int32(1), drawn, state, counted(counts, first), is_stop(first))
+    carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_id))
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
     return drawn, Memory(state, last, positions[:, -1] + steps, before + steps, counts)

@@ -1,0 +1,54 @@
+"""What commands share: flags whose complaints are one sentence, virtual devices, errors as exit codes."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from layers.errors import UsageError, VortaroError, did_you_mean
+from runners.virtual_devices import make_virtual_devices
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, with the closest flag."""
+
+    def __init__(self, prog: str, description: str | None):
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str):
+        raise UsageError(f"{message}. `python -m {self.prog} --help` lists all flags.")
+
+    def parse_known(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The flags.
+
+        Raises:
+          UsageError: an unknown flag, or a value of the wrong type.
+        """
+        options, unknown = self.parse_known_args(arguments)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+        return options
+
+
+def prepare_devices(count: int | None) -> None:
+    """Makes so many virtual CPU devices; None leaves those that are there."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    if count is not None:
+        if count < 1:
+            raise UsageError(f"--host_devices={count} must be at least 1.")
+        make_virtual_devices(count)
+
+
+def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
+    """Runs a command on its arguments; a known error ends in one sentence and its exit code."""
+    try:
+        return run(sys.argv[1:] if arguments is None else arguments)
+    except VortaroError as error:
+        print(f"vortaro: {error}", file=sys.stderr)
+        return error.exit_code
