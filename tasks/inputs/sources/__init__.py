@@ -1,0 +1,1 @@
+"""Where documents come from: files, shards, data sets."""
