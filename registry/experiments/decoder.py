@@ -120,7 +120,7 @@ class DecoderLm(LanguageTraining):
             SEQ_LEN=32,
             BATCH_SIZE=8,
             EVAL_ROWS=16,
-            TEXT_PATH=None,
+            DATA_PATH=None,
             WARMUP_STEPS=2,
             NUM_STEPS=30,
             LOG_EVERY=5,

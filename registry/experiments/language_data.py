@@ -6,10 +6,11 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
+from tasks.inputs.corpus import ByteText
 from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.rows import TokensInput
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.text import TextInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
@@ -32,8 +33,11 @@ class LanguageData(Experiment):
 
     # Data and program
     DATA: Literal["text", "synthetic"] = "text"
-    TEXT_PATH: str | None = None  # None is the source of Python's standard library
-    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of a text file: train, validation, test
+    DATA_PATH: str | None = None  # for text, None is the source of Python's standard library
+    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
+    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
+    DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
+    CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
     EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
     NUM_STEPS: int = 1000
     LOG_EVERY: int = 50
@@ -128,7 +132,13 @@ class LanguageData(Experiment):
         common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
-        return fdl.Config(TextInput, path=self.TEXT_PATH, split_fractions=self.SPLIT_FRACTIONS, **common)
+        return fdl.Config(
+            TokensInput,
+            source=fdl.Config(ByteText, path=self.DATA_PATH, fractions=self.SPLIT_FRACTIONS),
+            rows=self.ROWS,
+            document_masks=self.DOCUMENT_MASKS,
+            **common,
+        )
 
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""

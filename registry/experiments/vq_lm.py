@@ -15,7 +15,8 @@ from layers.specs import P, Specs
 from layers.vector_quantizer import VectorQuantizer
 from layers.vq_attention import VQAttention
 from registry.experiments.decoder import DecoderLm
-from tasks.inputs.rows import Enwik8, ImageNet64, Pg19, RowsInput
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.vq_sets import Enwik8, ImageNet64, Pg19
 from tasks.vocabulary import ByteVocabulary
 
 
@@ -78,7 +79,6 @@ class VQLm(DecoderLm):
 
     # Data and computation
     DATA: Literal["text", "synthetic", "enwik8", "pg19", "imagenet64"] = "text"
-    DATA_PATH: str | None = None  # the raw enwik8 file, or the folder of TFDS data sets
     DTYPE = "bfloat16"
     REMAT = "full"
 
@@ -150,7 +150,8 @@ class VQLm(DecoderLm):
         if self.DATA not in sources:
             return super().train_input()
         common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
-        return fdl.Config(RowsInput, source=fdl.Config(sources[self.DATA], path=self.DATA_PATH), **common)
+        source = fdl.Config(sources[self.DATA], path=self.DATA_PATH)
+        return fdl.Config(TokensInput, source=source, rows="restart", **common)
 
     @property
     def num_heads(self) -> int:

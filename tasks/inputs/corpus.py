@@ -13,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from layers.errors import UsageError, did_you_mean
+from tasks.inputs.tokens import Tokens
 
 SPLITS = ("train", "validation", "test")
 DOCUMENT_END = b"\0"
@@ -32,8 +33,7 @@ class TextFile:
           UsageError: the file cannot be read or is empty, the fractions are off, or the split has none of it.
         """
         check_split(split)
-        if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
-            raise UsageError(f"Split fractions {self.fractions} must be three numbers from 0 up that add to 1.")
+        check_fractions(self.fractions)
         data = _map_bytes(self.path)
         bounds = [round(len(data) * sum(self.fractions[:i])) for i in range(4)]
         start = SPLITS.index(split)
@@ -52,6 +52,29 @@ class StandardLibrary:
         """The bytes of a split, uint8, memory-mapped from a cache that is built on first use."""
         check_split(split)
         return _map_bytes(_standard_library_files()[split])
+
+    def version(self) -> str:
+        """Changes when the library's source does."""
+        return Path(_standard_library_files()["train"]).name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByteText:
+    """A TokenSource: text as the bytes that it is made of, memory-mapped; a zero byte ends a document."""
+
+    path: str | None = None  # a text file; None is the source of Python's standard library
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
+
+    def tokens(self, split: str) -> Tokens:
+        return Tokens([self.text.read(split)], stop_id=DOCUMENT_END[0])
+
+    @property
+    def text(self) -> TextFile | StandardLibrary:
+        """Where the bytes come from."""
+        return StandardLibrary() if self.path is None else TextFile(self.path, tuple(self.fractions))
+
+    def describe(self) -> str:
+        return "the source of Python's standard library" if self.path is None else f"the text file '{self.path}'"
 
 
 @functools.cache
@@ -116,3 +139,9 @@ def check_split(split: str) -> str:
     if split not in SPLITS:
         raise UsageError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
     return split
+
+
+def check_fractions(fractions: tuple[float, ...]) -> None:
+    """Raises a UsageError unless they are the shares of three splits."""
+    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise UsageError(f"Split fractions {tuple(fractions)} must be three numbers from 0 up that add to 1.")

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from layers.errors import UsageError
@@ -61,6 +62,19 @@ class IndexedInput(abc.ABC):
         """(rows, positions) of all batches that occur, each once, in order."""
         return [(self.batch_size, self.seq_len)]
 
+    @property
+    def byte_ratio(self) -> float:
+        """Bytes of raw text for each that the vocabulary counts by token, over the whole split (1 where it is exact)."""
+        return 1.0
+
+    def texts(self) -> Iterator[str]:
+        """The documents that this input reads, as text.
+
+        Raises:
+          UsageError: it reads no text.
+        """
+        raise UsageError(f"{self.describe()}: there is no text to learn a vocabulary from.")
+
     def describe(self) -> str:
         """What is read, for a person."""
         return type(self).__name__
@@ -72,6 +86,34 @@ class IndexedInput(abc.ABC):
     def iterator(self, shard: Shard = Shard()) -> "InputIterator":
         """Batches from the first on, with a position that can be saved and restored."""
         return InputIterator(self, shard)
+
+
+class RowInput(IndexedInput):
+    """An input whose rows are numbered through: batch k has the rows from k times `batch_size` on."""
+
+    @property
+    @abc.abstractmethod
+    def num_rows(self) -> int | None:
+        """Rows in one pass; None where it never ends."""
+
+    @abc.abstractmethod
+    def row(self, number: int) -> Batch:
+        """Row `number`, its arrays of shape (seq_len,): the same bits at every call."""
+
+    def num_batches(self) -> int | None:
+        return None if self.num_rows is None else -(-self.num_rows // self.batch_size)
+
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        first = index * self.batch_size
+        return self.stacked([first + row for row in shard.rows(self.batch_size)])
+
+    def stacked(self, numbers: list[int]) -> Batch:
+        """These rows as a batch; those behind the last one have weight 0."""
+        rows = [self.row(number) for number in numbers if self.num_rows is None or number < self.num_rows]
+        padding = len(numbers) - len(rows)
+        if padding:
+            rows += [jax.tree.map(np.zeros_like, rows[0] if rows else self.row(0))] * padding
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *rows)
 
 
 class InputIterator(Iterator[Batch]):

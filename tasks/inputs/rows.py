@@ -1,158 +1,172 @@
-"""Rows cut from one long stream of token ids: enwik8, PG-19 and ImageNet64 as Transformer-VQ reads them."""
+"""Rows of token ids: running text cut into windows, or whole documents packed."""
 
 import dataclasses
 import functools
-from typing import ClassVar, Protocol
+from typing import Literal
 
 import numpy as np
 
 from layers.errors import UsageError
 from tasks.batch import Batch
-from tasks.inputs.corpus import TextFile, check_split
-from tasks.inputs.indexed import IndexedInput, Shard, generator
-from tasks.inputs.tfds_tokens import TfdsTokens
-from tasks.vocabulary import ByteVocabulary
-
-VOCABULARY = ByteVocabulary(special_tokens=3)
-
-
-class TokenStream(Protocol):
-    """A data set as one array of token ids per split."""
-
-    def read(self, split: str) -> np.ndarray:
-        """The ids of a split before `offset` is added, memory-mapped."""
-        ...
-
-    @property
-    def offset(self) -> int: ...
-
-    def describe(self) -> str: ...
+from tasks.inputs.indexed import RowInput, generator
+from tasks.inputs.packing import best_fit
+from tasks.inputs.tokens import Tokens, TokenSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Enwik8:
-    """The first 100 million bytes of a Wikipedia dump, from its raw file: 90% train, 5% validate, 5% test, in order."""
+class TokensInput(RowInput):
+    """Rows of `seq_len` tokens, each to be predicted from those before it.
 
-    path: str | None  # the file named enwik8, as unpacked from enwik8.zip
-    offset: ClassVar[int] = VOCABULARY.special_tokens
+    How rows come from the tokens of a split, one document behind the other:
 
-    def read(self, split: str) -> np.ndarray:
-        if self.path is None:
-            raise UsageError(
-                "enwik8 needs its raw file: --set=DATA_PATH=/where/it/is/enwik8 (http://mattmahoney.net/dc)."
-            )
-        return TextFile(self.path, (0.9, 0.05, 0.05)).read(split)
+    * "cut": windows of the running text. Every epoch cuts at a new offset. What comes first in a row was read before it.
+    * "restart": rows at multiples of `seq_len`; the first token of each is predicted from the stop token.
+    * "pack": whole documents, so many as fit (tasks.inputs.packing); longer ones continue in other rows.
+    * "truncate": one document a row; what does not fit is left out.
 
-    def describe(self) -> str:
-        return f"enwik8 from '{self.path}'"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pg19:
-    """Books of Project Gutenberg from before 1919 (Rae et al. 2020), from TFDS: official splits, an end behind each."""
-
-    path: str | None  # folder of TFDS data sets
-    offset: ClassVar[int] = 0
-
-    def read(self, split: str) -> np.ndarray:
-        def encode(book: dict) -> np.ndarray:
-            ids = np.frombuffer(book["book_text"], np.uint8).astype(np.uint16) + VOCABULARY.special_tokens
-            return np.append(ids, np.uint16(VOCABULARY.stop_id or 0))
-
-        return TfdsTokens("pg19", self.path, "bytes").read(split, check_split(split), encode, np.uint16)
-
-    def describe(self) -> str:
-        return "PG-19 from TFDS"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageNet64:
-    """Pixels of 64 x 64 images in raster order, red, green, blue: 12,288 tokens an image, from TFDS.
-
-    The first 1,200,000 images of the official training split train, the rest of it validates, and the official
-    validation split tests.
+    Shuffled, it never ends: an epoch visits every whole row once, in an order that follows from `seed` and the epoch's
+    number. Not shuffled, it is one pass in order; what is missing in the last rows is padding of weight 0.
     """
 
-    path: str | None  # folder of TFDS data sets
-    offset: ClassVar[int] = VOCABULARY.special_tokens
-    train_images: int = 1_200_000
-
-    def read(self, split: str) -> np.ndarray:
-        check_split(split)
-        n = self.train_images
-        where = {"train": f"train[:{n}]", "validation": f"train[{n}:]", "test": "validation"}[split]
-        encode = lambda example: np.asarray(example["image"], np.uint8).reshape(-1)
-        return TfdsTokens("imagenet_resized/64x64", self.path, "pixels").read(split, where, encode, np.uint8)
-
-    def describe(self) -> str:
-        return "ImageNet64 from TFDS"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowsInput(IndexedInput):
-    """Rows of `seq_len` tokens to be predicted, each starting afresh: the first is predicted from the end token.
-
-    Shuffled, it never ends, visits every whole row once an epoch in an order that follows from `seed` and the epoch's
-    number, and leaves out what is left at the end. Not shuffled, it is one pass in order; what is left is a row with
-    padding of weight 0.
-    """
-
-    source: TokenStream
+    source: TokenSource
     split: str = "train"  # train, validation or test
+    rows: Literal["cut", "restart", "pack", "truncate"] = "cut"
+    document_masks: bool = False  # positions start anew in each document, and attention stays within it
     shuffle: bool = True
     seed: int = 0
     max_rows: int | None = None  # without shuffling: take so many rows, evenly spaced over the split; None is all
 
     @functools.cached_property
-    def data(self) -> np.ndarray:
-        """The split's ids, before the source's offset is added.
+    def tokens(self) -> Tokens:
+        """The split's ids.
 
         Raises:
           UsageError: there are too few for one row.
         """
-        data = self.source.read(self.split)
-        need = self.seq_len if self.shuffle else 1
-        if len(data) < need:
-            where = f"The {self.split} split of {self.source.describe()}"
-            raise UsageError(f"{where} has {len(data)} tokens, fewer than the {need} needed.")
-        return data
+        tokens = self.source.tokens(self.split)
+        need = {"cut": self.seq_len + 1 if self.shuffle else 2, "restart": self.seq_len if self.shuffle else 1}
+        if len(tokens) < need.get(self.rows, 1):
+            raise UsageError(
+                f"The {self.split} split of {self.source.describe()} has {len(tokens)} tokens, fewer than the "
+                f"{need.get(self.rows, 1)} needed."
+            )
+        if self._first_id(tokens) is None and (self.rows != "cut" or self.document_masks):
+            knob = "document_masks" if self.document_masks else f"rows = {self.rows}"
+            raise UsageError(
+                f"{knob} needs to know where documents end, but {self.source.describe()} has no stop token."
+            )
+        return tokens
 
     def describe(self) -> str:
-        return f"{self.source.describe()}, {len(self.data):,} tokens in its {self.split} split"
+        return f"{self.source.describe()}, {len(self.tokens):,} tokens in its {self.split} split"
 
     def require_data(self) -> None:
-        _ = self.data
+        _ = self.tokens
 
     @property
-    def _rows(self) -> int:
-        """Rows in one pass, a last short one included where there is no shuffling."""
-        whole, rest = divmod(len(self.data), self.seq_len)
-        rows = whole if self.shuffle else whole + bool(rest)
-        return rows if self.shuffle or self.max_rows is None else min(rows, self.max_rows)
+    def byte_ratio(self) -> float:
+        return self.tokens.byte_ratio
 
-    def num_batches(self) -> int | None:
-        return None if self.shuffle else -(-self._rows // self.batch_size)
-
-    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
-        numbers = [index * self.batch_size + row for row in shard.rows(self.batch_size)]
-        targets = np.zeros((len(numbers), self.seq_len), np.int32)
-        weights = np.zeros(targets.shape, np.float32)
-        for row, number in enumerate(numbers):
-            ids = self._row(number)
-            targets[row, : len(ids)] = ids.astype(np.int32) + self.source.offset
-            weights[row, : len(ids)] = 1
-        start = np.full((len(numbers), 1), VOCABULARY.stop_id, np.int32)
-        return Batch(inputs=np.concatenate([start, targets[:, :-1]], axis=1), targets=targets, weights=weights)
-
-    def _row(self, number: int) -> np.ndarray:
+    @functools.cached_property
+    def num_rows(self) -> int | None:
+        """Rows in one pass; None where it never ends."""
         if self.shuffle:
-            epoch, place = divmod(number, self._rows)
-            start = int(_order(self.seed, epoch, self._rows)[place])
-        elif number >= self._rows:
-            return self.data[:0]
+            return None
+        return self._whole_rows if self.max_rows is None else min(self._whole_rows, self.max_rows)
+
+    @functools.cached_property
+    def _whole_rows(self) -> int:
+        """Rows of the split; with shuffling, whole ones alone."""
+        count, length = len(self.tokens), self.seq_len
+        if self.rows == "cut":
+            return max(1, (count - 1) // length - 1) if self.shuffle else -(-(count - 1) // length)
+        if self.rows == "restart":
+            return count // length if self.shuffle else -(-count // length)
+        return len(self._packed) - 1
+
+    def row(self, number: int) -> Batch:
+        offset, length = 0, self.seq_len
+        if self.shuffle:
+            epoch, place = divmod(number, self._whole_rows)
+            if self.rows == "cut":
+                slack = min(length, len(self.tokens) - length)
+                offset, order = _windows(self.seed, epoch, self._whole_rows, slack)
+            else:
+                order = _order(self.seed, epoch, self._whole_rows)
+            chosen = int(order[place])
         else:
-            start = number * -(-len(self.data) // self.seq_len) // self._rows
-        return self.data[start * self.seq_len : (start + 1) * self.seq_len]
+            chosen = number * self._whole_rows // (self.num_rows or 1)
+        if self.rows in ("pack", "truncate"):
+            return self._packed_row(chosen)
+        start = offset + chosen * length
+        if self.rows == "cut":
+            ids = self.tokens.read(start, start + length + 1)
+            return self._row(ids[:-1], ids[1:])
+        ids = self.tokens.read(start, start + length)
+        return self._row(np.concatenate([[self._first_id(self.tokens)], ids])[: len(ids)], ids)
+
+    def _row(self, inputs: np.ndarray, targets: np.ndarray) -> Batch:
+        """A row of running text; documents begin where a stop token is read."""
+        read = len(targets)
+        pad = lambda ids: np.pad(ids, (0, self.seq_len - len(ids))).astype(np.int32)
+        weights = (np.arange(self.seq_len) < read).astype(np.float32)
+        if not self.document_masks:
+            return Batch(pad(inputs), pad(targets), weights)
+        starts = inputs == self.tokens.stop_id
+        starts[:1] = True
+        return self._with_segments(pad(inputs), pad(targets), weights, starts)
+
+    def _with_segments(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> Batch:
+        """`starts` (read,): where segments begin."""
+        read, places = len(starts), np.arange(len(starts))
+        segments, positions = np.zeros((2, self.seq_len), np.int32)
+        segments[:read] = np.cumsum(starts)
+        positions[:read] = places - np.maximum.accumulate(np.where(starts, places, 0))
+        return Batch(inputs, targets, weights, segments, positions)
+
+    @functools.cached_property
+    def _packed(self) -> np.ndarray:
+        """int64 (rows + 1,): the first piece of each row."""
+        rows = self._pieces[0]
+        return np.searchsorted(rows, np.arange(rows[-1] + 2))
+
+    @functools.cached_property
+    def _pieces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Three int64 arrays (pieces,), ordered by row: row, document, first token in the document."""
+        lengths = np.diff(self.tokens.document_ends, prepend=0)
+        if self.rows == "pack":
+            return best_fit(lengths, self.seq_len)
+        kept = np.flatnonzero(lengths)
+        return np.arange(len(kept)), kept, np.zeros(len(kept), np.int64)
+
+    def _packed_row(self, number: int) -> Batch:
+        inputs, targets = np.zeros((2, self.seq_len), np.int32)
+        starts = np.zeros(self.seq_len, bool)
+        at, ends = 0, self.tokens.document_ends
+        for piece in range(self._packed[number], self._packed[number + 1]):
+            document, first = int(self._pieces[1][piece]), int(self._pieces[2][piece])
+            start = (int(ends[document - 1]) if document else 0) + first
+            ids = self.tokens.read(start, min(int(ends[document]), start + self.seq_len))
+            before = self.tokens.read(start - 1, start) if first else [self._first_id(self.tokens)]
+            here = slice(at, at + len(ids))
+            targets[here], inputs[here] = ids, np.concatenate([before, ids[:-1]])
+            starts[at] = True
+            at += len(ids)
+        weights = (np.arange(self.seq_len) < at).astype(np.float32)
+        if not self.document_masks:
+            return Batch(inputs, targets, weights)
+        return self._with_segments(inputs, targets, weights, starts[:at])
+
+    def _first_id(self, tokens: Tokens) -> int | None:
+        """What a document is predicted from."""
+        return tokens.stop_id if tokens.start_id is None else tokens.start_id
+
+
+@functools.lru_cache(maxsize=4)
+def _windows(seed: int, epoch: int, windows: int, offsets: int) -> tuple[int, np.ndarray]:
+    """Where an epoch's first window starts, and the order it visits its windows in."""
+    rng = generator(seed, epoch)
+    return int(rng.integers(offsets)), rng.permutation(windows)
 
 
 @functools.lru_cache(maxsize=4)

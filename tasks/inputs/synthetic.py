@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import IndexedInput, Shard, generator
+from tasks.inputs.indexed import RowInput, generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticPackedInput(IndexedInput):
+class SyntheticPackedInput(RowInput):
     """Each segment counts up from a random token by a stride of its own, modulo the vocabulary.
 
     The stride shows in the first two tokens, so a model that looks back within the segment predicts the rest, and one
@@ -26,17 +26,12 @@ class SyntheticPackedInput(IndexedInput):
     def describe(self) -> str:
         return f"synthetic packed rows over {self.vocab_size} tokens"
 
-    def num_batches(self) -> int | None:
-        return self.batches
+    @property
+    def num_rows(self) -> int | None:
+        return None if self.batches is None else self.batches * self.batch_size
 
-    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
-        first = (self.offset + index) * self.batch_size
-        rows = [self._row(first + row) for row in shard.rows(self.batch_size)]
-        inputs, targets, weights, segment_ids, positions = (np.stack(column) for column in zip(*rows, strict=True))
-        return Batch(inputs, targets, weights.astype(np.float32), segment_ids, positions)
-
-    def _row(self, number: int) -> tuple[np.ndarray, ...]:
-        rng = generator(self.seed, number)
+    def row(self, number: int) -> Batch:
+        rng = generator(self.seed, self.offset * self.batch_size + number)
         mean = max(2, self.seq_len // 3 if self.mean_segment is None else self.mean_segment)
         inputs, targets, weights, segment_ids, positions = np.zeros((5, self.seq_len), np.int32)
         start, segment = 0, 1
@@ -52,4 +47,4 @@ class SyntheticPackedInput(IndexedInput):
             inputs[here], targets[here] = tokens[:-1], tokens[1:]
             weights[here], segment_ids[here], positions[here] = 1, segment, np.arange(length)
             start, segment = start + length, segment + 1
-        return inputs, targets, weights, segment_ids, positions
+        return Batch(inputs, targets, weights.astype(np.float32), segment_ids, positions)

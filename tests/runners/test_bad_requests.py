@@ -27,7 +27,7 @@ def run(capsys, *arguments):
         (["--set=WEIGHTS.ffn_in_mf=P('data')"], "has 1 entries, but its letters 'mf' name 2"),
         (["--set=WEIGHTS.ffn_in_mf=P('modle',None)"], "names 'modle'. Did you mean 'model'"),
         (
-            ["--smoke", "--set=TEXT_PATH=/no/such/file"],
+            ["--smoke", "--set=DATA_PATH=/no/such/file"],
             "The text file '/no/such/file' cannot be read: No such file or directory.",
         ),
         (["--wrokdir=x"], "no flag '--wrokdir=x'. Did you mean '--workdir'"),
@@ -146,7 +146,7 @@ def test_one_sentence(capsys, tmp_path, arguments, says):
 def test_an_empty_text_file(capsys, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     path = tmp_path / "empty.txt"
-    flags = ("--smoke", f"--workdir={tmp_path / 'run'}", f"--set=train.input.path={path}")
+    flags = ("--smoke", f"--workdir={tmp_path / 'run'}", f"--set=train.input.source.path={path}")
     code, _, err = run(capsys, "--exp=tiny.StdlibTiny", *flags)
     assert code == 2
     assert err == f"vortaro: The text file '{path}' is empty.\n"

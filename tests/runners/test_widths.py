@@ -268,8 +268,8 @@ def test_another_text_is_another_case(tmp_path):
     keys = []
     for text in ("abc" * 5000, "abd" * 5000):
         file.write_text(text)
-        keys.append(_Runs(resolve("mu.MuTiny", [f"TEXT_PATH={file}"])).key)
-    same = _Runs(resolve("mu.MuTiny", [f"TEXT_PATH={file}", "EVAL_EVERY=7", "SAVE_EVERY=9"])).key
+        keys.append(_Runs(resolve("mu.MuTiny", [f"DATA_PATH={file}"])).key)
+    same = _Runs(resolve("mu.MuTiny", [f"DATA_PATH={file}", "EVAL_EVERY=7", "SAVE_EVERY=9"])).key
     assert keys[0] != keys[1]
     assert same == keys[1]  # a sweep reads neither
 

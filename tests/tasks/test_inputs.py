@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
-from tasks.inputs.corpus import SPLITS, StandardLibrary
+from tasks.inputs.corpus import SPLITS, ByteText, StandardLibrary
 from tasks.inputs.indexed import Shard
+from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.text import TextInput
 from tests.models import same
 
 
@@ -20,8 +20,9 @@ def text(tmp_path):
     return str(path)
 
 
-def text_input(path, **fields):
-    return TextInput(**{"batch_size": 4, "seq_len": 8, "path": path, **fields})
+def text_input(path, split_fractions=(0.9, 0.05, 0.05), **fields):
+    source = ByteText(path=path, fractions=split_fractions)
+    return TokensInput(**{"batch_size": 4, "seq_len": 8, "source": source, **fields})
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,7 +111,10 @@ def test_max_rows_are_spread_over_the_split(text):
 
 
 def test_splits_of_a_file_follow_in_order(text):
-    cut = [text_input(text, split=split, shuffle=False, split_fractions=(0.5, 0.3, 0.2)).data for split in SPLITS]
+    cut = [
+        text_input(text, split=split, shuffle=False, split_fractions=(0.5, 0.3, 0.2)).tokens.read(0, 200)
+        for split in SPLITS
+    ]
     assert np.array_equal(np.concatenate(cut), np.arange(1, 201))
     assert [len(part) for part in cut] == [100, 60, 40]
 
@@ -121,7 +125,7 @@ def test_iterator_resumes_without_reading(text, monkeypatch):
     batches = [next(iterator) for _ in range(6)]
     state = {"next_batch": 4}
     read = []
-    monkeypatch.setattr(TextInput, "batch", lambda self, index, shard: read.append(index))
+    monkeypatch.setattr(TokensInput, "batch", lambda self, index, shard: read.append(index))
     again = source.iterator()
     again.restore(state)
     next(again)
@@ -147,7 +151,7 @@ def test_standard_library_splits_are_disjoint_and_large():
     [
         (None, {}, "cannot be read: No such file"),
         (b"", {}, "is empty"),
-        (b"short", {}, r"train split of .* has 4 bytes, fewer than the 9 needed"),
+        (b"short", {}, r"train split of .* has 4 tokens, fewer than the 9 needed"),
         (b"x" * 100, {"split_fractions": (0.5, 0.1, 0.1)}, "must be three numbers from 0 up that add to 1"),
         (b"x" * 100, {"split": "valid"}, r"no split 'valid'. Did you mean 'validation'"),
     ],

@@ -7,7 +7,8 @@ from layers.errors import UsageError
 from tasks.inputs import tfds_tokens
 from tasks.inputs.indexed import Shard
 from tasks.inputs.pieces import PiecesInput
-from tasks.inputs.rows import Enwik8, ImageNet64, Pg19, RowsInput
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.vq_sets import Enwik8, ImageNet64, Pg19
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tests.models import same
 
@@ -22,13 +23,13 @@ def enwik8(tmp_path):
 
 
 def rows(source, **fields):
-    return RowsInput(**{"source": source, "batch_size": 2, "seq_len": 12, **fields})
+    return TokensInput(**{"rows": "restart", "source": source, "batch_size": 2, "seq_len": 12, **fields})
 
 
 def test_splits_of_enwik8(enwik8):
-    sizes = [len(enwik8.read(split)) for split in ("train", "validation", "test")]
+    sizes = [len(enwik8.tokens(split)) for split in ("train", "validation", "test")]
     assert sizes == [900, 50, 50], "90, 5 and 5 million of 100 million bytes"
-    assert enwik8.read("test")[0] == 950 % 251
+    assert enwik8.tokens("test").read(0, 1)[0] == 950 % 251 + 3
 
 
 def test_an_epoch_visits_every_whole_row_once_and_starts_each_afresh(enwik8):
@@ -145,7 +146,7 @@ def cache(tmp_path, monkeypatch):
 def test_pg19_is_books_with_an_end_behind_each(prepared, cache):
     folder, books, _ = prepared
     for split, texts in books.items():
-        ids = Pg19(path=folder).read(split)
+        ids = Pg19(path=folder).tokens(split).read(0, 10**6)
         pieces = np.split(ids, np.flatnonzero(ids == EOS) + 1)
         found = sorted(bytes((piece[:-1] - 3).astype(np.uint8)).decode() for piece in pieces[:-1])
         assert found == sorted(texts)
@@ -158,13 +159,15 @@ def test_pg19_is_books_with_an_end_behind_each(prepared, cache):
 def test_imagenet_is_pixels_and_its_training_split_is_cut(prepared, cache):
     folder, _, images = prepared
     source = ImageNet64(path=folder, train_images=3)
-    parts = {split: source.read(split) for split in ("train", "validation", "test")}
+    parts = {
+        split: (source.tokens(split).read(0, 10**6) - 3).astype(np.uint8) for split in ("train", "validation", "test")
+    }
     assert [len(part) // 12_288 for part in parts.values()] == [3, 2, 2]
     read = np.concatenate([parts["train"], parts["validation"]]).reshape(-1, 64, 64, 3)
     key = lambda image: image.tobytes()
     assert sorted(map(key, read)) == sorted(map(key, images[:5]))
     assert sorted(map(key, parts["test"].reshape(-1, 64, 64, 3))) == sorted(map(key, images[5:]))
-    batch = RowsInput(source=source, batch_size=1, seq_len=12_288).batch(0)
+    batch = TokensInput(rows="restart", source=source, batch_size=1, seq_len=12_288).batch(0)
     assert key((batch.targets[0] - 3).astype(np.uint8)) in set(map(key, read))
 
 
@@ -181,16 +184,16 @@ def test_a_build_that_is_cut_off_leaves_nothing(prepared, cache, monkeypatch):
     fails.calls = 0
     monkeypatch.setattr(np, "append", fails)
     with pytest.raises(KeyboardInterrupt):
-        Pg19(path=folder).read("train")
+        Pg19(path=folder).tokens("train")
     assert list(cache.iterdir()) == []
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
-    assert len(Pg19(path=folder).read("train")) == len("One book.\nAnother.") + 2
+    assert len(Pg19(path=folder).tokens("train")) == len("One book.\nAnother.") + 2
 
 
 def test_a_data_set_that_is_not_there_is_said(prepared, tmp_path):
     with pytest.raises(UsageError, match=r"TFDS finds no data set 'pg19' in .*tfds build pg19"):
-        Pg19(path=str(tmp_path)).read("train")
+        Pg19(path=str(tmp_path)).tokens("train")
 
 
 def test_without_tfds_the_extra_is_named(monkeypatch):

@@ -1,0 +1,151 @@
+"""Rows of several inputs: mixed by weights to learn from, one input after the other to be judged by."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.batch import Batch
+from tasks.inputs.indexed import IndexedInput, RowInput, Shard, generator
+
+PERIOD = 1000  # rows in which every source has its share exactly
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedInput(RowInput):
+    """Of every thousand rows each source gives its share, in an order that follows from `seed`; it never ends.
+
+    Shares are rounded to thousandths (largest remainders first). A source is read in its own order, and starts its next
+    epoch when it is through.
+    """
+
+    sources: tuple[RowInput, ...]
+    weights: tuple[float, ...]  # of rows, in any unit
+    seed: int = 0
+    batch_size: int = dataclasses.field(init=False, default=1)  # the sources'
+    seq_len: int = dataclasses.field(init=False, default=1)  # the sources'
+
+    def __post_init__(self):
+        _take_sizes(self, self.sources)
+        super().__post_init__()
+        if len(self.weights) != len(self.sources) or min(self.weights) <= 0:
+            raise UsageError(f"Weights {self.weights} of a mixture must be numbers above 0, one for each source.")
+        if (shares := self.shares).min() < 1:
+            least = self.weights[int(shares.argmin())]
+            raise UsageError(
+                f"A weight of {least} among {self.weights} is less than one row of {PERIOD}: leave it out."
+            )
+
+    @property
+    def num_rows(self) -> int | None:
+        return None
+
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """int (sources,): rows of each in every thousand."""
+        exact = np.asarray(self.weights) / sum(self.weights) * PERIOD
+        shares = np.floor(exact).astype(int)
+        for index in np.argsort(shares - exact, kind="stable")[: PERIOD - shares.sum()]:
+            shares[index] += 1
+        return shares
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The source that row `number` comes from, and the row's number there."""
+        period, slot = divmod(number, PERIOD)
+        order = _order(self.seed, period, tuple(self.shares.tolist()))
+        source = int(order[slot])
+        return source, period * int(self.shares[source]) + int(np.count_nonzero(order[:slot] == source))
+
+    def row(self, number: int) -> Batch:
+        source, row = self.place(number)
+        return self._like_others(self.sources[source].row(row))
+
+    def _like_others(self, row: Batch) -> Batch:
+        if row.segment_ids is not None or not self._segmented:
+            return row
+        return _one_segment(row)
+
+    @functools.cached_property
+    def _segmented(self) -> bool:
+        return any(source.row(0).segment_ids is not None for source in self.sources)
+
+    def describe(self) -> str:
+        parts = zip(self.shares / PERIOD, self.sources, strict=True)
+        return "; ".join(f"{share:.1%} {source.describe()}" for share, source in parts)
+
+    def require_data(self) -> None:
+        for source in self.sources:
+            source.require_data()
+
+    def texts(self) -> Iterator[str]:
+        for source in self.sources:
+            yield from source.texts()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChainedInput(IndexedInput):
+    """The batches of several finite inputs, one input after the other."""
+
+    sources: tuple[IndexedInput, ...]
+    batch_size: int = dataclasses.field(init=False, default=1)  # the sources'
+    seq_len: int = dataclasses.field(init=False, default=1)  # the sources'
+
+    def __post_init__(self):
+        _take_sizes(self, self.sources)
+        super().__post_init__()
+
+    def num_batches(self) -> int | None:
+        return int(self._bounds[-1])
+
+    @functools.cached_property
+    def _bounds(self) -> np.ndarray:
+        counts = [source.num_batches() for source in self.sources]
+        return np.cumsum([0, *(0 if count is None else count for count in counts)])
+
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        source = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        batch = self.sources[source].batch(index - int(self._bounds[source]), shard)
+        return _one_segment(batch) if self._segmented and batch.segment_ids is None else batch
+
+    @functools.cached_property
+    def _segmented(self) -> bool:
+        shard = Shard(0, self.batch_size)
+        return any(source.batch(0, shard).segment_ids is not None for source in self.sources)
+
+    @property
+    def byte_ratio(self) -> float:
+        """Of the sources, weighted by their batches."""
+        batches = np.diff(self._bounds)
+        return float(np.average([source.byte_ratio for source in self.sources], weights=batches))
+
+    def describe(self) -> str:
+        return "; then ".join(source.describe() for source in self.sources)
+
+    def require_data(self) -> None:
+        for source in self.sources:
+            source.require_data()
+
+
+def _take_sizes(mixed: MixedInput | ChainedInput, sources: tuple[IndexedInput, ...]) -> None:
+    if not sources:
+        raise UsageError("A mixture needs a source.")
+    sizes = {(source.batch_size, source.seq_len) for source in sources}
+    if len(sizes) > 1:
+        raise UsageError(f"Sources of a mixture must have rows of one size, not {sorted(sizes)}.")
+    for name in ("batch_size", "seq_len"):
+        object.__setattr__(mixed, name, getattr(sources[0], name))
+
+
+def _one_segment(batch: Batch) -> Batch:
+    """The row or batch with its tokens in one segment, padding in none."""
+    weights = np.asarray(batch.weights)
+    last = np.cumsum(weights[..., ::-1] > 0, axis=-1)[..., ::-1] > 0  # up to the last target that counts
+    positions = np.broadcast_to(np.arange(weights.shape[-1], dtype=np.int32), weights.shape)
+    return batch.replace(segment_ids=last.astype(np.int32), positions=np.where(last, positions, 0))
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: int, period: int, shares: tuple[int, ...]) -> np.ndarray:
+    return generator(seed, period).permutation(np.repeat(np.arange(len(shares)), shares))

@@ -1,0 +1,202 @@
+"""Documents as token ids, made once and kept on disk.
+
+A cache is a folder, local or remote, named by everything that its ids follow from but the documents: format, vocabulary,
+split shares, whether stop tokens are there. In it each part of the source has a folder of its own, named by the part's
+name and version:
+
+    <name>-<key>/<part key>/part.json      what is in the part: it is written last, and without it there is no part
+                           /train.ids      token ids, uint16 or uint32, little-endian
+                           /train.ends     where documents end, int64
+
+Parts are made in a temporary folder and renamed when whole: a build that is cut off leaves the parts that were done, and
+nothing half-made is ever read. Processes share the work without talking: each begins at another part and leaves out what
+it finds done. Two that make the same part make the same bytes.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.inputs.corpus import SPLITS, check_fractions, check_split
+from tasks.inputs.part_store import PartStore, StoredPart, StoredSplit
+from tasks.inputs.sources.documents import Document, DocumentSource, Part, Skipped
+from tasks.inputs.tokens import Tokens
+from tasks.vocabulary import Vocabulary
+
+FORMAT = 1
+BATCH_CHARACTERS = 4_000_000  # text that is tokenised at once
+QUIET_SECONDS = 10  # between two lines of progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CachedDocuments:
+    """A TokenSource: the documents of `source`, tokenised once, a stop token behind each.
+
+    A source without splits of its own is divided by the hash of each document's content: equal documents are in the same
+    split, and which split it is depends neither on the number of hosts nor on the other documents.
+    """
+
+    source: DocumentSource
+    vocabulary: Vocabulary
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the documents, where the source has no splits
+    stop_tokens: bool = True  # the vocabulary's stop token behind each document
+    folder: str | None = None  # where caches are kept, also gs:// or s3://; None is the user's own cache folder
+
+    def tokens(self, split: str) -> Tokens:
+        """The split's ids, memory-mapped; what is not there yet is made first.
+
+        Raises:
+          UsageError: the source cannot be read, no document of the split can be used, or there is no such split.
+        """
+        parts = self._parts(check_split(split))
+        stored = [part.splits[split] for part in parts if split in part.splits]
+        if not any(part.documents for part in stored):
+            raise UsageError(f"The {split} split of {self.source.describe()} holds no document.{self._skips(parts)}")
+        counted = sum(part.counted_bytes for part in stored)
+        return Tokens(
+            [part.ids for part in stored],
+            [part.ends for part in stored],
+            stop_id=self.vocabulary.stop_id,
+            start_id=self.vocabulary.start_id,
+            byte_ratio=sum(part.text_bytes for part in stored) / counted if counted else 1.0,
+        )
+
+    def describe(self) -> str:
+        return self.source.describe()
+
+    def texts(self) -> Iterator[str]:
+        """The documents that train, as text.
+
+        Raises:
+          UsageError: they are token ids.
+        """
+        for part in self.source.parts("train" if self.source.has_splits else None):
+            for document in part.read():
+                if isinstance(document, np.ndarray):
+                    raise UsageError(f"{self.source.describe()} are token ids: there is no text to learn from.")
+                if isinstance(document, str) and (self.source.has_splits or self._split_of(document) == "train"):
+                    yield document
+
+    @functools.cached_property
+    def store(self) -> PartStore:
+        """The folder of this cache."""
+        check_fractions(self.fractions)
+        if self.stop_tokens and self.vocabulary.stop_id is None:
+            raise UsageError(f"The vocabulary of {self.source.describe()} has no stop token to end documents with.")
+        made_by = {
+            "format": FORMAT,
+            "vocabulary": self.vocabulary.fingerprint,
+            "fractions": None if self.source.has_splits else list(self.fractions),
+            "stop_tokens": self.stop_tokens,
+        }
+        key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
+        return PartStore(self.folder, f"{type(self.source).__name__.lower()}-{key}")
+
+    def _parts(self, split: str) -> list[StoredPart]:
+        """The parts that hold a split, in the source's order, made where they are missing."""
+        parts = self.source.parts(split if self.source.has_splits else None)
+        found = {part.name: self.store.open(part.name, part.version) for part in parts}
+        missing = [part for part in parts if found[part.name] is None]
+        if missing:
+            for part in self._mine_first(missing):
+                # Another process may have made it meanwhile.
+                found[part.name] = self.store.open(part.name, part.version) or self._build(part, split, len(parts))
+        opened = [part for part in (found[part.name] for part in parts) if part is not None]
+        if missing:
+            print(f"Tokenised {self.source.describe()}: {self._count(opened)}.{self._skips(opened)}", flush=True)
+        return opened
+
+    def _mine_first(self, parts: list[Part]) -> Iterator[Part]:
+        """All parts, from another one on in each process."""
+        begin = jax.process_index() * len(parts) // jax.process_count()
+        said = time.monotonic()
+        for done, part in enumerate(parts[begin:] + parts[:begin]):
+            if done == 0 or time.monotonic() - said > QUIET_SECONDS:
+                print(f"Tokenising {part.name} ({done + 1} of {len(parts)}) into {self.store.place} ...", flush=True)
+                said = time.monotonic()
+            yield part
+
+    def _build(self, part: Part, split: str, parts: int) -> StoredPart:
+        writer = self.store.writer(part.name, part.version, self._dtype)
+        skipped: collections.Counter[str] = collections.Counter()
+        with writer:
+            for batch in _batches(part.read(), skipped):
+                for document, ids in zip(batch, self._encoded(batch), strict=True):
+                    if isinstance(document, np.ndarray):
+                        self._check_ids(document, part)
+                    text_bytes = len(document.encode()) if isinstance(document, str) else None
+                    counted = float(self._token_bytes[ids].sum())
+                    into = split if self.source.has_splits else self._split_of(document)
+                    writer.add(into, ids, counted if text_bytes is None else text_bytes, counted)
+            writer.skipped = dict(skipped)
+        made = self.store.open(part.name, part.version)
+        if made is None:
+            raise UsageError(f"The cache '{self.store.place}' loses what is written to it: choose another CACHE_DIR.")
+        return made
+
+    def _encoded(self, batch: list[Any]) -> list[np.ndarray]:
+        texts = iter(self.vocabulary.encode_batch([x for x in batch if isinstance(x, str)]))
+        stop = [self.vocabulary.stop_id] if self.stop_tokens else []
+        ids = [next(texts) if isinstance(document, str) else document for document in batch]
+        ended = [len(x) and len(stop) and int(x[-1]) == stop[0] for x in ids]  # ids that others made may have theirs
+        return [np.concatenate([x, [] if end else stop]).astype(self._dtype) for x, end in zip(ids, ended, strict=True)]
+
+    def _check_ids(self, ids: np.ndarray, part: Part) -> None:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary.size:
+            wrong = int(ids.max()) if ids.max() >= self.vocabulary.size else int(ids.min())
+            raise UsageError(
+                f"{part.name} has the token {wrong}, but the vocabulary has the tokens 0 to {self.vocabulary.size - 1}: "
+                f"name the VOCABULARY that it was made with."
+            )
+
+    def _split_of(self, document: Document) -> str:
+        content = document.encode() if isinstance(document, str) else np.asarray(document, "<i4").tobytes()
+        share = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
+        train, validation, _ = self.fractions
+        return SPLITS[0] if share < train else SPLITS[1] if share < train + validation else SPLITS[2]
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return np.dtype("<u2" if self.vocabulary.size <= 2**16 else "<u4")
+
+    @functools.cached_property
+    def _token_bytes(self) -> np.ndarray:
+        return self.vocabulary.token_bytes()
+
+    def _count(self, parts: list[StoredPart]) -> str:
+        splits: list[StoredSplit] = [split for part in parts for split in part.splits.values()]
+        return f"{sum(s.documents for s in splits):,} documents, {sum(s.tokens for s in splits):,} tokens"
+
+    def _skips(self, parts: list[StoredPart]) -> str:
+        reasons: collections.Counter[str] = collections.Counter()
+        for part in parts:
+            reasons.update(part.skipped)
+        if not reasons:
+            return ""
+        listed = ", ".join(f"{count:,} for {reason}" for reason, count in reasons.most_common())
+        return f" Skipped {reasons.total():,} documents: {listed}."
+
+
+def _batches(documents: Iterator[Document], skipped: collections.Counter[str]) -> Iterator[list[Any]]:
+    """Usable documents, some megabytes at once; the others are counted."""
+    batch, size = [], 0
+    for document in documents:
+        if isinstance(document, Skipped):
+            skipped[document.reason] += 1
+            continue
+        batch.append(document)
+        size += len(document)
+        if size > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,76 @@
+"""Token ids of a split as one long array, memory-mapped, with the ends of its documents."""
+
+import functools
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+CHUNK = 1 << 24  # ids that are looked through at once
+
+
+class Tokens:
+    """Pieces of ids, one behind the other, seen as one array; nothing is read before it is asked for."""
+
+    def __init__(
+        self,
+        pieces: Sequence[np.ndarray],
+        ends: Sequence[np.ndarray] | None = None,
+        *,
+        stop_id: int | None = None,
+        start_id: int | None = None,
+        offset: int = 0,
+        byte_ratio: float = 1.0,
+    ):
+        """`pieces` are integer arrays (n,), and `ends` where documents end in each, exclusive, ascending.
+
+        Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_ratio` is what
+        IndexedInput.byte_ratio says.
+        """
+        self.stop_id, self.start_id, self.byte_ratio = stop_id, start_id, byte_ratio
+        self._pieces, self._ends, self._offset = list(pieces), ends, offset
+        self._bounds = np.cumsum([0, *(len(piece) for piece in self._pieces)])
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Ids start ... stop - 1, int32; fewer where the array ends before."""
+        start, stop = max(0, start), min(stop, len(self))
+        first = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        found = []
+        for number in range(first, len(self._pieces)):
+            low, high = self._bounds[number], self._bounds[number + 1]
+            if low >= stop:
+                break
+            found.append(self._pieces[number][max(start - low, 0) : stop - low])
+        ids = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, np.int32)
+        return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)
+
+    @functools.cached_property
+    def document_ends(self) -> np.ndarray:
+        """int64 (documents,): where each document ends, exclusive; the last at the end of all ids."""
+        if self._ends is not None:
+            ends = [ends.astype(np.int64) + low for ends, low in zip(self._ends, self._bounds, strict=False)]
+        else:
+            ends = []
+            for piece, low in zip(self._pieces, self._bounds, strict=False):
+                for start in range(0, len(piece), CHUNK):
+                    stops = np.flatnonzero(piece[start : start + CHUNK] == (self.stop_id or 0) - self._offset)
+                    ends.append(stops + low + start + 1)
+        found = np.concatenate([*ends, np.zeros(0, np.int64)])
+        if len(self) and (not len(found) or found[-1] != len(self)):
+            found = np.append(found, len(self))
+        return found
+
+
+class TokenSource(Protocol):
+    """A data set as token ids."""
+
+    def tokens(self, split: str) -> Tokens:
+        """The ids of "train", "validation" or "test"; a UsageError where they cannot be read."""
+        ...
+
+    def describe(self) -> str:
+        """What is read, for a person."""
+        ...
