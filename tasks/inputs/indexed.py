@@ -64,7 +64,7 @@ class IndexedInput(abc.ABC):
 
     @property
     def byte_ratio(self) -> float:
-        """Bytes of raw text for each that the vocabulary counts by token, over the whole split (1 where it is exact)."""
+        """Bytes of raw text for each one that the vocabulary counts by token, over the whole split; 1 is exact."""
         return 1.0
 
     def texts(self) -> Iterator[str]:

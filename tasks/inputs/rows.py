@@ -19,7 +19,7 @@ class TokensInput(RowInput):
 
     How rows come from the tokens of a split, one document behind the other:
 
-    * "cut": windows of the running text. Every epoch cuts at a new offset. What comes first in a row was read before it.
+    * "cut": windows of the running text. Every epoch cuts at a new offset. What precedes a row is read in it.
     * "restart": rows at multiples of `seq_len`; the first token of each is predicted from the stop token.
     * "pack": whole documents, so many as fit (tasks.inputs.packing); longer ones continue in other rows.
     * "truncate": one document a row; what does not fit is left out.
@@ -50,7 +50,7 @@ class TokensInput(RowInput):
                 f"The {self.split} split of {self.source.describe()} has {len(tokens)} tokens, fewer than the "
                 f"{need.get(self.rows, 1)} needed."
             )
-        if self._first_id(tokens) is None and (self.rows != "cut" or self.document_masks):
+        if tokens.stop_id is None and (self.rows != "cut" or self.document_masks):
             knob = "document_masks" if self.document_masks else f"rows = {self.rows}"
             raise UsageError(
                 f"{knob} needs to know where documents end, but {self.source.describe()} has no stop token."
@@ -103,7 +103,7 @@ class TokensInput(RowInput):
             ids = self.tokens.read(start, start + length + 1)
             return self._row(ids[:-1], ids[1:])
         ids = self.tokens.read(start, start + length)
-        return self._row(np.concatenate([[self._first_id(self.tokens)], ids])[: len(ids)], ids)
+        return self._row(np.concatenate([self._first, ids[:-1]]), ids)
 
     def _row(self, inputs: np.ndarray, targets: np.ndarray) -> Batch:
         """A row of running text; documents begin where a stop token is read."""
@@ -147,7 +147,7 @@ class TokensInput(RowInput):
             document, first = int(self._pieces[1][piece]), int(self._pieces[2][piece])
             start = (int(ends[document - 1]) if document else 0) + first
             ids = self.tokens.read(start, min(int(ends[document]), start + self.seq_len))
-            before = self.tokens.read(start - 1, start) if first else [self._first_id(self.tokens)]
+            before = self.tokens.read(start - 1, start) if first else self._first
             here = slice(at, at + len(ids))
             targets[here], inputs[here] = ids, np.concatenate([before, ids[:-1]])
             starts[at] = True
@@ -157,9 +157,11 @@ class TokensInput(RowInput):
             return Batch(inputs, targets, weights)
         return self._with_segments(inputs, targets, weights, starts[:at])
 
-    def _first_id(self, tokens: Tokens) -> int | None:
-        """What a document is predicted from."""
-        return tokens.stop_id if tokens.start_id is None else tokens.start_id
+    @property
+    def _first(self) -> np.ndarray:
+        """int32 (1,): what the first token of a document is predicted from."""
+        tokens = self.tokens
+        return np.array([tokens.stop_id if tokens.start_id is None else tokens.start_id], np.int32)
 
 
 @functools.lru_cache(maxsize=4)

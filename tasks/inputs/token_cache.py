@@ -1,16 +1,16 @@
 """Documents as token ids, made once and kept on disk.
 
-A cache is a folder, local or remote, named by everything that its ids follow from but the documents: format, vocabulary,
-split shares, whether stop tokens are there. In it each part of the source has a folder of its own, named by the part's
-name and version:
+A cache is a folder, local or remote, named by everything that its ids follow from but the documents: format,
+vocabulary, split shares, whether stop tokens are there. In it each part of the source has a folder of its own, named by
+the part's name and version:
 
     <name>-<key>/<part key>/part.json      what is in the part: it is written last, and without it there is no part
                            /train.ids      token ids, uint16 or uint32, little-endian
                            /train.ends     where documents end, int64
 
-Parts are made in a temporary folder and renamed when whole: a build that is cut off leaves the parts that were done, and
-nothing half-made is ever read. Processes share the work without talking: each begins at another part and leaves out what
-it finds done. Two that make the same part make the same bytes.
+Parts are made in a temporary folder and renamed when whole: a build that is cut off leaves the parts that were done,
+and nothing half-made is ever read. Processes share the work without talking: each begins at another part and leaves out
+what it finds done. Two that make the same part make the same bytes.
 """
 
 import collections
@@ -41,8 +41,8 @@ QUIET_SECONDS = 10  # between two lines of progress
 class CachedDocuments:
     """A TokenSource: the documents of `source`, tokenised once, a stop token behind each.
 
-    A source without splits of its own is divided by the hash of each document's content: equal documents are in the same
-    split, and which split it is depends neither on the number of hosts nor on the other documents.
+    A source without splits of its own is divided by the hash of each document's content: equal documents are in the
+    same split, and which one it is depends neither on the number of hosts nor on the other documents.
     """
 
     source: DocumentSource
@@ -145,17 +145,20 @@ class CachedDocuments:
 
     def _encoded(self, batch: list[Any]) -> list[np.ndarray]:
         texts = iter(self.vocabulary.encode_batch([x for x in batch if isinstance(x, str)]))
-        stop = [self.vocabulary.stop_id] if self.stop_tokens else []
-        ids = [next(texts) if isinstance(document, str) else document for document in batch]
-        ended = [len(x) and len(stop) and int(x[-1]) == stop[0] for x in ids]  # ids that others made may have theirs
-        return [np.concatenate([x, [] if end else stop]).astype(self._dtype) for x, end in zip(ids, ended, strict=True)]
+        found = []
+        for document in batch:
+            ids = np.asarray(next(texts) if isinstance(document, str) else document)
+            if self.stop_tokens and not (len(ids) and ids[-1] == self.vocabulary.stop_id):  # others' ids may have it
+                ids = np.append(ids, np.asarray(self.vocabulary.stop_id, ids.dtype))
+            found.append(ids.astype(self._dtype))
+        return found
 
     def _check_ids(self, ids: np.ndarray, part: Part) -> None:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary.size:
             wrong = int(ids.max()) if ids.max() >= self.vocabulary.size else int(ids.min())
             raise UsageError(
-                f"{part.name} has the token {wrong}, but the vocabulary has the tokens 0 to {self.vocabulary.size - 1}: "
-                f"name the VOCABULARY that it was made with."
+                f"{part.name} has the token {wrong}, but the vocabulary has the tokens 0 to "
+                f"{self.vocabulary.size - 1}: name the VOCABULARY that it was made with."
             )
 
     def _split_of(self, document: Document) -> str:

@@ -40,7 +40,7 @@ class Tokens:
         first = int(np.searchsorted(self._bounds, start, side="right")) - 1
         found = []
         for number in range(first, len(self._pieces)):
-            low, high = self._bounds[number], self._bounds[number + 1]
+            low = self._bounds[number]
             if low >= stop:
                 break
             found.append(self._pieces[number][max(start - low, 0) : stop - low])

@@ -225,7 +225,7 @@ def test_schedules_of_the_reference():
 
 def test_nucleus_of_the_reference():
     for key in (name for name in NUMBERS.files if name.startswith("nucleus/0")):
-        # Theirs keeps what is above 1 - (p - 1e-4). Which of equally likely tokens stay is anyone's choice: the first here.
+        # Theirs keeps what is above 1 - (p - 1e-4). Equally likely tokens are as good as each other.
         kept = Sampler(top_p=float(key.split("/")[1]) - 1e-4).keep(jnp.asarray(NUMBERS["nucleus/logits"])[None])[0]
         np.testing.assert_array_equal(np.sort(kept[np.isfinite(kept)]), np.sort(NUMBERS[key][NUMBERS[key] > -1e9]), key)
 

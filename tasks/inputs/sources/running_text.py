@@ -1,6 +1,7 @@
 """Text without documents of its own: a file in megabytes, or the standard library file by file."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,12 +38,11 @@ class RunningText(DocumentSource):
             return [Part(f"{self.describe()} ({split})", StandardLibrary().version(), lambda: _files(data))]
         written = f"{version(self.path)} {self.fractions}"
         bounds = _line_ends(data, PART_BYTES)
-        pieces = zip(bounds, bounds[1:], strict=False)
         return [
             Part(
                 f"'{self.path}' ({split}, from byte {low:,})", written, lambda low=low, high=high: _cut(data[low:high])
             )
-            for low, high in pieces
+            for low, high in itertools.pairwise(bounds)
         ]
 
     def describe(self) -> str:
@@ -57,7 +57,7 @@ def _files(data: np.ndarray) -> Iterator[Document]:
 
 def _cut(data: np.ndarray) -> Iterator[Document]:
     bounds = _line_ends(data, DOCUMENT_BYTES)
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in itertools.pairwise(bounds):
         yield _text(data[low:high])
 
 
