@@ -9,11 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
-EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+QUICK_COMPILE = "--xla_backend_optimization_level=0"  # tests compile much and compute little
+
+
+def xla_flags(devices: int) -> str:
+    """XLA_FLAGS of a process with so many virtual devices."""
+    return f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILE}"
+
 
 # Before jax is imported: its flags are read once.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {EIGHT_DEVICES}".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(8)}".strip()
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
@@ -30,8 +36,7 @@ def command(tmp_path):
     """Runs `python -m MODULE ...` in a folder of its own; returns the finished process, output as text."""
 
     def run(module: str, *arguments: str, devices: int = 1, timeout: int = 600, **environment: str):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": f"{tmp_path}:{ROOT}", **environment}
+        env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{tmp_path}:{ROOT}", **environment}
         return subprocess.run(
             [sys.executable, "-m", module, *arguments],
             cwd=tmp_path,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry.index import entries
-from tests.conftest import ROOT
+from tests.conftest import QUICK_COMPILE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "WORKSPACE.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -25,7 +25,7 @@ def test_commands_run_in_order(page, tmp_path):
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": QUICK_COMPILE,
     }
     script = "set -e\n" + "\n".join(BLOCK.findall(page.read_text()))
     script = re.sub(r"(runners\.main .*--smoke)", r"\1 --no-tensorboard", script)

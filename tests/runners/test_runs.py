@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import kills
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
 
 SETTINGS = ("NUM_STEPS=30", "SAVE_EVERY=10", "EVAL_EVERY=10", "LOG_EVERY=7", "WARMUP_STEPS=2", "DROPOUT=0.1")
 FLAGS = ["--smoke", "--no-tensorboard", *(f"--set={setting}" for setting in SETTINGS)]
@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
 def one_device():
     import os
 
-    return {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_finished_run_has_nothing_left_to_do(copy, command):
 
 
 def test_killed_and_restarted_it_ends_in_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    monkeypatch.setenv("XLA_FLAGS", xla_flags(1))
     settings = (*SETTINGS[2:], "NUM_STEPS=120", "SAVE_EVERY=10")
     at, differing = kills.compare(kills=3, seed=1, folder=tmp_path, settings=settings)
     assert differing == []

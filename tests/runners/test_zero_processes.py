@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
 
 
 def losses(count, stage):
@@ -16,8 +16,7 @@ def losses(count, stage):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    devices = f"--xla_force_host_platform_device_count={8 // count}"
-    environment = {**os.environ, "XLA_FLAGS": devices, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(8 // count), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.runners.two_processes", str(port), str(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
