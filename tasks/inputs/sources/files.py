@@ -1,38 +1,48 @@
-"""Files by name, pattern, braces or list: what sources of many files share."""
+"""Files by name, pattern, braces or list, here or far away: what sources of many files share.
 
+Names with `://` go through fsspec (gs://, s3://, hf://, memory://), whose packages for them are the user's to install.
+"""
+
+import contextlib
 import glob
-import io
 import itertools
+import lzma
+import os
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import fsspec
-from etils import epath
 
-from layers.errors import UsageError
+from layers.errors import UsageError, did_you_mean
+from tasks.inputs.sources.unpacking import unpacked
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 
 
 def expand(names: str | Sequence[str], what: str) -> list[str]:
     """Files that the names stand for: names, `*` patterns, `{000..017}` and `{a,b}` braces, commas, `@file` of names.
 
-    Sorted within each pattern, in the order of the names.
+    Sorted within each pattern, in the order of the names; a file that several of them stand for comes once. A name
+    that is a file as it stands, is that file.
 
     Args:
       names: one or several; an index file (`@shards.txt`) has one name a line, `#` begins a comment.
       what: what the files are, for the message ("JSON lines").
 
     Raises:
-      UsageError: a name stands for no file, or one is empty.
+      UsageError: a name stands for no file, or for a folder.
     """
     listed = [names] if isinstance(names, str) else list(names)
-    files: list[str] = []
+    found: dict[str, None] = {}
     for name in itertools.chain.from_iterable(_listed(name, what) for name in listed):
-        for pattern in braces(name):
-            files += _matches(pattern, what)
-    if not files:
+        for pattern in [name] if os.path.isfile(name) else braces(name):
+            found |= dict.fromkeys(_matches(pattern, what))
+    if not found:
         raise UsageError(f"No files of {what} are named.")
-    return files
+    return list(found)
 
 
 def braces(pattern: str) -> list[str]:
@@ -43,48 +53,113 @@ def braces(pattern: str) -> list[str]:
     inside = found.group(1)
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
     if numbers:
-        low, high = numbers.groups()
-        values = [str(i).zfill(len(low)) for i in range(int(low), int(high) + 1)]
+        low, high = (int(number) for number in numbers.groups())
+        step = 1 if low <= high else -1
+        values = [str(i).zfill(len(numbers.group(1))) for i in range(low, high + step, step)]
     else:
         values = inside.split(",")
     return [name for value in values for name in braces(pattern[: found.start()] + value + pattern[found.end() :])]
 
 
 def version(name: str) -> str:
-    """Size and time of a file: changes when it is written again."""
-    try:
-        stat = epath.Path(name).stat()
-    except OSError as error:
-        raise UsageError(f"The file '{name}' cannot be read: {error.strerror or error}.") from error
-    return f"{stat.length} {stat.mtime}"
-
-
-def open_binary(name: str) -> Any:
-    """The file's bytes as a stream, unpacked where its name ends in .gz, .bz2, .xz or .zst.
+    """Size and time of a file, what its server knows of it: changes when it is written again.
 
     Raises:
-      UsageError: it cannot be opened.
+      UsageError: there is no such file, or it is a folder.
     """
+    with _opening(name):
+        if "://" not in name:
+            stat = os.stat(name)
+            folder, found = os.path.isdir(name), f"{stat.st_size} {stat.st_mtime_ns}"
+        else:
+            system, path = fsspec.url_to_fs(name)
+            info = system.info(path)
+            folder, found = info["type"] == "directory", f"{info.get('size')} {system.ukey(path)}"
+    if folder:
+        raise UsageError(f"'{name}' is a folder, but files are read here: say '{name.rstrip('/')}/*'.")
+    return found
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[Any]:
+    """The file's bytes as a stream, unpacked where its name ends in .gz, .tgz, .bz2, .xz or .zst.
+
+    Raises:
+      UsageError: it cannot be opened, or what is read turns out to be damaged or cut off (from inside the block).
+    """
+    with contextlib.ExitStack() as streams:
+        with _opening(name):
+            raw = streams.enter_context(_open(name))
+            stream = streams.enter_context(unpacked(name, raw))
+        try:
+            yield stream
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise UsageError(f"The file '{name}' is damaged or cut off: {_reason(error)}.") from error
+        except OSError as error:
+            raise UsageError(f"The file '{name}' cannot be read to its end: {_reason(error)}.") from error
+
+
+def lines(name: str) -> Iterator[bytes]:
+    """The file's lines without their ends, a byte order mark left out.
+
+    Raises:
+      UsageError: it cannot be read to its end, or is empty.
+    """
+    with reading(name) as stream:
+        line = stream.readline().removeprefix(BYTE_ORDER_MARK)
+        if not line:
+            raise UsageError(f"The file '{name}' is empty.")
+        while line:
+            yield line.rstrip(b"\r\n")
+            line = stream.readline()
+
+
+def whole(name: str) -> bytes:
+    """All bytes of a file, a byte order mark left out; a UsageError where it cannot be read."""
+    with reading(name) as stream:
+        return stream.read().removeprefix(BYTE_ORDER_MARK)
+
+
+def _open(name: str) -> Any:
+    if "://" not in name:
+        return Path(name).open("rb")
+    system, path = fsspec.url_to_fs(name)
+    return system.open(path, "rb")
+
+
+@contextlib.contextmanager
+def _opening(name: str) -> Iterator[None]:
+    """Errors of finding a file, as one sentence each."""
     try:
-        return fsspec.open(name, "rb", compression="infer").open()
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no file '{name}' (any more).{_near(name)}") from error
     except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"The file '{name}' cannot be read: {error}.") from error
+        raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
 
 
-def open_text_lines(name: str) -> Any:
-    """The file's lines as bytes, without their ends."""
-    stream = open_binary(name)
-    return (line.rstrip(b"\r\n") for line in io.BufferedReader(stream))
+def _near(name: str) -> str:
+    """The file of that folder that was meant, as a sentence behind a space."""
+    folder, last = os.path.split(name)
+    if "://" in name or not os.path.isdir(folder or "."):
+        return ""
+    hint = did_you_mean(last, os.listdir(folder or "."), most=1)
+    return f" {hint}" if hint.startswith("Did you mean") else ""
+
+
+def _reason(error: BaseException) -> str:
+    text = str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return text.strip().partition("\n")[0].rstrip(".")
 
 
 def _listed(name: str, what: str) -> list[str]:
     if not name.startswith("@"):
-        return _apart(name)
+        return [name] if os.path.isfile(name) else _apart(name)
     try:
-        lines = epath.Path(name[1:]).read_text().splitlines()
-    except OSError as error:
-        raise UsageError(f"The list '{name[1:]}' of {what} cannot be read: {error.strerror or error}.") from error
-    names = [line.partition("#")[0].strip() for line in lines]
+        listing = whole(name[1:]).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The list '{name[1:]}' of {what} is no text: it has one file name a line.") from error
+    names = [line.partition("#")[0].strip() for line in listing.splitlines()]
     return [line for line in names if line]
 
 
@@ -94,14 +169,16 @@ def _apart(names: str) -> list[str]:
 
 
 def _matches(pattern: str, what: str) -> list[str]:
+    if os.path.isfile(pattern) or not glob.has_magic(pattern):
+        version(pattern)
+        return [pattern]
     if "://" in pattern:
-        files = fsspec.open_files(pattern, "rb")
-        found = [file.full_name for file in files] if glob.has_magic(pattern) else [pattern]
+        with _opening(pattern):
+            system, path = fsspec.url_to_fs(pattern)
+            infos = system.glob(path, detail=True)
+        found = sorted(system.unstrip_protocol(key) for key, info in infos.items() if info["type"] != "directory")
     else:
-        found = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
     if not found:
         raise UsageError(f"'{pattern}' matches no file of {what}.")
-    for name in found:
-        if not version(name) or epath.Path(name).is_dir():
-            raise UsageError(f"'{name}' is a folder, but files of {what} are read: say '{name}/*'.")
     return found

@@ -1,0 +1,64 @@
+"""What sources have in common whose parts are files."""
+
+import abc
+import functools
+from collections.abc import Iterator, Sequence
+
+from layers.errors import UsageError
+from tasks.inputs.sources import files
+from tasks.inputs.sources.documents import Document, DocumentSource, Part
+from tasks.inputs.sources.splits import check_request
+
+Names = str | Sequence[str]  # what `files.expand` takes
+
+
+class FileSource(DocumentSource):
+    """Documents in files, one part for each; splits where files to validate or test on are named."""
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """What the files are and what is taken from them, for a person and for the version of parts."""
+
+    @abc.abstractmethod
+    def named(self) -> dict[str, Names | None]:
+        """The names of the train, validation and test files."""
+
+    @abc.abstractmethod
+    def read_file(self, name: str) -> Iterator[Document]:
+        """The documents of one file."""
+
+    @property
+    def has_splits(self) -> bool:
+        named = self.named()
+        return named["validation"] is not None or named["test"] is not None
+
+    def describe(self) -> str:
+        names = self.named()["train"]
+        shown = names if isinstance(names, str) or not names else ",".join(names)
+        return f"{self.kind} in '{shown}'"
+
+    def files_of(self, split: str | None) -> list[str]:
+        """The files of a split; of everything (None) where there are no splits.
+
+        Raises:
+          UsageError: a name stands for no file, no files are named for that split, or one of them trains as well.
+        """
+        check_request(split, self.has_splits, self.describe())
+        named = self.named()
+        names = named[split or "train"]
+        if names is None:
+            there = " and ".join(f"{key} files" for key, value in named.items() if value is not None)
+            raise UsageError(f"There is no {split} split: {self.describe()} names {there}, and no {split} files.")
+        found = files.expand(names, self.kind)
+        if split in ("validation", "test") and named["train"]:
+            both = sorted(set(found) & set(files.expand(named["train"], self.kind)))
+            if both:
+                raise UsageError(f"The file '{both[0]}' is named to train on and for the {split} split.")
+        return found
+
+    def parts(self, split: str | None) -> list[Part]:
+        return [self._part(name) for name in self.files_of(split)]
+
+    def _part(self, name: str) -> Part:
+        return Part(name, f"{files.version(name)} {self.kind}", functools.partial(self.read_file, name))

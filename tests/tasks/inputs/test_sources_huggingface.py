@@ -1,0 +1,139 @@
+"""Data sets of the `datasets` library: from files, folders, its own form on disk, with and without splits."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from tasks.inputs.sources.documents import Skipped
+from tasks.inputs.sources.huggingface import HuggingFace
+
+datasets = pytest.importorskip("datasets", reason="needs datasets: pip install -e '.[hf]'")
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+def read(source, split=None):
+    """All documents, through a pickle: parts are read by other processes."""
+    return [document for part in source.parts(split) for document in pickle.loads(pickle.dumps(part)).read()]
+
+
+def jsonl(path, texts):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts))
+    return str(path)
+
+
+def test_a_data_set_saved_with_splits(tmp_path):
+    rows = lambda *texts: datasets.Dataset.from_dict({"text": list(texts)})
+    saved = datasets.DatasetDict({"train": rows("a", "", "ç"), "dev": rows("d"), "test": rows("e"), "extra": rows("f")})
+    saved.save_to_disk(tmp_path / "saved")
+    source = HuggingFace(dataset=str(tmp_path / "saved"))
+    assert source.has_splits
+    assert read(source, "train") == ["a", Skipped("empty"), "ç"]
+    assert read(source, "validation") == ["d"]
+    assert read(source, "test") == ["e"]
+    swapped = HuggingFace(dataset=source.dataset, splits={"train": "extra", "test": "train"})
+    assert read(swapped, "train") == ["f"]
+    with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'dev', 'test', 'extra'"):
+        swapped.parts("validation")
+    only = HuggingFace(dataset=source.dataset, splits={"train": "extra"})
+    assert not only.has_splits
+    assert read(only) == ["f"]
+    with pytest.raises(UsageError, match=r"no split 'exta'. Did you mean 'extra'"):
+        HuggingFace(dataset=source.dataset, splits={"train": "exta"}).parts(None)
+    with pytest.raises(UsageError, match=r"splits of its own"):
+        source.parts(None)
+    with pytest.raises(UsageError, match=r"no split 'dev'"):
+        source.parts("dev")
+
+
+def test_rows_in_parts_and_a_version_that_goes_with_the_rows_and_the_column(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.inputs.sources.huggingface.ROWS_PER_PART", 1500)
+    texts = [f"document {i}" for i in range(3100)]
+    path = jsonl(tmp_path / "a.jsonl", texts)
+    source = HuggingFace(dataset=path)
+    assert not source.has_splits
+    parts = source.parts(None)
+    assert [part.name for part in parts] == [f"{path} train[{r}]" for r in ("0:1500", "1500:3000", "3000:3100")]
+    assert read(source) == texts
+    assert len({part.version for part in parts}) == 1
+    assert [part.version for part in HuggingFace(dataset=path).parts(None)] == [part.version for part in parts]
+    assert HuggingFace(dataset=path, column="n").parts(None)[0].version != parts[0].version
+    assert len(pickle.dumps(parts[0])) < 20_000, "rows stay in their file"
+    jsonl(tmp_path / "a.jsonl", texts[::-1])
+    assert HuggingFace(dataset=path).parts(None)[0].version != parts[0].version
+    with pytest.raises(UsageError, match=r"no splits of its own"):
+        source.parts("train")
+
+
+def test_other_forms_of_files(tmp_path):
+    table = datasets.Dataset.from_dict({"ids": [[1, 2], [], [70000]], "text": ["a", "b", None]})
+    table.to_parquet(tmp_path / "b.parquet")
+    path = str(tmp_path / "b.parquet")
+    assert read(HuggingFace(dataset=path)) == ["a", "b", Skipped("null")]
+    ids = read(HuggingFace(dataset=path, column="ids"))
+    assert isinstance(ids[0], np.ndarray)
+    assert (ids[0].tolist(), ids[1], ids[2].tolist()) == ([1, 2], Skipped("empty"), [70000])
+    (tmp_path / "c.csv").write_text('text,n\n"x, y",1\nz,2\n')
+    assert read(HuggingFace(dataset=str(tmp_path / "c.csv"))) == ["x, y", "z"]
+    (tmp_path / "c.tsv").write_text("text\tn\nx, y\t1\n")
+    assert read(HuggingFace(dataset=str(tmp_path / "c.tsv"))) == ["x, y"]
+    (tmp_path / "d.txt").write_text("one\ntwo\n")
+    assert read(HuggingFace(dataset=str(tmp_path / "*.txt"))) == ["one", "two"]
+    table.save_to_disk(tmp_path / "arrow")
+    assert read(HuggingFace(dataset=str(tmp_path / "arrow"))) == ["a", "b", Skipped("null")]
+    assert read(HuggingFace(dataset=str(tmp_path / "arrow" / "*.arrow"))) == ["a", "b", Skipped("null")]
+
+
+def test_a_folder_with_split_names_in_its_files_and_one_with_configurations(tmp_path):
+    folder = tmp_path / "named"
+    jsonl(folder / "train.jsonl", ["t"])
+    jsonl(folder / "validation.jsonl", ["v"])
+    source = HuggingFace(dataset=str(folder))
+    assert source.has_splits
+    assert read(source, "validation") == ["v"]
+    with pytest.raises(UsageError, match=r"has no test split, only 'train', 'validation'"):
+        source.parts("test")
+    several = tmp_path / "several"
+    for language in ("english", "german"):
+        jsonl(several / f"{language}.jsonl", [language])
+    entries = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("english", "german"))
+    (several / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+    assert read(HuggingFace(dataset=str(several), config="german")) == ["german"]
+    with pytest.raises(UsageError, match=r"no configuration 'germn'. Did you mean 'german'"):
+        HuggingFace(dataset=str(several), config="germn").parts(None)
+    with pytest.raises(UsageError, match=r"several configurations, and none is named. .*'english', 'german'"):
+        HuggingFace(dataset=str(several)).parts(None)
+
+
+def test_what_can_be_wrong(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["a"])
+    with pytest.raises(UsageError, match=r"no column 'txt', only 'text', 'n'. Did you mean 'text'"):
+        HuggingFace(dataset=path, column="txt").parts(None)
+    with pytest.raises(UsageError, match=r"a configuration or revision is of data sets on the hub"):
+        HuggingFace(dataset=path, config="en").parts(None)
+    with pytest.raises(UsageError, match=r"'some/thing' is not in the local cache and the hub cannot be reached"):
+        HuggingFace(dataset="some/thing").parts(None)
+    with pytest.raises(UsageError, match=r"There is no Hugging Face data set '/no/such/folder'"):
+        HuggingFace(dataset="/no/such/folder").parts(None)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UsageError, match=r"cannot be read: Parquet"):
+        HuggingFace(dataset=str(tmp_path / "broken.parquet")).parts(None)
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"te')
+    with pytest.raises(UsageError, match=r"cannot be read: "):
+        HuggingFace(dataset=str(tmp_path / "broken.jsonl")).parts(None)
+    with pytest.raises(UsageError, match=r"must all end in one of"):
+        HuggingFace(dataset=str(tmp_path / "*")).parts(None)
+    with pytest.raises(UsageError, match=r"matches no file"):
+        HuggingFace(dataset=str(tmp_path / "*.csv")).parts(None)
+    (tmp_path / "none.csv").write_text("text,n\n")
+    with pytest.raises(UsageError, match=r"corresponds to no data\."):
+        HuggingFace(dataset=str(tmp_path / "none.csv")).parts(None)
