@@ -61,6 +61,23 @@ class IndexedInput(abc.ABC):
         """(rows, positions) of all batches that occur, each once, in order."""
         return [(self.batch_size, self.seq_len)]
 
+    @property
+    def byte_ratio(self) -> float:
+        """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the whole split.
+
+        Above 1 where encoding loses bytes (white space, unknown characters, normalisation), below it where it adds
+        some; bits per byte are divided by it.
+        """
+        return 1.0
+
+    def texts(self) -> Iterator[str]:
+        """The text that rows are made of, in order and in pieces of the source's own: documents, lines.
+
+        Raises:
+          UsageError: the data are no text.
+        """
+        raise UsageError(f"{self.describe()}: this has no text that a vocabulary could be trained on.")
+
     def describe(self) -> str:
         """What is read, for a person."""
         return type(self).__name__

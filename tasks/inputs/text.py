@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 
 from layers.errors import UsageError
 from tasks.batch import Batch
-from tasks.inputs.corpus import StandardLibrary, TextFile
+from tasks.inputs.corpus import DOCUMENT_END, StandardLibrary, TextFile, stretches
 from tasks.inputs.indexed import IndexedInput, Shard, generator
 
 
@@ -34,8 +35,7 @@ class TextInput(IndexedInput):
         Raises:
           UsageError: there are too few for one window.
         """
-        source = StandardLibrary() if self.path is None else TextFile(self.path, tuple(self.split_fractions))
-        data = source.read(self.split)
+        data = self.text_bytes()
         need = self.seq_len + 1 if self.shuffle else 2
         if len(data) < need:
             where = self.path or "the standard library"
@@ -43,6 +43,17 @@ class TextInput(IndexedInput):
                 f"The {self.split} split of '{where}' has {len(data)} bytes, fewer than the {need} needed."
             )
         return data
+
+    def text_bytes(self) -> np.ndarray:
+        """The split as it is read, uint8: behind each file of the standard library stands a zero byte."""
+        source = StandardLibrary() if self.path is None else TextFile(self.path, tuple(self.split_fractions))
+        return source.read(self.split)
+
+    def texts(self) -> Iterator[str]:
+        separator = DOCUMENT_END if self.path is None else b"\n"
+        for stretch in stretches(self.text_bytes(), separator):
+            for text in stretch.removesuffix(separator).split(separator):
+                yield text.decode("utf-8", errors="replace")
 
     def describe(self) -> str:
         where = "the source of Python's standard library" if self.path is None else f"the text file '{self.path}'"
