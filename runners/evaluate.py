@@ -24,7 +24,7 @@ def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
     total = session.task.zero_sums()
     for batch, _ in session.batches(inputs[split]):
         total = session.settle(total + session.metrics_of(variables, batch))
-    return language_scalars(fetch(total))
+    return language_scalars(fetch(total), inputs[split].byte_ratio)
 
 
 def fetch(sums: MetricSums) -> dict[str, Any]:

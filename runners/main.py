@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
 
-MODES = ("train", "validation", "test", "sample", "profile", "plan", "coord_check", "sweep")
+MODES = ("train", "validation", "test", "sample", "profile", "plan", "coord_check", "sweep", "train_vocab")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.workdir is None and options.mode == "plan" and options.exp is not None:
         machine = (options.topology or options.chip or "cpu").replace(":", "-")
         options.workdir = f"plans/{options.exp}-{machine}"
-    if not options.workdir:
+    if not options.workdir and (options.mode != "train_vocab" or options.exp is None):
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
     return options
 
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
     from runners.checkpoints import require_checkpoints
     from runners.session import Session
     from runners.warm_start import check_warm_start
-    from runners.workdir import open_workdir, recorded
+    from runners.workdir import open_workdir, recorded, require_same_vocabulary
 
     name, overrides, smoke = options.exp, options.set, options.smoke
     if name is None:
@@ -135,6 +135,11 @@ def run(options: argparse.Namespace) -> int:
         return _plan(options, experiment)
     if options.mode in ("coord_check", "sweep"):
         return _compare_widths(options, experiment)
+    if options.mode == "train_vocab":
+        from runners.train_vocab import train_vocab
+
+        return train_vocab(experiment)
+    require_same_vocabulary(options.workdir, experiment, allow_changes=options.allow_changes)
     session = Session(experiment)
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)

@@ -42,9 +42,9 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     """
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
-    vocabulary = session.task.vocabulary
-    start = [] if vocabulary.start_id is None or options.load_state is not None else [vocabulary.start_id]
-    prompts = [[*start, *vocabulary.encode(text)] for text in options.prompts for _ in range(options.copies)]
+    vocabulary, goes_on = session.task.vocabulary, options.load_state is not None
+    encoded = [_encoded(vocabulary, text, goes_on) for text in options.prompts]
+    prompts = [ids for ids in encoded for _ in range(options.copies)]
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
         # The step, and what tells weights of one step apart.
@@ -74,10 +74,18 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
         print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
     folder = workdir / "samples"
     folder.mkdir(exist_ok=True)
-    goes_on = "" if options.load_state is None else "-goes-on"
-    (folder / f"{int(state.step):08}-seed{options.seed}{goes_on}.txt").write_text(text + "\n")
+    name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if goes_on else ''}.txt"
+    (folder / name).write_text(text + "\n")
     report.write(workdir)
     return 0
+
+
+def _encoded(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
+    """The prompt's ids; one that comes to nothing (an empty one, white space) begins behind a document's end."""
+    if goes_on:
+        return vocabulary.encode(text)
+    ids = [*([] if vocabulary.start_id is None else [vocabulary.start_id]), *vocabulary.encode(text)]
+    return ids or ([] if vocabulary.stop_id is None else [vocabulary.stop_id])
 
 
 def _check_room(session: Session, read: int, new_tokens: int) -> None:

@@ -173,7 +173,7 @@ class _Run:
         self.extra["tokens_seen"] += totals["tokens"]
         positions = sum(count * rows * length for (rows, length), count in shapes.items())
         scalars = {
-            **language_scalars(totals),
+            **language_scalars(totals, self.program.input.byte_ratio),
             "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
             "param_norm": param_norm.item(),
             "learning_rate": self.session.task.optimizer.learning_rate_at(step - 1).item(),

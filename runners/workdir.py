@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,52 @@ from rich.console import Console
 
 from layers.errors import UsageError
 from registry import render
-from registry.build import to_json
+from registry.build import build, to_json
 from registry.diff import diff
 from registry.experiment import Experiment
 from registry.overrides import ROOTS
-from registry.snapshot import Snapshot, load, snapshot
+from registry.snapshot import Snapshot, flat_config, load, snapshot
 
 EXPERIMENT = "experiment.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
+
+
+def vocabulary_record(experiment: Experiment) -> dict[str, str] | None:
+    """What the run folder keeps of the vocabulary: its description and fingerprint; None for tasks without one.
+
+    Raises:
+      UsageError: its files cannot be read.
+    """
+    config = getattr(experiment.Task(), "vocabulary", None)
+    if config is None:
+        return None
+    vocabulary = build(config, "task.vocabulary")
+    return {"is": vocabulary.describe(), "fingerprint": vocabulary.fingerprint}
+
+
+def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes: bool = False) -> None:
+    """Finds out whether a vocabulary's files are those that the run in a folder has learned with, if there is one.
+
+    Settings that name another vocabulary are `open_workdir`'s to refuse.
+
+    Raises:
+      UsageError: they cannot be read, or other ones lie under the same name.
+    """
+    if not Path(path, EXPERIMENT).exists():
+        return
+    before = load(Path(path))
+    learned, now = before.get("vocabulary"), vocabulary_record(experiment)
+    if not learned or not now or learned["fingerprint"] == now["fingerprint"]:
+        return
+    if _vocabulary_settings(before["config"]) != _vocabulary_settings(flat_config(experiment)):
+        return
+    said = (
+        f"{now['is']} is no longer the vocabulary that the run in '{path}' has learned with (fingerprint "
+        f"{now['fingerprint'][:8]} now, {learned['fingerprint'][:8]} then)"
+    )
+    if not allow_changes:
+        raise UsageError(f"{said}: put the old file back, or choose another --workdir.")
+    print(f"{said}; going on, as --allow_changes says.")
 
 
 def open_workdir(
@@ -33,7 +71,7 @@ def open_workdir(
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
     """
     folder = Path(path)
-    now = snapshot(experiment, mesh)
+    now = {**snapshot(experiment, mesh), "vocabulary": vocabulary_record(experiment)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / EXPERIMENT).exists():
@@ -89,12 +127,25 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
+def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
+    return {path: value for path, value in config.items() if path.startswith("task.vocabulary")}
+
+
+def _is_name(path: str) -> bool:
+    """Whether a config path holds the name that a vocabulary is found by."""
+    return path.endswith((".vocabulary.path", ".vocabulary.name"))
+
+
 def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
     before = load(folder)
     difference = diff(before, now)
     # The mesh may differ: where weights live is no part of what is learned.
     knobs = [row for row in difference["knobs"] if row["knob"] != "DEVICE_MESH_SHAPE"]
     other = before["experiment"] != now["experiment"]
+    learned, has = before.get("vocabulary"), now["vocabulary"]
+    if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under
+        knobs = [row for row in knobs if row["knob"] != "VOCABULARY_PATH"]
+        difference["config"] = [row for row in difference["config"] if not _is_name(row["path"])]
     if not (knobs or difference["config"] or other):
         return
     render.difference(difference, Console(width=render.PIPE_WIDTH, highlight=False))

@@ -7,8 +7,10 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from layers.cross_entropy import chunked_cross_entropy
+from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
 from layers.reports import LOSSES, METRICS, UPDATES
@@ -65,6 +67,21 @@ class LanguageModelTask:
         return self.table
 
     @functools.cached_property
+    def _token_bytes(self) -> np.ndarray:
+        """Bytes of text for each token, float32 (V,).
+
+        Raises:
+          UsageError: the vocabulary cannot be read, or the model has fewer tokens.
+        """
+        counts, rows = self.vocabulary.token_bytes(), self.model.embedding.vocab_size
+        if len(counts) > rows:
+            raise UsageError(
+                f"VOCAB_SIZE = {rows} holds not all {len(counts):,} tokens of {self.vocabulary.describe()}: say "
+                f"--set=VOCAB_SIZE={len(counts)}."
+            )
+        return counts
+
+    @functools.cached_property
     def report_names(self) -> list[str]:
         """Names under which the model's layers report numbers."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -119,14 +136,13 @@ class LanguageModelTask:
         normalizer = sums.weight if self.normalizer == "weights" else jnp.float32(batch.weights.size)
         # Terms of layers are means already.
         objective = sums.objective + normalizer * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(added))
-        token_bytes = jnp.asarray(self.vocabulary.token_bytes())
         metrics = MetricSums.zero().replace(
             objective=objective,
             normalizer=normalizer,
             loss=sums.loss,
             correct=sums.correct,
             weight=sums.weight,
-            bytes=jnp.sum(token_bytes[batch.targets] * batch.weights),
+            bytes=jnp.sum(jnp.asarray(self._token_bytes)[batch.targets] * batch.weights),
             tokens=jnp.sum(batch.weights > 0, dtype=jnp.int32),
             reports={name: normalizer * value for name, value in _by_name(reported).items()},
         )

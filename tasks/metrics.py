@@ -35,8 +35,12 @@ class MetricSums(struct.PyTreeNode):
         return jax.tree.map(jnp.add, self, other)
 
 
-def language_scalars(sums: Mapping[str, Any]) -> dict[str, float]:
+def language_scalars(sums: Mapping[str, Any], byte_ratio: float = 1.0) -> dict[str, float]:
     """Loss (nats per token), perplexity, bits per token, bits per byte, accuracy, objective, layers' reports.
+
+    Args:
+      sums: of a `MetricSums`, as numbers.
+      byte_ratio: bytes of raw text per byte that was counted (`IndexedInput.byte_ratio`).
 
     `bits_per_byte` is left out where tokens stand for no text; all are left out where no target counted.
     """
@@ -53,5 +57,5 @@ def language_scalars(sums: Mapping[str, Any]) -> dict[str, float]:
         **{name: total / sums["normalizer"] for name, total in sums["reports"].items()},
     }
     if sums["bytes"]:
-        scalars["bits_per_byte"] = sums["loss"] / math.log(2) / sums["bytes"]
+        scalars["bits_per_byte"] = sums["loss"] / math.log(2) / (sums["bytes"] * byte_ratio)
     return scalars

@@ -1,6 +1,7 @@
 """Vocabularies: text to token ids and back, and how many bytes a token stands for."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -16,20 +17,53 @@ class Vocabulary(Protocol):
     def size(self) -> int: ...
 
     @property
-    def stop_id(self) -> int | None: ...
+    def stop_id(self) -> int | None:
+        """What ends a document."""
+        ...
 
     @property
     def start_id(self) -> int | None:
         """What every text starts with, where it was learned so."""
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    @property
+    def is_text(self) -> bool:
+        """Whether tokens stand for text; otherwise for numbers alone."""
+        ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides which text gets which ids: content, and not the name it is found under."""
+        ...
+
+    def describe(self) -> str:
+        """What it is, for a person."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it; what looks like one in the text is text."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts at once, each int32 (its length,)."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of any ids: half a character is U+FFFD, ids that nothing stands for are left out."""
+        ...
 
     def token_bytes(self) -> np.ndarray:
         """float32 (size,): bytes of text each token stands for; all zero where tokens are not text."""
         ...
+
+
+def fingerprint_of(*parts: bytes | str) -> str:
+    """SHA-256 of the parts in order, in hexadecimal, first 32 digits; where one part ends counts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +88,23 @@ class ByteVocabulary:
     def start_id(self) -> int | None:
         return 1 if self.special_tokens else None
 
+    @property
+    def is_text(self) -> bool:
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of("bytes", str(self.special_tokens))
+
+    def describe(self) -> str:
+        return "bytes" + (f" behind {self.special_tokens} special tokens" if self.special_tokens else "")
+
     def encode(self, text: str) -> list[int]:
         return [byte + self.special_tokens for byte in text.encode("utf-8")]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        arrays = (np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts)
+        return [array.astype(np.int32) + self.special_tokens for array in arrays]
 
     def decode(self, ids: Sequence[int]) -> str:
         values = (int(i) - self.special_tokens for i in ids)
@@ -73,12 +122,26 @@ class IdVocabulary:
     stop_id: int | None = None
     start_id: int | None = None
 
+    @property
+    def is_text(self) -> bool:
+        return False
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of("ids", str(self.size), str(self.stop_id), str(self.start_id))
+
+    def describe(self) -> str:
+        return f"the token ids 0 to {self.size - 1}"
+
     def encode(self, text: str) -> list[int]:
         words = text.split()
         bad = [w for w in words if not w.isdigit() or int(w) >= self.size]
         if bad:
             raise UsageError(f"'{bad[0]}' is no token id: this vocabulary has the ids 0 to {self.size - 1}.")
         return [int(w) for w in words]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(self.encode(text), np.int32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(str(int(i)) for i in ids)

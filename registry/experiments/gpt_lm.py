@@ -65,7 +65,7 @@ class GptLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        return max(self.VOCAB_SIZE, super().vocab_size)  # text is bytes, the first rows
+        return max(self.VOCAB_SIZE, super().vocab_size)  # bytes are the first rows
 
     def model(self) -> fdl.Config:
         config = super().model()

@@ -12,6 +12,7 @@ from tasks.inputs.rows import TokensInput
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
+from tasks.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
@@ -19,7 +20,7 @@ class LanguageData(Experiment):
     """Bytes of text, or synthetic packed rows."""
 
     # Sizes of the data
-    VOCAB_SIZE: int = 256  # of synthetic data; text has its 256 byte values
+    VOCAB_SIZE: int = 256  # of synthetic data and of vocabularies in files; bytes are 256
     SEQ_LEN: int = 128
     UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: int = 16
@@ -30,6 +31,12 @@ class LanguageData(Experiment):
     LENGTH_MULTIPLE: int = 64  # each so much longer than the one before
     STAGED_STEPS: int | None = None  # updates that all stages take together
     STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
+
+    # Vocabulary of text
+    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"
+    VOCABULARY_PATH: str | None = None  # a .model; a tokenizer.json, its folder or a hub name; GPT-2's folder
+    SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # what --mode=train_vocab trains, of VOCAB_SIZE pieces
+    VOCABULARY_BYTES: int = 10**9  # of training text that it reads
 
     # Data and program
     DATA: Literal["text", "synthetic"] = "text"
@@ -49,8 +56,10 @@ class LanguageData(Experiment):
 
     @classmethod
     def Smoke(cls) -> type[Self]:
-        """Stages for a few short rows; the rest is the template's."""
+        """Bytes, and stages for a few short rows; the rest is the template's."""
         small: dict[str, Any] = {}
+        if cls.VOCABULARY != "bytes":
+            small |= {"VOCABULARY": "bytes", "VOCABULARY_PATH": None}
         if cls.LENGTH_STAGES:
             small["LENGTH_STAGES"] = (8, 16)[: len(cls.LENGTH_STAGES)]
         if cls.LENGTH_START is not None:
@@ -157,12 +166,19 @@ class LanguageData(Experiment):
             config.max_rows = self.EVAL_ROWS if split == "validation" else None
 
     def vocabulary(self) -> fdl.Config:
-        """Bytes for text, plain ids for synthetic data."""
+        """What VOCABULARY says for text, plain ids for synthetic data."""
         if self.DATA == "synthetic":
             return fdl.Config(IdVocabulary, size=self.VOCAB_SIZE)
+        if self.VOCABULARY == "sentencepiece":
+            return fdl.Config(SentencePieceVocabulary, path=self.VOCABULARY_PATH)
+        if self.VOCABULARY == "huggingface":
+            return fdl.Config(HuggingFaceVocabulary, name=self.VOCABULARY_PATH)
+        if self.VOCABULARY == "gpt2":
+            return fdl.Config(Gpt2Vocabulary, path=self.VOCABULARY_PATH)
         return fdl.Config(ByteVocabulary)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding."""
-        return self.VOCAB_SIZE if self.DATA == "synthetic" else ByteVocabulary().size
+        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
+        return ByteVocabulary().size if in_bytes else self.VOCAB_SIZE

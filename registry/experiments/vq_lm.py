@@ -131,7 +131,8 @@ class VQLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        if self.DATA != "synthetic" and self.bytes_vocabulary.size > self.VOCAB_SIZE:
+        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
+        if in_bytes and self.bytes_vocabulary.size > self.VOCAB_SIZE:
             raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {self.bytes_vocabulary.size} for bytes.")
         return self.VOCAB_SIZE
 
@@ -141,7 +142,7 @@ class VQLm(DecoderLm):
         return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
 
     def vocabulary(self) -> fdl.Config:
-        if self.DATA == "synthetic":
+        if self.DATA == "synthetic" or self.VOCABULARY != "bytes":
             return super().vocabulary()
         return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 
@@ -149,6 +150,8 @@ class VQLm(DecoderLm):
         sources = {"enwik8": Enwik8, "pg19": Pg19, "imagenet64": ImageNet64}
         if self.DATA not in sources:
             return super().train_input()
+        if self.VOCABULARY != "bytes":
+            raise UsageError(f"DATA = {self.DATA} is read as bytes: leave VOCABULARY = {self.VOCABULARY} out.")
         common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         source = fdl.Config(sources[self.DATA], path=self.DATA_PATH)
         return fdl.Config(TokensInput, source=source, rows="restart", **common)

@@ -45,11 +45,12 @@ class BertEncoder(GShardLm):
         return super().Smoke().derive(VOCAB_SIZE=59 if cls.VOCAB_MULTIPLE > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
 
     def train_input(self) -> fdl.Config:
+        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
         return fdl.Config(
             MaskedInput,
             source=super().train_input(),
             vocab_size=self.vocab_size,
-            mask_id=self.MASK_ID if self.DATA == "synthetic" else self.TEXT_MASK_ID,
+            mask_id=self.TEXT_MASK_ID if in_bytes else self.MASK_ID,
             mask_rate=self.MASK_RATE,
             random_rate=self.RANDOM_RATE,
             same_rate=self.SAME_RATE,

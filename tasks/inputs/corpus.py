@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,13 @@ class ByteText:
 
     def tokens(self, split: str) -> Tokens:
         return Tokens([self.text.read(split)], stop_id=DOCUMENT_END[0])
+
+    def texts(self, split: str) -> Iterator[str]:
+        """Files of the standard library, or lines of the file."""
+        separator = DOCUMENT_END if self.path is None else b"\n"
+        for stretch in stretches(self.text.read(split), separator):
+            for text in stretch.removesuffix(separator).split(separator):
+                yield text.decode("utf-8", errors="replace")
 
     @property
     def text(self) -> TextFile | StandardLibrary:
@@ -132,6 +140,19 @@ def _map_bytes(path: str) -> np.ndarray:
         return np.memmap(path, np.uint8, mode="r")
     except OSError as error:
         raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
+
+
+def stretches(data: np.ndarray, separator: bytes, size: int = 2**20) -> Iterator[bytes]:
+    """uint8 data (N,) in stretches of about `size` bytes that end behind a separator, a last one where the data end."""
+    start = 0
+    while start < len(data):
+        end = min(start + size, len(data))
+        while end < len(data) and data[end - 1] != separator[0]:
+            following = data[end : end + size]
+            found = np.flatnonzero(following == separator[0])
+            end += int(found[0]) + 1 if len(found) else len(following)
+        yield data[start:end].tobytes()
+        start = end
 
 
 def check_split(split: str) -> str:

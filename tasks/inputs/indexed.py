@@ -64,16 +64,20 @@ class IndexedInput(abc.ABC):
 
     @property
     def byte_ratio(self) -> float:
-        """Bytes of raw text for each one that the vocabulary counts by token, over the whole split; 1 is exact."""
+        """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the whole split.
+
+        Above 1 where encoding loses bytes (white space, unknown characters, normalisation), below it where it adds
+        some; bits per byte are divided by it.
+        """
         return 1.0
 
     def texts(self) -> Iterator[str]:
-        """The documents that this input reads, as text.
+        """The text that rows are made of, in order and in pieces of the source's own: documents, lines.
 
         Raises:
-          UsageError: it reads no text.
+          UsageError: the data are no text.
         """
-        raise UsageError(f"{self.describe()}: there is no text to learn a vocabulary from.")
+        raise UsageError(f"{self.describe()}: this has no text that a vocabulary could be trained on.")
 
     def describe(self) -> str:
         """What is read, for a person."""

@@ -1,6 +1,7 @@
 """Masked language modelling: some tokens are hidden, and are to be told from those around them."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -42,6 +43,13 @@ class MaskedInput(IndexedInput):
 
     def require_data(self) -> None:
         self.source.require_data()
+
+    @property
+    def byte_ratio(self) -> float:
+        return self.source.byte_ratio
+
+    def texts(self) -> Iterator[str]:
+        return self.source.texts()
 
     def num_batches(self) -> int | None:
         return self.source.num_batches()

@@ -1,6 +1,7 @@
 """Rows in pieces, for truncated back-propagation: consecutive batches go on with the same rows."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -48,3 +49,10 @@ class PiecesInput(IndexedInput):
 
     def require_data(self) -> None:
         self.source.require_data()
+
+    @property
+    def byte_ratio(self) -> float:
+        return self.source.byte_ratio
+
+    def texts(self) -> Iterator[str]:
+        return self.source.texts()

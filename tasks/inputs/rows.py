@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -62,6 +63,9 @@ class TokensInput(RowInput):
 
     def require_data(self) -> None:
         _ = self.tokens
+
+    def texts(self) -> Iterator[str]:
+        return self.source.texts(self.split)
 
     @property
     def byte_ratio(self) -> float:

@@ -1,6 +1,7 @@
 """Short rows first: the length of rows grows in stages over the first batches."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 import jax
@@ -70,3 +71,10 @@ class StagedInput(IndexedInput):
 
     def require_data(self) -> None:
         self.source.require_data()
+
+    @property
+    def byte_ratio(self) -> float:
+        return self.source.byte_ratio
+
+    def texts(self) -> Iterator[str]:
+        return self.source.texts()

@@ -73,17 +73,17 @@ class CachedDocuments:
     def describe(self) -> str:
         return self.source.describe()
 
-    def texts(self) -> Iterator[str]:
-        """The documents that train, as text.
+    def texts(self, split: str) -> Iterator[str]:
+        """The documents of a split as text, from the source itself.
 
         Raises:
           UsageError: they are token ids.
         """
-        for part in self.source.parts("train" if self.source.has_splits else None):
+        for part in self.source.parts(split if self.source.has_splits else None):
             for document in part.read():
                 if isinstance(document, np.ndarray):
-                    raise UsageError(f"{self.source.describe()} are token ids: there is no text to learn from.")
-                if isinstance(document, str) and (self.source.has_splits or self._split_of(document) == "train"):
+                    raise UsageError(f"{self.source.describe()} holds token ids: there is no text in it.")
+                if isinstance(document, str) and (self.source.has_splits or self._split_of(document) == split):
                     yield document
 
     @functools.cached_property

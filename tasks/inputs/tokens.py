@@ -1,7 +1,7 @@
 """Token ids of a split as one long array, memory-mapped, with the ends of its documents."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -69,6 +69,10 @@ class TokenSource(Protocol):
 
     def tokens(self, split: str) -> Tokens:
         """The ids of "train", "validation" or "test"; a UsageError where they cannot be read."""
+        ...
+
+    def texts(self, split: str) -> Iterator[str]:
+        """The documents as text; a UsageError where they are not."""
         ...
 
     def describe(self) -> str:

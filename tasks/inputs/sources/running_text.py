@@ -1,32 +1,29 @@
-"""Text without documents of its own: a file in megabytes, or the standard library file by file."""
+"""Text without documents of its own: a file in stretches of lines, or the standard library file by file."""
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.inputs.corpus import DOCUMENT_END, ByteText, StandardLibrary, check_split
-from tasks.inputs.sources.documents import Document, DocumentSource, Part, Skipped
+from tasks.inputs.corpus import DOCUMENT_END, ByteText, StandardLibrary, check_split, stretches
+from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.files import version
 
 PART_BYTES = 1 << 26
-DOCUMENT_BYTES = 1 << 20
+STRETCH_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunningText(DocumentSource):
-    """The text that TextFile and StandardLibrary read as bytes, for vocabularies of larger tokens.
+    """The text that ByteText reads, for vocabularies of larger tokens; splits are the same bytes.
 
-    A file's splits are the same bytes as there; it is tokenised in documents of about a megabyte that end with a line.
+    A text file is read in stretches of whole lines, which are no documents: they have no end token behind them. Bytes
+    that are no UTF-8 are read as U+FFFD.
     """
 
     path: str | None = None  # a text file; None is the source of Python's standard library
     fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
-
-    @property
-    def _bytes(self) -> ByteText:
-        return ByteText(path=self.path, fractions=self.fractions)
 
     @property
     def has_splits(self) -> bool:
@@ -35,44 +32,35 @@ class RunningText(DocumentSource):
     def parts(self, split: str | None) -> list[Part]:
         data = self._bytes.text.read(check_split(split or "train"))
         if self.path is None:
-            return [Part(f"{self.describe()} ({split})", StandardLibrary().version(), lambda: _files(data))]
-        written = f"{version(self.path)} {self.fractions}"
-        bounds = _line_ends(data, PART_BYTES)
+            written = StandardLibrary().version()
+        else:
+            written = f"{version(self.path)} {self.fractions}"
+        starts = range(0, len(data), PART_BYTES) if self.path else [0]
         return [
-            Part(
-                f"'{self.path}' ({split}, from byte {low:,})", written, lambda low=low, high=high: _cut(data[low:high])
-            )
-            for low, high in itertools.pairwise(bounds)
+            Part(f"{self.describe()} ({split}, byte {start})", written, functools.partial(self._documents, data, start))
+            for start in starts
         ]
+
+    def _documents(self, data: np.ndarray, start: int) -> Iterator[Document]:
+        if self.path is None:
+            for stretch in stretches(data, DOCUMENT_END):
+                yield from (_text(file) for file in stretch.removesuffix(DOCUMENT_END).split(DOCUMENT_END))
+            return
+        at = 0
+        for stretch in stretches(data, b"\n", STRETCH_BYTES):
+            if start <= at < start + PART_BYTES:
+                yield _text(stretch)
+            at += len(stretch)
+            if at >= start + PART_BYTES:
+                return
 
     def describe(self) -> str:
         return self._bytes.describe()
 
-
-def _files(data: np.ndarray) -> Iterator[Document]:
-    ends = np.flatnonzero(data == DOCUMENT_END[0])
-    for start, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
-        yield _text(data[start:end])
+    @property
+    def _bytes(self) -> ByteText:
+        return ByteText(path=self.path, fractions=self.fractions)
 
 
-def _cut(data: np.ndarray) -> Iterator[Document]:
-    bounds = _line_ends(data, DOCUMENT_BYTES)
-    for low, high in itertools.pairwise(bounds):
-        yield _text(data[low:high])
-
-
-def _line_ends(data: np.ndarray, size: int) -> list[int]:
-    """Bounds of stretches of at least `size` bytes that end with a line, where it ends within another `size`."""
-    bounds = [0]
-    while bounds[-1] < len(data):
-        least = bounds[-1] + size
-        newlines = np.flatnonzero(data[least : least + size] == ord("\n"))
-        bounds.append(min(len(data), least + int(newlines[0]) + 1 if len(newlines) else least))
-    return bounds
-
-
-def _text(data: np.ndarray) -> Document:
-    try:
-        return data.tobytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return Skipped("invalid UTF-8")
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

@@ -26,6 +26,9 @@ class Enwik8:
             )
         return _tokens(TextFile(self.path).read(split), VOCABULARY.special_tokens)
 
+    def texts(self, split: str) -> Iterator[str]:
+        return ByteText(path=self.path).texts(split)
+
     def describe(self) -> str:
         return f"enwik8 from '{self.path}'"
 
