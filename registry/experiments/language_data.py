@@ -5,10 +5,8 @@ from typing import Any, Literal, Self
 import fiddle as fdl
 
 from layers.errors import UsageError
-from registry.experiment import Experiment
-from tasks.inputs.corpus import ByteText
+from registry.experiments.data_sources import Data, DataSources
 from tasks.inputs.pieces import PiecesInput
-from tasks.inputs.rows import TokensInput
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
@@ -16,7 +14,7 @@ from tasks.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceV
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
-class LanguageData(Experiment):
+class LanguageData(DataSources):
     """Bytes of text, or synthetic packed rows."""
 
     # Sizes of the data
@@ -32,19 +30,12 @@ class LanguageData(Experiment):
     STAGED_STEPS: int | None = None  # updates that all stages take together
     STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
 
-    # Vocabulary of text
-    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"
-    VOCABULARY_PATH: str | None = None  # a .model; a tokenizer.json, its folder or a hub name; GPT-2's folder
+    # A vocabulary that is trained
     SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # what --mode=train_vocab trains, of VOCAB_SIZE pieces
     VOCABULARY_BYTES: int = 10**9  # of training text that it reads
 
     # Data and program
-    DATA: Literal["text", "synthetic"] = "text"
-    DATA_PATH: str | None = None  # for text, None is the source of Python's standard library
-    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
-    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
-    DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
-    CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
+    DATA: Literal[Data] = "text"  # where it comes from: docs/data.md
     EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
     NUM_STEPS: int = 1000
     LOG_EVERY: int = 50
@@ -138,32 +129,24 @@ class LanguageData(Experiment):
 
     def train_input(self) -> fdl.Config:
         """Endless shuffled data."""
-        common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
+        common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
-        return fdl.Config(
-            TokensInput,
-            source=fdl.Config(ByteText, path=self.DATA_PATH, fractions=self.SPLIT_FRACTIONS),
-            rows=self.ROWS,
-            document_masks=self.DOCUMENT_MASKS,
-            **common,
-        )
+        return self.mixed_rows(**common) if self.DATA == "mixture" else self.token_rows(self.DATA, None, **common)
 
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
         config = self.Train().input
         wrapped = self.UPDATE_LEN is not None or self.STAGED_STEPS is not None
         config = config.source if wrapped else config  # whole rows are judged
-        self.hold_out(config, split)
-        return config
+        return self.hold_out(config, split)
 
-    def hold_out(self, config: fdl.Config, split: str) -> None:
-        """Turns the training input's config into that of a held-out split."""
+    def hold_out(self, config: fdl.Config, split: str) -> fdl.Config:
+        """Makes the training input's config into that of a held-out split."""
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
-        else:
-            config.split, config.shuffle = split, False
-            config.max_rows = self.EVAL_ROWS if split == "validation" else None
+            return config
+        return self.held_out(config, split, self.EVAL_ROWS if split == "validation" else None)
 
     def vocabulary(self) -> fdl.Config:
         """What VOCABULARY says for text, plain ids for synthetic data."""

@@ -14,6 +14,7 @@ from layers.positions import ScaledSinusoidalPositions
 from layers.specs import P, Specs
 from layers.vector_quantizer import VectorQuantizer
 from layers.vq_attention import VQAttention
+from registry.experiments.data_sources import Data
 from registry.experiments.decoder import DecoderLm
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.vq_sets import Enwik8, ImageNet64, Pg19
@@ -78,7 +79,7 @@ class VQLm(DecoderLm):
     LOSS_NORMALIZER = "positions"
 
     # Data and computation
-    DATA: Literal["text", "synthetic", "enwik8", "pg19", "imagenet64"] = "text"
+    DATA: Literal[Data, "enwik8", "pg19", "imagenet64"] = "text"
     DTYPE = "bfloat16"
     REMAT = "full"
 

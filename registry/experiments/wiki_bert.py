@@ -57,8 +57,9 @@ class BertEncoder(GShardLm):
             seed=self.SEED,
         )
 
-    def hold_out(self, config: fdl.Config, split: str) -> None:
-        super().hold_out(config.source, split)
+    def hold_out(self, config: fdl.Config, split: str) -> fdl.Config:
+        config.source = super().hold_out(config.source, split)
+        return config
 
 
 @register

@@ -31,10 +31,7 @@ class RunningText(DocumentSource):
 
     def parts(self, split: str | None) -> list[Part]:
         data = self._bytes.text.read(check_split(split or "train"))
-        if self.path is None:
-            written = StandardLibrary().version()
-        else:
-            written = f"{version(self.path)} {self.fractions}"
+        written = f"{version(self.path)} {self.fractions}" if self.path else StandardLibrary().version()
         starts = range(0, len(data), PART_BYTES) if self.path else [0]
         return [
             Part(f"{self.describe()} ({split}, byte {start})", written, functools.partial(self._documents, data, start))

@@ -1,11 +1,12 @@
 """The data sets of Transformer-VQ: enwik8, PG-19 and ImageNet64, byte by byte."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.corpus import TextFile, check_split
+from tasks.inputs.corpus import ByteText, TextFile, check_split
 from tasks.inputs.tfds_tokens import TfdsTokens
 from tasks.inputs.tokens import Tokens
 from tasks.vocabulary import ByteVocabulary

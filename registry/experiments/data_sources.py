@@ -1,0 +1,105 @@
+"""Where token ids come from: what DATA, DATA_PATH and DATASET mean as configs."""
+
+from typing import Any, Literal, get_args
+
+import fiddle as fdl
+
+from layers.errors import UsageError, did_you_mean
+from registry.experiment import Experiment
+from tasks.inputs.corpus import ByteText
+from tasks.inputs.mixed import ChainedInput, MixedInput
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.huggingface import HuggingFace
+from tasks.inputs.sources.running_text import RunningText
+from tasks.inputs.sources.text_files import JsonLines, TextFiles, TextLines
+from tasks.inputs.token_cache import CachedDocuments
+
+Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
+Data = Literal[Kind, "mixture", "synthetic"]
+FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines}
+HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
+
+
+class DataSources(Experiment):
+    """The knobs of real data, from files and folders and the data sets that libraries know by name."""
+
+    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"
+    VOCABULARY_PATH: str | None = None  # a .model; a tokenizer.json, its folder or a hub name; GPT-2's folder
+    DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; for text, None is the standard library
+    VALIDATION_PATH: str | None = None  # files that validate, where they are not among DATA_PATH
+    TEST_PATH: str | None = None  # files that test
+    DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function, a seqio task
+    DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
+    DATA_COLUMN: str = "text"  # the field of each example that is read
+    DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending
+    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
+    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE, weight) of each source, for DATA = mixture
+    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
+    DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
+    CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
+
+    def vocabulary(self) -> fdl.Config:
+        """Text to token ids and back."""
+        raise NotImplementedError
+
+    def token_rows(self, kind: str, place: str | None, **sizes: Any) -> fdl.Config:
+        """Endless shuffled rows of one source. `place` stands for DATA_PATH or DATASET, whichever the kind reads."""
+        return fdl.Config(
+            TokensInput,
+            source=self.token_source(kind, place),
+            rows=self.ROWS,
+            document_masks=self.DOCUMENT_MASKS,
+            **sizes,
+        )
+
+    def mixed_rows(self, **sizes: Any) -> fdl.Config:
+        """Endless rows of the sources in MIXTURE, by their weights."""
+        if not self.MIXTURE:
+            raise UsageError('DATA = mixture needs sources: --set=MIXTURE=(("text:",0.7),("jsonl:more.jsonl",0.3)).')
+        rows = []
+        for name, _ in self.MIXTURE:
+            kind, _, place = name.partition(":")
+            if kind not in get_args(Kind):
+                raise UsageError(f"'{name}' in MIXTURE is no KIND:PLACE. {did_you_mean(kind, get_args(Kind))}")
+            rows.append(self.token_rows(kind, place or None, **sizes))
+        weights = tuple(float(weight) for _, weight in self.MIXTURE)
+        return fdl.Config(MixedInput, sources=tuple(rows), weights=weights, seed=sizes.get("seed", 0))
+
+    def held_out(self, config: fdl.Config, split: str, max_rows: int | None) -> fdl.Config:
+        """One pass over another split of what the config reads."""
+        if fdl.get_callable(config) is MixedInput:
+            parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
+            return fdl.Config(ChainedInput, sources=parts)
+        config.split, config.shuffle, config.max_rows = split, False, max_rows
+        return config
+
+    def token_source(self, kind: str, place: str | None) -> fdl.Config:
+        """A TokenSource."""
+        path = place or self.DATA_PATH
+        if kind == "text" and self.VOCABULARY == "bytes":
+            return fdl.Config(ByteText, path=path, fractions=self.SPLIT_FRACTIONS)
+        return fdl.Config(
+            CachedDocuments,
+            source=self.documents(kind, place),
+            vocabulary=self.vocabulary(),
+            fractions=self.SPLIT_FRACTIONS,
+            stop_tokens=kind != "text" or path is None,  # stretches of a text file do not end documents
+            folder=self.CACHE_DIR,
+        )
+
+    def documents(self, kind: str, place: str | None) -> fdl.Config:
+        """A DocumentSource."""
+        if kind == "text":
+            return fdl.Config(RunningText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
+        column = {"column": self.DATA_COLUMN} if kind in HAVE_COLUMNS else {}
+        if kind in FROM_FILES:
+            held_out = {"validation_files": self.VALIDATION_PATH, "test_files": self.TEST_PATH} if not place else {}
+            return fdl.Config(FROM_FILES[kind], files=self._named(kind, "DATA_PATH", place), **held_out, **column)
+        name = self._named(kind, "DATASET", place)
+        return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **column)
+
+    def _named(self, kind: str, knob: str, place: str | None) -> str:
+        named = place or getattr(self, knob)
+        if not named:
+            raise UsageError(f"DATA = {kind} needs to know what to read: --set={knob}=...")
+        return named

@@ -1,0 +1,167 @@
+"""Documents become ids once, are whole or not there, and go to splits by what they say."""
+
+import json
+
+import fsspec
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from tasks.inputs.sources.documents import Skipped
+from tasks.vocabulary import ByteVocabulary
+from tests.tasks.inputs.sources_of import READ, cached
+
+EVERYTHING = (1.0, 0.0, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def unread():
+    READ.clear()
+
+
+def test_documents_follow_each_other_with_their_ends(tmp_path):
+    tokens = cached(tmp_path, ("ab", "ü"), ("c",), fractions=EVERYTHING).tokens("train")
+    ids = [*b"ab", -2, *"ü".encode(), -2, *b"c", -2]
+    assert (tokens.read(0, 100) - 3).tolist() == ids
+    assert tokens.document_ends.tolist() == [3, 6, 8]
+    assert (len(tokens), tokens.stop_id, tokens.byte_ratio) == (8, 1, 1.0)
+    assert (tokens.read(2, 7) - 3).tolist() == ids[2:7]
+
+
+def test_the_cache_is_read_and_not_made_again(tmp_path, capsys):
+    first = cached(tmp_path, ("ab",), ("c",), fractions=EVERYTHING)
+    assert len(first.tokens("train")) == 5
+    assert "Tokenised lists: 2 documents, 5 tokens." in capsys.readouterr().out
+    again = cached(tmp_path, ("never",), ("read",), fractions=EVERYTHING)
+    assert len(again.tokens("train")) == 5
+    assert READ == [0, 1]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"vocabulary": ByteVocabulary()},
+        {"fractions": (0.9, 0.1, 0.0)},
+        {"stop_tokens": False},
+        {"version": "2"},
+        {"splits": True},
+    ],
+)
+def test_all_that_decides_the_ids_is_in_the_key(tmp_path, changed):
+    cached(tmp_path, ("ab",), fractions=EVERYTHING).tokens("train")
+    cached(tmp_path, ("ab",), **{"fractions": EVERYTHING, **changed}).tokens("train")
+    assert READ == [0, 0]
+
+
+def test_another_part_is_tokenised_alone(tmp_path):
+    cached(tmp_path, ("ab",), fractions=EVERYTHING).tokens("train")
+    tokens = cached(tmp_path, ("ab",), ("new",), fractions=EVERYTHING).tokens("train")
+    assert READ == [0, 1]
+    assert len(tokens) == 7
+
+
+def test_a_build_that_is_cut_off_leaves_whole_parts_alone(tmp_path):
+    def breaks():
+        yield "half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path, ("ab",), breaks(), fractions=EVERYTHING).tokens("train")
+    assert len(list(tmp_path.rglob("part.json"))) == 1
+    assert not list(tmp_path.rglob("building-*"))
+    tokens = cached(tmp_path, ("never",), ("whole",), fractions=EVERYTHING).tokens("train")
+    assert bytes(x for x in tokens.read(0, 99) - 3 if x >= 0) == b"abwhole"
+
+
+@pytest.mark.parametrize("file", ["train.ids", "train.ends", "part.json"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_torn_parts_are_made_anew_aloud(tmp_path, capsys, file, how):
+    cached(tmp_path, ("abcdef",), ("gh",), fractions=EVERYTHING).tokens("train")
+    torn = sorted(tmp_path.rglob(file))[0]
+    torn.write_bytes(torn.read_bytes()[:-3]) if how == "cut" else torn.unlink()
+    capsys.readouterr()
+    tokens = cached(tmp_path, ("abcdef",), ("gh",), fractions=EVERYTHING).tokens("train")
+    assert bytes(x for x in tokens.read(0, 99) - 3 if x >= 0) == b"abcdefgh"
+    assert len(READ) == 3
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_splits_are_disjoint_whole_and_follow_from_the_content_alone(tmp_path):
+    documents = tuple(f"document {i}" for i in range(400))
+    shares = {"fractions": (0.8, 0.1, 0.1)}
+    one = cached(tmp_path / "a", documents, **shares)
+    parts = cached(tmp_path / "b", documents[::-3], documents[::-1], **shares)  # other parts, twice, in other order
+    texts = lambda source, split: bytes(source.tokens(split).read(0, 10**6).astype(np.uint8)).split(b"\1")[:-1]
+    found = {split: texts(one, split) for split in ("train", "validation", "test")}
+    assert sum(map(len, found.values())) == 400
+    assert len(set.union(*map(set, found.values()))) == 400
+    assert 280 < len(found["train"]) < 350
+    assert all(20 < len(found[split]) < 65 for split in ("validation", "test"))
+    for split, documents in found.items():
+        assert set(texts(parts, split)) == set(documents)
+
+
+def test_skipped_documents_are_counted_and_said(tmp_path, capsys):
+    documents = ("good", Skipped("invalid UTF-8"), Skipped("empty"), Skipped("invalid UTF-8"))
+    assert len(cached(tmp_path, documents, fractions=EVERYTHING).tokens("train")) == 5
+    assert "Skipped 3 documents: 2 for invalid UTF-8, 1 for empty." in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"train split of lists holds no document. Skipped 1 documents: 1 for empty"):
+        cached(tmp_path / "none", (Skipped("empty"),)).tokens("train")
+
+
+def test_ids_of_others_keep_their_end_and_must_be_in_the_vocabulary(tmp_path):
+    ids = (np.array([5, 6, 1], np.uint16), np.array([7], np.int64))
+    tokens = cached(tmp_path, ids, fractions=EVERYTHING).tokens("train")
+    assert tokens.read(0, 9).tolist() == [5, 6, 1, 7, 1]
+    with pytest.raises(UsageError, match=r"list 0 None has the token 300, .* tokens 0 to 258: name the VOCABULARY"):
+        cached(tmp_path / "wrong", (np.array([5, 300]),)).tokens("train")
+    assert not list((tmp_path / "wrong").rglob("part.json"))
+
+
+def test_what_the_vocabulary_loses_is_in_the_byte_ratio(tmp_path):
+    class Halved(ByteVocabulary):
+        def token_bytes(self):
+            return super().token_bytes() / 2
+
+    vocabulary = Halved(special_tokens=3)
+    assert cached(tmp_path, ("abcd", "ü"), fractions=EVERYTHING, vocabulary=vocabulary).tokens("train").byte_ratio == 2
+
+
+def test_a_remote_cache_is_made_once_for_all_machines(tmp_path, monkeypatch):
+    remote = fsspec.filesystem("memory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    made = cached("memory://bucket/tokens", ("ab",), ("cd",), fractions=EVERYTHING).tokens("train").read(0, 9)
+    assert len([path for path in remote.find("/bucket/tokens") if path.endswith("part.json")]) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    copied = cached("memory://bucket/tokens", ("never",), ("read",), fractions=EVERYTHING).tokens("train")
+    assert copied.read(0, 9).tolist() == made.tolist()
+    assert READ == [0, 1]
+    assert any((tmp_path / "second").rglob("train.ids"))
+    remote.rm("/bucket", recursive=True)
+
+
+def test_a_remote_part_that_was_not_finished_is_not_there(tmp_path, monkeypatch):
+    remote = fsspec.filesystem("memory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    cached("memory://bucket/half", ("ab",), fractions=EVERYTHING).tokens("train")
+    (marker,) = [path for path in remote.find("/bucket/half") if path.endswith("part.json")]
+    assert json.loads(remote.cat(marker))["splits"]["train"]["tokens"] == 3
+    remote.rm(marker)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    assert len(cached("memory://bucket/half", ("ab",), fractions=EVERYTHING).tokens("train")) == 3
+    assert READ == [0, 0]
+    remote.rm("/bucket", recursive=True)
+
+
+def test_wide_vocabularies_have_wide_ids(tmp_path):
+    class Wide(ByteVocabulary):
+        @property
+        def size(self):
+            return 2**16 + 1
+
+        def token_bytes(self):
+            return np.ones(self.size, np.float32)
+
+    tokens = cached(tmp_path, (np.array([65536, 1]),), fractions=EVERYTHING, vocabulary=Wide()).tokens("train")
+    assert tokens.read(0, 2).tolist() == [65536, 1]
