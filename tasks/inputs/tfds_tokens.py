@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from layers.errors import UsageError
 from tasks.inputs.corpus import cache_folder
+from tasks.inputs.sources.tfds import prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TfdsTokens:
         Raises:
           UsageError: tensorflow_datasets is not installed, or has no such data set prepared there.
         """
-        builder = self._builder()
+        builder = prepared(self.name, self.data_dir)
         count = builder.info.splits[tfds_split].num_examples
         version = f"{builder.data_path} {builder.info.full_name} {tfds_split} {count} {self.encoding}"
         key = hashlib.sha256(version.encode()).hexdigest()[:12]
@@ -40,27 +40,6 @@ class TfdsTokens:
         if path.stat().st_size == 0:
             return np.zeros(0, dtype)
         return np.memmap(path, dtype, mode="r")
-
-    def _builder(self) -> Any:
-        try:
-            import tensorflow_datasets as tfds
-        except ImportError as error:
-            raise UsageError(f"{self.name} is read by TFDS: pip install 'vortaro[tfds]'.") from error
-        try:
-            builder = tfds.builder(self.name, data_dir=self.data_dir, try_gcs=False)
-        except (tfds.core.DatasetNotFoundError, OSError, ValueError, AssertionError) as error:
-            raise UsageError(self._how(error)) from error
-        if not builder.info.splits:
-            raise UsageError(self._how("it is not prepared there"))
-        return builder
-
-    def _how(self, reason: Any) -> str:
-        where = "TFDS's default folder" if self.data_dir is None else f"'{self.data_dir}'"
-        first = str(reason).strip().partition("\n")[0][:120].rstrip(".")
-        return (
-            f"TFDS finds no data set '{self.name}' in {where} ({first}): run `tfds build {self.name}` where there is "
-            f"internet, or name its folder with --set=DATA_PATH=..."
-        )
 
     def _build(self, builder: Any, tfds_split: str, encode: Any, dtype: Any, path: Path) -> None:
         import tensorflow_datasets as tfds

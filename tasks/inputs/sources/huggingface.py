@@ -98,6 +98,7 @@ def _documents(table: Any, start: int, stop: int) -> Iterator[Document]:
 def _load(source: HuggingFace) -> Any:
     try:
         import datasets
+        import datasets.exceptions
     except ImportError as error:
         raise UsageError(f"The {source.describe()} is read by datasets: pip install 'vortaro[hf]'.") from error
     reader = functools.partial(_from_files if _are_files(source.dataset) else _from_name, datasets, source)
@@ -155,9 +156,8 @@ def _config_error(datasets: Any, source: HuggingFace) -> UsageError | None:
     if source.config in there or (source.config is None and len(there) < 2):
         return None
     what = f"no configuration '{source.config}'" if source.config else "several configurations, and none is named"
-    return UsageError(
-        f"The Hugging Face data set '{source.dataset}' has {what}. {did_you_mean(source.config or '', there)}"
-    )
+    hint = did_you_mean(source.config or "", there)
+    return UsageError(f"The Hugging Face data set '{source.dataset}' has {what}. {hint}")
 
 
 def _reason(error: BaseException) -> str:

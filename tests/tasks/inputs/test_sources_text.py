@@ -51,8 +51,8 @@ def test_files_as_documents_in_groups(tmp_path, monkeypatch):
 
 def test_json_lines(tmp_path):
     good = b'{"text": "one", "ids": [1, 2]}\n'
-    odd = b'{"text": null}\n{"tex": 1}\n[1]\n{"te\n\n\xff\n{"text": 3}\n{"text": "\\ud800"}\n{"text": ""}\n{"text": [1, 2]}'
-    write(tmp_path, a=good + odd)
+    odd = b'{"text": null}\n{"tex": 1}\n[1]\n{"te\n\n\xff\n{"text": 3}\n{"text": "\\ud800"}\n{"text": ""}\n'
+    write(tmp_path, a=good + odd + b'{"text": [1, 2]}')
     found = read(JsonLines(files=f"{tmp_path}/a"))
     assert found[:-1] == [
         "one",

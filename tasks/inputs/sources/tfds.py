@@ -1,0 +1,117 @@
+"""Data sets that TensorFlow Datasets has prepared."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from layers.errors import UsageError
+from tasks.inputs.sources.documents import Document, DocumentSource, Part
+from tasks.inputs.sources.splits import are_splits, check_request, official, pick
+from tasks.inputs.sources.values import as_document, no_column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tfds(DocumentSource):
+    """One column of a data set of TFDS: text, or a row of token ids. A part is one of its shards, read in order.
+
+    The data set's own splits count where it has one to train on and another ("valid" and "dev" validate); otherwise
+    everything is read.
+    """
+
+    name: str  # as TFDS calls it: "pg19", "lm1b", "wikipedia/20230601.en", "c4/en:3.0.1"
+    data_dir: str | None = None  # where it is prepared; None is TFDS's default folder
+    column: str = "text"  # the feature that is read; "book_text" for pg19
+    splits: Mapping[str, str] | None = None  # train, validation, test to the data set's names; None: the usual ones
+
+    def describe(self) -> str:
+        return f"TFDS data set '{self.name}'"
+
+    @property
+    def has_splits(self) -> bool:
+        return are_splits(self._official)
+
+    def parts(self, split: str | None) -> list[Part]:
+        where = f"The {self.describe()}"
+        check_request(split, self.has_splits, where)
+        features = self._builder.info.features
+        if self.column not in features:
+            raise no_column(self.column, features, where)
+        if split is not None:
+            names = [pick(split, self._official, self._builder.info.splits, where)]
+        else:
+            names = list(self._official.values()) if self.splits else list(self._builder.info.splits)
+        parts = [part for name in names for part in self._shards(name)]
+        if not parts:
+            raise UsageError(f"{where} has no examples in {' or '.join(names)}.")
+        return parts
+
+    @functools.cached_property
+    def _builder(self) -> Any:
+        return prepared(self.name, self.data_dir)
+
+    @functools.cached_property
+    def _official(self) -> dict[str, str]:
+        return official(self._builder.info.splits, self.splits, f"The {self.describe()}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: a builder is found anew by whoever reads a part."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def _shards(self, name: str) -> list[Part]:
+        info = self._builder.info
+        lengths, size = info.splits[name].shard_lengths, info.splits[name].num_bytes
+        version = f"{info.full_name} {name} {lengths} {size} {self._builder.data_path} column {self.column}"
+        parts, start = [], 0
+        for length in lengths:
+            if length:
+                rows = f"{info.full_name} {name}[{start}:{start + length}]"
+                parts.append(Part(rows, version, functools.partial(self._documents, name, start, start + length)))
+            start += length
+        return parts
+
+    def _documents(self, name: str, start: int, stop: int) -> Iterator[Document]:
+        import tensorflow as tf
+        import tensorflow_datasets as tfds
+
+        rows = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
+        one_column = tfds.decode.PartialDecoding({self.column: True})
+        count = 0
+        try:
+            examples = self._builder.as_dataset(split=rows, shuffle_files=False, decoders=one_column)
+            for example in tfds.as_numpy(examples):
+                count += 1
+                yield as_document(example[self.column])
+        except (tf.errors.OpError, OSError) as error:
+            raise UsageError(
+                f"The {self.describe()} cannot be read behind example {start + count} of {name} "
+                f"({str(error).partition(' [')[0].partition('; ')[0][:200]}): prepare it again."
+            ) from error
+
+
+def prepared(name: str, data_dir: str | None) -> Any:
+    """The builder of a data set that is ready to be read.
+
+    Raises:
+      UsageError: tensorflow_datasets is not installed, or has no such data set prepared there.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise UsageError(f"{name} is read by TFDS: pip install 'vortaro[tfds]'.") from error
+    try:
+        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+    except (tfds.core.DatasetNotFoundError, OSError, ValueError, AssertionError) as error:
+        raise UsageError(_how(name, data_dir, error)) from error
+    if not builder.info.splits:
+        raise UsageError(_how(name, data_dir, "it is not prepared there"))
+    return builder
+
+
+def _how(name: str, data_dir: str | None, reason: Any) -> str:
+    where = "TFDS's default folder" if data_dir is None else f"'{data_dir}'"
+    first = str(reason).strip().partition("\n")[0][:120].rstrip(".")
+    return (
+        f"TFDS finds no data set '{name}' in {where} ({first}): run `tfds build {name}` where there is "
+        f"internet, or name its folder with --set=DATA_PATH=..."
+    )

@@ -1,0 +1,67 @@
+"""TFRecord files of tf.train.Example."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.inputs.sources import files
+from tasks.inputs.sources.documents import Document, Skipped
+from tasks.inputs.sources.file_source import FileSource, Names
+from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TfExamples(FileSource):
+    """One feature of each tf.train.Example is the document: bytes are text, a list of int64 token ids.
+
+    A record that is cut off or fails its checksum is an error of the whole file: what follows it cannot be found, and
+    training on the part of a file that a broken copy left over would go unnoticed.
+    """
+
+    files: Names  # names, patterns, braces, or @file with one name a line; .gz is unpacked
+    column: str = "text"  # the feature that is read
+    validation_files: Names | None = None  # files that validate; None, and no test files: documents go by their hash
+    test_files: Names | None = None  # files that test
+
+    @property
+    def kind(self) -> str:
+        return f"TFRecord files (feature '{self.column}')"
+
+    def named(self) -> dict[str, Names | None]:
+        return {"train": self.files, "validation": self.validation_files, "test": self.test_files}
+
+    def read_file(self, name: str) -> Iterator[Document]:
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise UsageError(f"'{name}' is read by TensorFlow: pip install 'vortaro[tfds]'.") from error
+        files.version(name)
+        count = 0
+        try:
+            for record in tf.data.TFRecordDataset(name, "GZIP" if name.endswith(".gz") else None).as_numpy_iterator():
+                yield self._document(tf.train.Example.FromString(record), name, count > 0)
+                count += 1
+        except (tf.errors.OpError, OSError) as error:
+            raise UsageError(
+                f"The file '{name}' is cut off or damaged behind its record {count:,}: copy or write it again."
+            ) from error
+        if not count:
+            raise UsageError(f"The file '{name}' is empty.")
+
+    def _document(self, example: Any, name: str, go_on: bool) -> Document:
+        """The document in an example; without `go_on`, one that lacks the feature is an error."""
+        features = example.features.feature
+        if self.column not in features:
+            if go_on:
+                return Skipped("no such column")
+            raise no_column(self.column, sorted(features), f"The first example in '{name}'")
+        feature = features[self.column]
+        if feature.WhichOneof("kind") == "int64_list":
+            return as_document(np.asarray(feature.int64_list.value, np.int64))
+        values = list(feature.bytes_list.value)
+        if len(values) > 1:
+            return NO_DOCUMENT
+        return as_document(values[0] if values else None)
