@@ -13,7 +13,18 @@ from collections.abc import Sequence
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
 
-MODES = ("train", "validation", "test", "sample", "profile", "plan", "coord_check", "sweep", "train_vocab")
+MODES = (
+    "train",
+    "validation",
+    "test",
+    "sample",
+    "profile",
+    "plan",
+    "coord_check",
+    "sweep",
+    "train_vocab",
+    "inspect_data",
+)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -135,6 +146,12 @@ def run(options: argparse.Namespace) -> int:
         return _plan(options, experiment)
     if options.mode in ("coord_check", "sweep"):
         return _compare_widths(options, experiment)
+    if options.mode == "inspect_data":
+        from pathlib import Path
+
+        from runners.inspect_data import inspect_data
+
+        return inspect_data(experiment, Path(options.workdir))
     if options.mode == "train_vocab":
         from runners.train_vocab import train_vocab
 
