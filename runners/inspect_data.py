@@ -38,6 +38,7 @@ class Look:
     described: str
     batches: int | None  # in one pass; None never ends
     read: int  # batches that were read
+    rows: int  # rows in them with a target
     positions: int
     targets: int  # positions whose target counts
     lengths: np.ndarray  # int (segments,): positions of each segment that was read
@@ -90,7 +91,7 @@ def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
             break
         real = batch.weights > 0
         targets = batch.targets[real]
-        counts.update(read=1, positions=real.size, targets=len(targets))
+        counts.update(read=1, rows=int(real.any(axis=1).sum()), positions=real.size, targets=len(targets))
         counts["bytes"] += token_bytes[targets].sum()
         seen[targets] = True
         lengths += [length for row in rows_of(batch) for length in segment_lengths(row)]
@@ -100,6 +101,7 @@ def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
         described=source.describe(),
         batches=source.num_batches(),
         read=counts["read"],
+        rows=counts["rows"],
         positions=counts["positions"],
         targets=counts["targets"],
         lengths=np.array(lengths, int),
@@ -132,12 +134,11 @@ def segment_lengths(row: Batch) -> list[int]:
 
 def _measures(found: Look) -> dict[str, str]:
     lengths = found.lengths if len(found.lengths) else np.zeros(1, int)
-    rows = found.positions / len(found.first[0].inputs) if found.first else 1
     return {
         "batches": "endless" if found.batches is None else f"{found.batches:,}",
         "batches read": f"{found.read:,}",
         "positions with a target": f"{found.efficiency:.1%}",
-        "segments per row": f"{len(found.lengths) / rows:.1f}",
+        "segments per row": f"{len(found.lengths) / max(found.rows, 1):.1f}",
         "their length: least": f"{lengths.min():,}",
         "median": f"{np.median(lengths):,.0f}",
         "most": f"{lengths.max():,}",

@@ -12,11 +12,14 @@ from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.huggingface import HuggingFace
 from tasks.inputs.sources.running_text import RunningText
 from tasks.inputs.sources.text_files import JsonLines, TextFiles, TextLines
+from tasks.inputs.sources.tfds import Tfds
+from tasks.inputs.sources.tfrecords import TfExamples
+from tasks.inputs.sources.webdataset_shards import WebDatasetShards
 from tasks.inputs.token_cache import CachedDocuments
 
 Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
 Data = Literal[Kind, "mixture", "synthetic"]
-FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines}
+FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines, "tfrecord": TfExamples}
 HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
 
 
@@ -95,7 +98,13 @@ class DataSources(Experiment):
         if kind in FROM_FILES:
             held_out = {"validation_files": self.VALIDATION_PATH, "test_files": self.TEST_PATH} if not place else {}
             return fdl.Config(FROM_FILES[kind], files=self._named(kind, "DATA_PATH", place), **held_out, **column)
+        if kind == "webdataset":
+            held_out = {"validation_shards": self.VALIDATION_PATH, "test_shards": self.TEST_PATH} if not place else {}
+            shards = self._named(kind, "DATA_PATH", place)
+            return fdl.Config(WebDatasetShards, shards=shards, member=self.DATA_MEMBER, **held_out, **column)
         name = self._named(kind, "DATASET", place)
+        if kind == "tfds":
+            return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **column)
         return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **column)
 
     def _named(self, kind: str, knob: str, place: str | None) -> str:

@@ -17,7 +17,10 @@ from layers.vq_attention import VQAttention
 from registry.experiments.data_sources import Data
 from registry.experiments.decoder import DecoderLm
 from tasks.inputs.rows import TokensInput
-from tasks.inputs.sources.vq_sets import Enwik8, ImageNet64, Pg19
+from tasks.inputs.sources.enwik8 import Enwik8
+from tasks.inputs.sources.imagenet64 import ImageNet64
+from tasks.inputs.sources.tfds import Tfds
+from tasks.inputs.token_cache import CachedDocuments
 from tasks.vocabulary import ByteVocabulary
 
 
@@ -148,14 +151,28 @@ class VQLm(DecoderLm):
         return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 
     def train_input(self) -> fdl.Config:
-        sources = {"enwik8": Enwik8, "pg19": Pg19, "imagenet64": ImageNet64}
-        if self.DATA not in sources:
+        if self.DATA not in ("enwik8", "pg19", "imagenet64"):
             return super().train_input()
-        if self.VOCABULARY != "bytes":
+        sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
+        return fdl.Config(TokensInput, source=self.paper_source(), rows="restart", **sizes)
+
+    def paper_source(self) -> fdl.Config:
+        """The data sets of the paper: bytes, or larger tokens of PG-19's books."""
+        if self.VOCABULARY != "bytes" and self.DATA != "pg19":
             raise UsageError(f"DATA = {self.DATA} is read as bytes: leave VOCABULARY = {self.VOCABULARY} out.")
-        common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
-        source = fdl.Config(sources[self.DATA], path=self.DATA_PATH)
-        return fdl.Config(TokensInput, source=source, rows="restart", **common)
+        if self.DATA == "enwik8":
+            return fdl.Config(Enwik8, path=self.DATA_PATH)
+        if self.DATA == "pg19":
+            documents = fdl.Config(Tfds, name="pg19", data_dir=self.DATA_PATH, column="book_text")
+        else:
+            documents = fdl.Config(ImageNet64, path=self.DATA_PATH)
+        return fdl.Config(
+            CachedDocuments,
+            source=documents,
+            vocabulary=self.vocabulary(),
+            stop_tokens=self.DATA == "pg19",  # an image has no end
+            folder=self.CACHE_DIR,
+        )
 
     @property
     def num_heads(self) -> int:

@@ -1,0 +1,32 @@
+"""enwik8: the first 100 million bytes of a Wikipedia dump."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from layers.errors import UsageError
+from tasks.inputs.corpus import ByteText, TextFile
+from tasks.inputs.tokens import Tokens
+from tasks.vocabulary import ByteVocabulary
+
+VOCABULARY = ByteVocabulary(special_tokens=3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Enwik8:
+    """The first 100 million bytes of a Wikipedia dump, from its raw file: 90% train, 5% validate, 5% test, in order."""
+
+    path: str | None  # the file named enwik8, as unpacked from enwik8.zip
+
+    def tokens(self, split: str) -> Tokens:
+        if self.path is None:
+            raise UsageError(
+                "enwik8 needs its raw file: --set=DATA_PATH=/where/it/is/enwik8 (http://mattmahoney.net/dc)."
+            )
+        ids = TextFile(self.path).read(split)
+        return Tokens([ids], stop_id=VOCABULARY.stop_id, start_id=VOCABULARY.start_id, offset=VOCABULARY.special_tokens)
+
+    def texts(self, split: str) -> Iterator[str]:
+        return ByteText(path=self.path).texts(split)
+
+    def describe(self) -> str:
+        return f"enwik8 from '{self.path}'"
