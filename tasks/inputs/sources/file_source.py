@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from layers.errors import UsageError
 from tasks.inputs.sources import files
@@ -10,6 +10,15 @@ from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import check_request
 
 Names = str | Sequence[str]  # what `files.expand` takes
+
+
+def refuse_shared(named: Mapping[str, Names | None], what: str) -> None:
+    """Raises a UsageError where a file is named both to train on and to validate or test on."""
+    found = {split: set(files.expand(names, what)) for split, names in named.items() if names is not None}
+    for split in ("validation", "test"):
+        both = sorted(found.get(split, set()) & found["train"])
+        if both:
+            raise UsageError(f"The file '{both[0]}' is named to train on and for the {split} split.")
 
 
 class FileSource(DocumentSource):
@@ -50,12 +59,9 @@ class FileSource(DocumentSource):
         if names is None:
             there = " and ".join(f"{key} files" for key, value in named.items() if value is not None)
             raise UsageError(f"There is no {split} split: {self.describe()} names {there}, and no {split} files.")
-        found = files.expand(names, self.kind)
-        if split in ("validation", "test") and named["train"]:
-            both = sorted(set(found) & set(files.expand(named["train"], self.kind)))
-            if both:
-                raise UsageError(f"The file '{both[0]}' is named to train on and for the {split} split.")
-        return found
+        if split is not None:
+            refuse_shared(named, self.kind)
+        return files.expand(names, self.kind)
 
     def parts(self, split: str | None) -> list[Part]:
         return [self._part(name) for name in self.files_of(split)]

@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.sources.unpacking import unpacked
+from tasks.inputs.sources.unpacking import PACKED, unpacked
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 
@@ -112,6 +112,14 @@ def lines(name: str) -> Iterator[bytes]:
         while line:
             yield line.rstrip(b"\r\n")
             line = stream.readline()
+
+
+def size(name: str) -> int:
+    """Bytes in a file, unpacked."""
+    with reading(name) as stream:
+        if stream.seekable() and not name.endswith(PACKED):
+            return stream.seek(0, os.SEEK_END)
+        return sum(len(block) for block in iter(lambda: stream.read(1 << 20), b""))
 
 
 def whole(name: str) -> bytes:

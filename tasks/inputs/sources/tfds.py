@@ -36,7 +36,7 @@ class Tfds(DocumentSource):
         check_request(split, self.has_splits, where)
         features = self._builder.info.features
         if self.column not in features:
-            raise no_column(self.column, features, where)
+            raise no_column(self.column, sorted(features), where)
         if split is not None:
             names = [pick(split, self._official, self._builder.info.splits, where)]
         else:

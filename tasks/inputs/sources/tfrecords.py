@@ -12,6 +12,8 @@ from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
 
+FRAME = 16  # bytes around each record: its length and two checksums
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfExamples(FileSource):
@@ -38,12 +40,15 @@ class TfExamples(FileSource):
             import tensorflow as tf
         except ImportError as error:
             raise UsageError(f"'{name}' is read by TensorFlow: pip install 'vortaro[tfds]'.") from error
-        files.version(name)
-        count = 0
+        count, read, size = 0, 0, files.size(name)
         try:
-            for record in tf.data.TFRecordDataset(name, "GZIP" if name.endswith(".gz") else None).as_numpy_iterator():
-                yield self._document(tf.train.Example.FromString(record), name, count > 0)
-                count += 1
+            packing = "GZIP" if name.endswith(".gz") else None
+            records: Any = tf.data.TFRecordDataset(name, packing).as_numpy_iterator()
+            for record in records:
+                yield self._document(_example(tf, record, count, name), name, count > 0)
+                count, read = count + 1, read + FRAME + len(record)
+            if read != size:  # TensorFlow takes a file that ends inside a record's header for a whole one
+                raise tf.errors.DataLossError(None, None, "")
         except (tf.errors.OpError, OSError) as error:
             raise UsageError(
                 f"The file '{name}' is cut off or damaged behind its record {count:,}: copy or write it again."
@@ -65,3 +70,10 @@ class TfExamples(FileSource):
         if len(values) > 1:
             return NO_DOCUMENT
         return as_document(values[0] if values else None)
+
+
+def _example(tf: Any, record: bytes, number: int, name: str) -> Any:
+    try:
+        return tf.train.Example.FromString(record)
+    except Exception as error:  # protobuf's DecodeError, whose place depends on its version
+        raise UsageError(f"The record {number + 1:,} of '{name}' is no tf.train.Example.") from error

@@ -6,6 +6,8 @@ import io
 import lzma
 from typing import Any
 
+PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
+
 
 def unpacked(name: str, stream: Any) -> Any:
     """The stream, through the unpacker that the end of the file's name asks for; it is read, not sought in.

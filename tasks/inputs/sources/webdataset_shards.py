@@ -61,7 +61,7 @@ class WebDatasetShards(FileSource):
                         found = True
             except (tarfile.TarError, EOFError, zlib.error) as error:
                 raise UsageError(
-                    f"The shard '{name}' is cut off or damaged ({error}): {whole} samples before that are whole."
+                    f"The shard '{name}' is cut off or damaged ({error}): {whole} samples were read before."
                 ) from error
         if whole and not found:
             hint = did_you_mean(self._member, others)

@@ -103,6 +103,7 @@ def test_packed_files_and_what_is_left_of_them(tmp_path, suffix, pack):
     path.write_bytes(pack(TEXT))
     assert list(files.lines(str(path))) == LINES
     assert files.whole(str(path)) == TEXT
+    assert files.size(str(path)) == len(TEXT)
     path.write_bytes(pack(TEXT)[:-3])
     with pytest.raises(UsageError, match=rf"'.*text{suffix}' is damaged or cut off: "):
         list(files.lines(str(path)))

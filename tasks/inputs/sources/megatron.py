@@ -1,0 +1,59 @@
+"""The index beside Megatron's token ids: `.idx` of MMapIndexedDataset, version 1.
+
+Layout (Megatron-LM, megatron/core/datasets/indexed_dataset.py), little-endian: magic, uint64 version, uint8 dtype code,
+uint64 number of sequences S, uint64 length of the document index D, S int32 lengths of sequences, S int64 byte offsets
+of them in `.bin`, D int64 numbers of the sequences that documents begin with, the last being S.
+"""
+
+import struct
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.inputs.sources import files
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEAD = struct.Struct("<9sQBQQ")
+DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+
+
+def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray]:
+    """The dtype of the ids and where documents end.
+
+    Args:
+      name: the `.idx` file.
+      ids_bytes: size of the `.bin` file.
+
+    Returns:
+      The dtype by name, and (D,) int64 places behind the last id of each document that has any.
+
+    Raises:
+      UsageError: it is no such index, is cut off, or does not belong to these ids.
+    """
+    content = files.whole(name)
+    if len(content) < HEAD.size or not content.startswith(MAGIC):
+        raise UsageError(f"'{name}' is no index of Megatron: it should begin with MMIDIDX.")
+    _, version, code, sequences, starts = HEAD.unpack_from(content)
+    if version != 1:
+        raise UsageError(f"'{name}' is an index of Megatron in version {version}, and version 1 is read.")
+    if code not in DTYPES:
+        raise UsageError(f"'{name}' indexes numbers of dtype code {code}, and token ids have one of {sorted(DTYPES)}.")
+    need = HEAD.size + sequences * (4 + 8) + starts * 8
+    if len(content) < need:
+        raise UsageError(f"The index '{name}' is cut off: its head asks for {need:,} bytes, it has {len(content):,}.")
+    lengths = np.frombuffer(content, "<i4", sequences, HEAD.size).astype(np.int64)
+    offsets = np.frombuffer(content, "<i8", sequences, HEAD.size + 4 * sequences)
+    documents = np.frombuffer(content, "<i8", starts, HEAD.size + 12 * sequences)
+    places = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    width = np.dtype(DTYPES[code]).itemsize
+    if np.any(lengths < 0) or not np.array_equal(offsets, places[:-1] * width):
+        raise UsageError(f"The index '{name}' is damaged: its sequences do not stand one behind the other.")
+    if places[-1] * width != ids_bytes:
+        raise UsageError(
+            f"The index '{name}' counts {places[-1]:,} ids in {places[-1] * width:,} bytes, and its .bin file has "
+            f"{ids_bytes:,} bytes: they do not belong together, or one is cut off."
+        )
+    if not starts or documents[0] != 0 or documents[-1] != sequences or np.any(np.diff(documents) < 0):
+        raise UsageError(f"The index '{name}' is damaged: its documents do not cover its {sequences:,} sequences.")
+    ends = places[documents[1:]]
+    return DTYPES[code], ends[np.diff(ends, prepend=0) > 0]

@@ -1,0 +1,164 @@
+"""Files of token ids: numpy, nanoGPT's, llm.c's, Megatron's."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from tasks.inputs.sources.pretokenized import TokenFiles
+
+WHOLE = (1.0, 0.0, 0.0)
+
+
+def megatron(folder, name, documents, code=8, dtype=np.uint16):
+    """What Megatron's builder writes for documents of several sequences each."""
+    sequences = [row for document in documents for row in document]
+    sizes = np.array([len(row) for row in sequences], np.int32)
+    pointers = (np.cumsum(sizes, dtype=np.int64) - sizes) * np.dtype(dtype).itemsize
+    starts = np.cumsum([0, *(len(document) for document in documents)], dtype=np.int64)
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sizes), len(starts))
+    (folder / f"{name}.idx").write_bytes(head + sizes.tobytes() + pointers.tobytes() + starts.tobytes())
+    (folder / f"{name}.bin").write_bytes(np.concatenate([np.array(row, dtype) for row in sequences]).tobytes())
+    return str(folder / f"{name}.bin")
+
+
+def llm_c(ids, magic=20240520, dtype=np.uint16):
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, 1, len(ids)
+    return header.tobytes() + np.array(ids, dtype).tobytes()
+
+
+def only(path, **fields):
+    (tokens,) = TokenFiles(files=str(path), fractions=WHOLE, **fields).arrays("train")
+    return tokens
+
+
+def test_files_without_documents(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 2, 70000], np.int32))
+    tokens = only(tmp_path / "a.npy")
+    assert (tokens.ids.tolist(), tokens.ids.dtype, tokens.ends) == ([1, 2, 70000], np.int32, None)
+    assert isinstance(tokens.ids, np.memmap)
+    np.array([3, 50256], np.uint16).tofile(tmp_path / "nano.bin")
+    assert only(tmp_path / "nano.bin").ids.tolist() == [3, 50256]
+    np.array([3, 70000], np.uint32).tofile(tmp_path / "wide.bin")
+    assert only(tmp_path / "wide.bin", dtype="uint32").ids.tolist() == [3, 70000]
+    (tmp_path / "llm.bin").write_bytes(llm_c([5, 6]))
+    assert only(tmp_path / "llm.bin").ids.tolist() == [5, 6]
+    (tmp_path / "llama.bin").write_bytes(llm_c([5, 128000], magic=20240801, dtype=np.uint32))
+    assert only(tmp_path / "llama.bin").ids.tolist() == [5, 128000]
+
+
+def test_documents_of_megatron(tmp_path):
+    path = megatron(tmp_path, "m", [[[1, 2], [3]], [], [[4]], [[5, 6]]])
+    for name in (path, str(tmp_path / "m.idx"), str(tmp_path / "m.*")):
+        tokens = only(name)
+        assert tokens.ids.tolist() == [1, 2, 3, 4, 5, 6]
+        assert tokens.ends is not None
+        assert tokens.ends.tolist() == [3, 4, 6]
+    megatron(tmp_path, "wide", [[[70000]]], code=4, dtype=np.int32)
+    assert only(tmp_path / "wide.bin").ids.tolist() == [70000]
+
+
+def test_a_set_is_cut_in_order(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(6))
+    np.save(tmp_path / "b.npy", np.arange(6, 10))
+    source = TokenFiles(files=str(tmp_path / "?.npy"), fractions=(0.7, 0.2, 0.1))
+    found = {split: [t.ids.tolist() for t in source.arrays(split)] for split in ("train", "validation", "test")}
+    assert found == {"train": [[0, 1, 2, 3, 4, 5], [6]], "validation": [[7, 8]], "test": [[9]]}
+    before = source.version()
+    np.save(tmp_path / "b.npy", np.arange(7, 11))
+    assert source.version() != before
+    with pytest.raises(UsageError, match=r"test split, 0% of token ids .* has no ids"):
+        TokenFiles(files=source.files, fractions=WHOLE).arrays("test")
+    with pytest.raises(UsageError, match=r"must be three numbers"):
+        TokenFiles(files=source.files, fractions=(0.5, 0.1, 0.1)).arrays("test")
+    with pytest.raises(UsageError, match=r"no split 'val'"):
+        source.arrays("val")
+
+
+def test_documents_stay_whole_where_a_set_is_cut(tmp_path):
+    path = megatron(tmp_path, "m", [[[1, 2, 3]], [[4]], [[5, 6, 7]], [[8, 9, 10]]])
+    source = TokenFiles(files=path, fractions=(0.35, 0.3, 0.35))  # at 4 and 6: the second cut moves to 7
+    found = {}
+    for split in ("train", "validation", "test"):
+        (tokens,) = source.arrays(split)
+        assert tokens.ends is not None
+        found[split] = (tokens.ids.tolist(), tokens.ends.tolist())
+    assert found == {"train": ([1, 2, 3, 4], [3, 4]), "validation": ([5, 6, 7], [3]), "test": ([8, 9, 10], [3])}
+
+
+def test_official_splits(tmp_path):
+    for split in ("train", "val"):
+        np.array([len(split)], np.uint16).tofile(tmp_path / f"{split}.bin")
+    source = TokenFiles(files=str(tmp_path / "train.bin"), validation_files=str(tmp_path / "val.bin"))
+    assert source.arrays("train")[0].ids.tolist() == [5]
+    assert source.arrays("validation")[0].ids.tolist() == [3]
+    with pytest.raises(UsageError, match=r"no test split: no test files"):
+        source.arrays("test")
+    both = TokenFiles(files=str(tmp_path / "*.bin"), validation_files=str(tmp_path / "val.bin"))
+    with pytest.raises(UsageError, match=r"'.*val.bin' is named to train on and for the validation split"):
+        both.arrays("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.bin", b"", "'.*a.bin' is empty"),
+        ("a.bin", b"abc", "has 3 bytes, no multiple of the 2 of uint16"),
+        ("a.bin", llm_c([1, 2, 3])[:-2], "header counts 3 ids, and 2 are there"),
+        ("a.npy", b"\x93NUMPY but no more", "'.*a.npy' cannot be read"),
+        ("a.txt", b"text", "names end in .npy or .bin"),
+    ],
+)
+def test_files_that_are_no_ids(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        only(tmp_path / name)
+
+
+def test_arrays_that_are_no_ids(tmp_path):
+    for array, message in [
+        (np.ones(3), "1-D array of float64"),
+        (np.ones((2, 2), int), "2-D array of int64"),
+        (np.ones(0, int), "is empty"),
+        (np.array([None]), "cannot be read"),
+    ]:
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(UsageError, match=message):
+            only(tmp_path / "a.npy")
+    np.save(tmp_path / "a.npy", np.arange(100))
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-8])
+    with pytest.raises(UsageError, match=r"a.npy' cannot be read: "):
+        only(tmp_path / "a.npy")
+    (tmp_path / "b.bin").write_bytes(b"abcd")
+    with pytest.raises(UsageError, match=r"dtype 'float32' are not read"):
+        only(tmp_path / "b.bin", dtype="float32")
+    with pytest.raises(UsageError, match=r"no file '.*c.bin'"):
+        only(tmp_path / "c.bin")
+
+
+def test_indices_that_do_not_belong(tmp_path):
+    path = megatron(tmp_path, "m", [[[1, 2], [3]], [[4]]])
+    index = tmp_path / "m.idx"
+    whole = index.read_bytes()
+    head = 9 + 8 + 1 + 8 + 8
+    sizes, pointers, starts = head, head + 3 * 4, head + 3 * 12
+    for changed, message in [
+        (b"", "is no index of Megatron"),
+        (b"x" + whole[1:], "is no index of Megatron"),
+        (whole[:9] + b"\2" + whole[10:], "in version 2"),
+        (whole[:17] + b"\6" + whole[18:], "dtype code 6"),
+        (whole[:-1], "asks for 94 bytes, it has 93"),
+        (whole[:sizes] + b"\3" + whole[sizes + 1 :], "do not stand one behind the other"),
+        (whole[: pointers + 8] + b"\2" + whole[pointers + 9 :], "do not stand one behind the other"),
+        (whole[: pointers - 4] + b"\2" + whole[pointers - 3 :], "counts 5 ids in 10 bytes, .* 8 bytes"),
+        (whole[: starts + 16] + b"\2" + whole[starts + 17 :], "do not cover its 3 sequences"),
+    ]:
+        index.write_bytes(changed)
+        with pytest.raises(UsageError, match=message):
+            only(path)
+    index.write_bytes(whole)
+    (tmp_path / "m.bin").unlink()
+    with pytest.raises(UsageError, match=r"no file '.*m.bin'"):
+        only(index)
