@@ -43,7 +43,7 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
     vocabulary, goes_on = session.task.vocabulary, options.load_state is not None
-    encoded = [_encoded(vocabulary, text, goes_on) for text in options.prompts]
+    encoded = [prompt_ids(vocabulary, text, goes_on) for text in options.prompts]
     prompts = [ids for ids in encoded for _ in range(options.copies)]
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
@@ -80,7 +80,7 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     return 0
 
 
-def _encoded(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
+def prompt_ids(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
     """The prompt's ids; one that comes to nothing (an empty one, white space) begins behind a document's end."""
     if goes_on:
         return vocabulary.encode(text)

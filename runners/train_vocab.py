@@ -22,7 +22,7 @@ from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
 from tasks.subwords import SentencePieceVocabulary
 
-SPECIAL_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # as T5 has them; -1 is none
+SPECIAL_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # as T5 has them; -1 is none
 HELD_OUT_BYTES = 10**6  # of validation text that the result is measured on
 PATIENCE = 60.0  # seconds that others wait for the training process to show up
 POLL = 1.0  # seconds between two looks
@@ -133,19 +133,17 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
             **SPECIAL_IDS,
         )
     except RuntimeError as error:
-        raise _why(str(error), settings, lines, source) from error
+        raise _why(str(error), settings, lines) from error
     kept = json.dumps(settings.key(lines.digest), indent=1) + "\n"
     # The model last: where it stands, what it was trained with stands too.
     _write(_beside(path), kept.encode())
     _write(path, model.getvalue())
-    seconds = time.perf_counter() - began
+    spent = f"{lines.bytes:,} bytes in {time.perf_counter() - began:.1f} s"
     kind = {"bpe": "byte pairs", "unigram": "unigrams"}[settings.model]
-    print(
-        f"Trained {settings.size:,} pieces ({kind}) on {lines.bytes:,} bytes in {seconds:.1f} s: '{path}'", flush=True
-    )
+    print(f"Trained {settings.size:,} pieces ({kind}) on {spent}: '{path}'", flush=True)
 
 
-def _why(said: str, settings: VocabularySettings, lines: _Lines, source: IndexedInput) -> UsageError:
+def _why(said: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
     """SentencePiece's complaint as a sentence."""
     knob = f"VOCAB_SIZE = {settings.size}"
     if most := re.search(r"Please set it to a value <= (\d+)", said):
@@ -155,7 +153,7 @@ def _why(said: str, settings: VocabularySettings, lines: _Lines, source: Indexed
             f"{knob} is less than the {least[1]} pieces that the special tokens and single characters of the text take."
         )
     if not lines.bytes:
-        return UsageError(f"{source.describe()}: there is no text in the first VOCABULARY_BYTES of it.")
+        return UsageError(f"No line of text fits into VOCABULARY_BYTES = {settings.text_bytes}.")
     return UsageError(f"SentencePiece trains no {settings.model} of {knob} here: {said.partition(chr(10))[0]}.")
 
 

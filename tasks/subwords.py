@@ -132,11 +132,11 @@ class _TokenizerVocabulary(_ReadOnce):
         return self._tokens.fingerprint
 
     def encode(self, text: str) -> list[int]:
-        return self._tokens.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokens.ids(self._tokens.tokenizer.encode(text, add_special_tokens=False)).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = self._tokens.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.int32) for one in encoded]
+        return [self._tokens.ids(one) for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         known = [int(i) for i in ids if 0 <= i < self.size]

@@ -26,6 +26,15 @@ class Tokens:
     stop_id: int | None
     bytes_v: np.ndarray  # float32 (size,): bytes of text each token stands for
     fingerprint: str
+    forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model might take text for,
+    unknown_id: int | None = None  # and what stands for such text
+
+    def ids(self, encoding: Any) -> np.ndarray:
+        """int32 (N,) ids of what the tokenizer made of a text."""
+        ids = np.array(encoding.ids, np.int32)
+        if self.forbidden is not None and self.unknown_id is not None:
+            ids[np.isin(ids, self.forbidden)] = self.unknown_id
+        return ids
 
 
 def hugging_face_tokens(name: str) -> Tokens:
@@ -122,7 +131,12 @@ def _parsed(text: str, end: str | None) -> Tokens:
         tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
     ends = USUAL_ENDS if end is None else (end,)
     stop_id = next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
-    return Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
+    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
+    if content["model"]["type"] == "Unigram":
+        # It holds special tokens among its pieces, and finds them in text.
+        special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
+        return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
+    return read
 
 
 def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:

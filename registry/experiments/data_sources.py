@@ -9,13 +9,16 @@ from registry.experiment import Experiment
 from tasks.inputs.corpus import ByteText
 from tasks.inputs.mixed import ChainedInput, MixedInput
 from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.functions import FromFunction
 from tasks.inputs.sources.huggingface import HuggingFace
+from tasks.inputs.sources.pretokenized import TokenFiles
 from tasks.inputs.sources.running_text import RunningText
 from tasks.inputs.sources.text_files import JsonLines, TextFiles, TextLines
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.sources.tfrecords import TfExamples
 from tasks.inputs.sources.webdataset_shards import WebDatasetShards
 from tasks.inputs.token_cache import CachedDocuments
+from tasks.inputs.token_files import StoredTokens
 
 Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
 Data = Literal[Kind, "mixture", "synthetic"]
@@ -35,6 +38,8 @@ class DataSources(Experiment):
     DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
     DATA_COLUMN: str = "text"  # the field of each example that is read
     DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending
+    FUNCTION_SPLITS: bool = False  # a function is called with the name of each split
+    TOKEN_DTYPE: str = "uint16"  # of .bin files of token ids that do not say
     SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
     MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE, weight) of each source, for DATA = mixture
     ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
@@ -81,6 +86,11 @@ class DataSources(Experiment):
         path = place or self.DATA_PATH
         if kind == "text" and self.VOCABULARY == "bytes":
             return fdl.Config(ByteText, path=path, fractions=self.SPLIT_FRACTIONS)
+        if kind == "tokens":
+            held_out = {"validation_files": self.VALIDATION_PATH, "test_files": self.TEST_PATH} if not place else {}
+            common = {"dtype": self.TOKEN_DTYPE, "fractions": self.SPLIT_FRACTIONS, **held_out}
+            files = fdl.Config(TokenFiles, files=self._named(kind, "DATA_PATH", place), **common)
+            return fdl.Config(StoredTokens, source=files, vocabulary=self.vocabulary())
         return fdl.Config(
             CachedDocuments,
             source=self.documents(kind, place),
@@ -103,6 +113,8 @@ class DataSources(Experiment):
             shards = self._named(kind, "DATA_PATH", place)
             return fdl.Config(WebDatasetShards, shards=shards, member=self.DATA_MEMBER, **held_out, **column)
         name = self._named(kind, "DATASET", place)
+        if kind == "function":
+            return fdl.Config(FromFunction, function=name, has_splits=self.FUNCTION_SPLITS)
         if kind == "tfds":
             return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **column)
         return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **column)

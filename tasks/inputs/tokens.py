@@ -6,6 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from layers.errors import UsageError
+
 CHUNK = 1 << 24  # ids that are looked through at once
 
 
@@ -21,21 +23,28 @@ class Tokens:
         start_id: int | None = None,
         offset: int = 0,
         byte_ratio: float = 1.0,
+        vocabulary_size: int | None = None,
+        name: str = "tokens",
     ):
         """`pieces` are integer arrays (n,), and `ends` where documents end in each, exclusive, ascending.
 
         Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_ratio` is what
-        IndexedInput.byte_ratio says.
+        IndexedInput.byte_ratio says. With `vocabulary_size`, ids are held against it when they are read.
         """
         self.stop_id, self.start_id, self.byte_ratio = stop_id, start_id, byte_ratio
         self._pieces, self._ends, self._offset = list(pieces), ends, offset
+        self._vocabulary_size, self._name = vocabulary_size, name
         self._bounds = np.cumsum([0, *(len(piece) for piece in self._pieces)])
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Ids start ... stop - 1, int32; fewer where the array ends before."""
+        """Ids start ... stop - 1, int32; fewer where the array ends before.
+
+        Raises:
+          UsageError: one is not in the vocabulary.
+        """
         start, stop = max(0, start), min(stop, len(self))
         first = int(np.searchsorted(self._bounds, start, side="right")) - 1
         found = []
@@ -45,6 +54,12 @@ class Tokens:
                 break
             found.append(self._pieces[number][max(start - low, 0) : stop - low])
         ids = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, np.int32)
+        if self._vocabulary_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
+            wrong = ids.max() if ids.max() >= self._vocabulary_size else ids.min()
+            raise UsageError(
+                f"Between {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary has the tokens "
+                f"0 to {self._vocabulary_size - 1:,}: name the VOCABULARY (or dtype) that it was made with."
+            )
         return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)
 
     @functools.cached_property

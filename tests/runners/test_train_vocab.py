@@ -1,0 +1,233 @@
+"""--mode=train_vocab: what it writes, when it does not, and processes that wait."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from layers.errors import VortaroError
+from registry.resolve import resolve
+from runners import train_vocab
+from runners.main import main
+from runners.sample import prompt_ids
+from tasks.subwords import SentencePieceVocabulary
+from tasks.vocabulary import ByteVocabulary
+from tests.conftest import ROOT
+from tests.tasks.vocabularies import TEXT, sentence_piece
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with a text file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT * 40)
+    return tmp_path
+
+
+KNOBS = ("VOCABULARY=sentencepiece", "VOCABULARY_PATH=out/words.model", "VOCAB_SIZE=40", "TEXT_PATH=text.txt")
+
+
+def run(capsys, *more, knobs=KNOBS):
+    capsys.readouterr()
+    sets = [f"--set={knob}" for knob in (*knobs, *more)]
+    code = main(["--exp=tiny.StdlibTiny", "--smoke", "--mode=train_vocab", *sets])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", ["bpe", "unigram"])
+def test_it_trains_what_the_settings_say(folder, capsys, model):
+    size = 40 if model == "bpe" else 28
+    knobs = (f"SENTENCEPIECE_MODEL={model}", f"VOCAB_SIZE={size}")
+    code, out, err = run(capsys, *knobs)
+    assert code == 0, err
+    assert f"Trained {size} pieces" in out
+    assert "Held-out text: " in out
+    assert "bytes per token" in out
+    vocabulary = SentencePieceVocabulary("out/words.model")
+    assert (vocabulary.size, vocabulary.stop_id) == (size, 1)
+    assert vocabulary.token_bytes()[:3].tolist() == [0, 0, 0]
+    assert vocabulary.decode(vocabulary.encode("the cat")) == "the cat"
+    first = (folder / "out" / "words.model").read_bytes()
+    written = sorted(path.name for path in (folder / "out").iterdir())
+    assert written == [".words.model.lock", "words.model", "words.model.json"]
+    code, out, _ = run(capsys, *knobs)
+    assert code == 0
+    assert "is there already, trained with these settings on these texts: it stays as it is." in out
+    (folder / "out" / "words.model").unlink()
+    assert run(capsys, *knobs)[0] == 0
+    assert (folder / "out" / "words.model").read_bytes() == first, "the same texts give the same bits"
+
+
+def test_the_limit_counts_bytes_of_whole_lines(folder, capsys):
+    code, out, _ = run(capsys, "VOCABULARY_BYTES=1000")
+    assert code == 0
+    read = int(out.partition(" bytes in ")[0].rpartition(" ")[2].replace(",", ""))
+    assert 1000 - max(map(len, TEXT.split("\n"))) <= read <= 1000
+
+
+def test_a_vocabulary_is_not_overwritten(folder, capsys):
+    assert run(capsys)[0] == 0
+    before = (folder / "out" / "words.model").read_bytes()
+    code, _, err = run(capsys, "VOCAB_SIZE=41")
+    assert code == 2
+    assert "was trained otherwise, it differs in size: choose another VOCABULARY_PATH, or delete the file." in err
+    (folder / "text.txt").write_text(TEXT.replace("cat", "cow") * 40)
+    assert "it differs in texts: " in run(capsys)[2]
+    (folder / "out" / "words.model.json").unlink()
+    assert "nothing beside it says how" in run(capsys)[2]
+    assert (folder / "out" / "words.model").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("knobs", "says"),
+    [
+        (["VOCAB_SIZE=9000"], "VOCAB_SIZE = 9000 is more than the "),
+        (["VOCAB_SIZE=10"], "VOCAB_SIZE = 10 is less than the "),
+        (["VOCAB_SIZE=9000", "SENTENCEPIECE_MODEL=unigram"], "VOCAB_SIZE = 9000 is more than the "),
+        (["VOCABULARY_BYTES=3"], "No line of text fits into VOCABULARY_BYTES = 3."),
+        (["VOCABULARY_BYTES=0"], "VOCABULARY_BYTES = 0 must be at least 1"),
+        (["VOCABULARY=bytes"], "trains SentencePiece, but VOCABULARY = bytes: say --set=VOCABULARY=sentencepiece"),
+        (["VOCABULARY_PATH=none"], "VOCABULARY_PATH = None is where the model goes"),
+        (["VOCABULARY_PATH=gs://bucket/words.model"], "say a path on this machine's disk"),
+        (["VOCABULARY_PATH=text.txt/words.model"], "cannot be written: File exists."),
+        (["DATA=synthetic"], "this has no text that a vocabulary could be trained on."),
+        (["TEXT_PATH=no/such"], "The text file 'no/such' cannot be read"),
+        (["SENTENCEPIECE_MODEL=word"], "SENTENCEPIECE_MODEL takes one of 'bpe', 'unigram'"),
+    ],
+)
+def test_bad_requests_are_one_sentence_and_write_nothing(folder, capsys, knobs, says):
+    code, _, err = run(capsys, *knobs)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+    assert not list(folder.glob("**/*.model"))
+
+
+def test_what_is_cut_off_leaves_nothing(folder, monkeypatch):
+    def dies(source, target):
+        raise KeyboardInterrupt
+
+    experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(train_vocab.os, "replace", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train_vocab.train_vocab(experiment)
+    assert not (folder / "out" / "words.model").exists()
+    assert train_vocab.train_vocab(experiment) == 0
+    assert SentencePieceVocabulary("out/words.model").size == 40
+
+
+PROCESS = """
+import sys, jax
+jax.process_index = lambda: int(sys.argv[1])
+from registry.resolve import resolve
+from runners.train_vocab import train_vocab
+sys.exit(train_vocab(resolve("tiny.StdlibTiny", sys.argv[2:], smoke=True), patience=60))
+"""
+
+
+def test_others_wait_for_process_0(folder):
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+    command = lambda index: [sys.executable, "-c", PROCESS, str(index), *KNOBS]
+    started = [subprocess.Popen(command(index), cwd=folder, **pipes) for index in (1, 2, 0)]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], said
+    assert "Trained 40 pieces" in said[2]
+    assert all("Trained" not in words for words in said[:2])
+    assert all("Waiting for process 0 to write 'out/words.model'" in words for words in said[:2])
+
+
+def test_nobody_waits_for_ever(folder, monkeypatch):
+    experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(VortaroError, match=r"Process 0 has not been training 'out/words.model' for 0 s") as caught:
+        train_vocab.train_vocab(experiment, patience=0.2)
+    assert caught.value.exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run folder whose run learned with a SentencePiece vocabulary, and that model's path."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text(TEXT * 40)
+    model = sentence_piece(folder / "words.model")
+    knobs = [
+        *("VOCABULARY=sentencepiece", f"VOCABULARY_PATH={model}", "VOCAB_SIZE=64", f"TEXT_PATH={folder / 'text.txt'}"),
+        *("NUM_STEPS=4", "WARMUP_STEPS=1", "EVAL_ROWS=8", "SEQ_LEN=16", "NUM_LAYERS=1", "DEVICE_MESH_SHAPE=8,1"),
+    ]
+    flags = [f"--set={knob}" for knob in knobs]
+    command = ["--exp=tiny.StdlibTiny", "--smoke", f"--workdir={folder / 'run'}", "--no-tensorboard", *flags]
+    assert main(command) == 0
+    return folder / "run", model
+
+
+def test_the_run_folder_names_its_vocabulary(trained):
+    workdir, model = trained
+    kept = json.loads((workdir / "experiment.json").read_text())["vocabulary"]
+    assert kept == {"is": f"SentencePiece '{model}'", "fingerprint": SentencePieceVocabulary(str(model)).fingerprint}
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["bits_per_byte"] < line["bits_per_token"] for line in lines)
+
+
+def again(capsys, workdir, *flags):
+    capsys.readouterr()
+    code = main([f"--workdir={workdir}", *flags])
+    return code, *capsys.readouterr()
+
+
+SAMPLE = ("--mode=sample", "--max_new_tokens=8", "--no-stop")
+
+
+def test_samples_in_words_shown_or_not(trained, capsys):
+    texts = set()
+    for choice in ("--stream", "--no-stream"):
+        code, out, err = again(capsys, trained[0], *SAMPLE, "--prompt=the cat 日", choice)
+        assert code == 0, err
+        texts.add(out.partition("\n[")[0])
+    assert len(texts) == 1
+    assert texts.pop().startswith("the cat")
+
+
+def test_a_prompt_of_nothing_begins_behind_a_documents_end(trained):
+    vocabulary = SentencePieceVocabulary(str(trained[1]))
+    assert prompt_ids(vocabulary, " \n", goes_on=False) == [1]
+    assert prompt_ids(vocabulary, "", goes_on=True) == []
+    assert prompt_ids(ByteVocabulary(), "", goes_on=False) == [0]
+    assert prompt_ids(ByteVocabulary(special_tokens=3), "a", goes_on=False) == [1, 100]
+
+
+def test_a_vocabulary_that_has_changed_is_refused(trained, capsys, tmp_path):
+    workdir, model = trained
+    content = model.read_bytes()
+    moved = tmp_path / "moved.model"
+    moved.write_bytes(content)
+    try:
+        sentence_piece(model, seed=1, vocab_size=100)
+        for mode in ("sample", "validation", "train"):
+            code, _, err = again(capsys, workdir, f"--mode={mode}")
+            assert code == 2
+            assert f"SentencePiece '{model}' is no longer the vocabulary that the run in '{workdir}' has learned" in err
+            assert err.count("\n") == 1
+        model.unlink()
+        code, _, err = again(capsys, workdir, *SAMPLE)
+        assert code == 2
+        assert f"The SentencePiece model '{model}' cannot be read: No such file or directory" in err
+        assert err.count("\n") == 1
+        code, _, err = again(capsys, workdir, *SAMPLE, f"--set=VOCABULARY_PATH={moved}")
+        assert code == 0, err
+    finally:
+        model.write_bytes(content)
+
+
+def test_a_model_with_too_few_tokens_is_refused(trained, capsys, tmp_path):
+    knobs = ["VOCABULARY=sentencepiece", f"VOCABULARY_PATH={trained[1]}", "VOCAB_SIZE=59"]
+    flags = [f"--set={knob}" for knob in knobs]
+    code = main(["--exp=tiny.StdlibTiny", "--smoke", f"--workdir={tmp_path / 'run'}", *flags])
+    said = capsys.readouterr().err
+    assert code == 2
+    assert f"VOCAB_SIZE = 59 holds not all 60 tokens of SentencePiece '{trained[1]}': say --set=VOCAB_SIZE=60." in said
+    assert not (tmp_path / "run").exists()

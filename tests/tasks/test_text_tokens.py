@@ -1,0 +1,191 @@
+"""Text as tokens of a vocabulary in a file: what rows hold, bits per byte, texts of inputs and of what wraps them."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from tasks.inputs.text import TextInput
+from tasks.inputs.text_tokens import TextTokensInput
+
+from layers.errors import UsageError
+from registry.build import build
+from registry.resolve import resolve
+from registry.snapshot import flat_config, snapshot
+from runners.evaluate import evaluate
+from runners.session import Session
+from tasks.batch import Batch
+from tasks.inputs.corpus import stretches
+from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.inputs.masked import MaskedInput
+from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.staged import StagedInput
+from tasks.inputs.synthetic import SyntheticPackedInput
+from tasks.metrics import language_scalars
+from tasks.subwords import Gpt2Vocabulary, SentencePieceVocabulary
+from tasks.vocabulary import Vocabulary
+from tests.models import Small
+from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece
+
+SIZES = {"batch_size": 2, "seq_len": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A text file, byte pairs and a SentencePiece model."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text((TEXT + ODD) * 9)
+    byte_pairs(folder / "pairs")
+    sentence_piece(folder / "words.model")
+    return folder
+
+
+def test_stretches_end_behind_separators():
+    for content, size in itertools.product((b"", b"\n", b"a\nbb\nccc", b"\n\na\n", b"a" * 50 + b"\n"), (1, 3, 100)):
+        parts = list(stretches(np.frombuffer(content, np.uint8), b"\n", size))
+        assert b"".join(parts) == content
+        assert all(part.endswith(b"\n") for part in parts[:-1])
+
+
+def test_a_text_file_is_encoded_whole(folder):
+    given = {**SIZES, "path": str(folder / "text.txt"), "split": "train"}
+    source = TextTokensInput(**given, vocabulary=Gpt2Vocabulary(str(folder / "pairs")))
+    raw = source.text_bytes().tobytes()
+    assert source.vocabulary.decode(source.data.tolist()) == raw.decode(errors="replace")
+    assert source.data.dtype == np.uint16
+    assert "tokens of GPT-2's files in" in source.describe()
+    one_pass = dataclasses.replace(source, shuffle=False)
+    batches = [one_pass.batch(k) for k in range(one_pass.num_batches())]
+    targets = np.concatenate([batch.targets[batch.weights > 0] for batch in batches])
+    assert targets.tolist() == source.data[1:].tolist()
+    assert list(source.texts()) == raw.decode(errors="replace").removesuffix("\n").split("\n")
+
+
+def test_files_of_the_standard_library_are_documents(folder, monkeypatch):
+    text = b"def f():\n    pass\0import os\n\0"
+    monkeypatch.setattr(TextInput, "text_bytes", lambda self: np.frombuffer(text, np.uint8))
+    vocabulary = Gpt2Vocabulary(str(folder / "pairs"))
+    source = TextTokensInput(batch_size=1, seq_len=4, vocabulary=vocabulary)
+    assert list(source.texts()) == ["def f():\n    pass", "import os\n"]
+    ids = [[*vocabulary.encode(document), vocabulary.stop_id] for document in source.texts()]
+    assert source.data.tolist() == list(itertools.chain(*ids))
+    assert source.byte_ratio == 1.0
+
+
+def test_too_little_text(folder):
+    vocabulary = Gpt2Vocabulary(str(folder / "pairs"))
+    source = TextTokensInput(
+        batch_size=1, seq_len=10**5, path=str(folder / "text.txt"), vocabulary=vocabulary, split="validation"
+    )
+    with pytest.raises(UsageError, match=r"The validation split of '.*text.txt' has \d+ tokens, fewer than"):
+        source.require_data()
+
+
+def test_what_wraps_an_input_has_its_texts_and_ratio(folder):
+    vocabulary = SentencePieceVocabulary(str(folder / "words.model"))
+    source = TextTokensInput(**SIZES, path=str(folder / "text.txt"), vocabulary=vocabulary)
+    assert source.byte_ratio != 1.0
+    around = [
+        PiecesInput(source=source, batch_size=2, seq_len=4),
+        StagedInput(source=source, lengths=(4,), steps=2, **SIZES),
+        MaskedInput(source=source, vocab_size=64, mask_id=3),
+    ]
+    for wrapped in around:
+        assert wrapped.byte_ratio == source.byte_ratio
+        assert list(wrapped.texts()) == list(source.texts())
+    with pytest.raises(UsageError, match="this has no text that a vocabulary could be trained on"):
+        SyntheticPackedInput(**SIZES, vocab_size=9).texts()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stub(IndexedInput):
+    """Every token of some documents is a target once."""
+
+    vocabulary: Vocabulary
+    documents: tuple[str, ...]
+
+    @property
+    def ids(self) -> np.ndarray:
+        encoded = self.vocabulary.encode_batch(self.documents)
+        return np.concatenate([np.append(ids, self.vocabulary.stop_id) for ids in encoded])
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(len(document.encode()) for document in self.documents)
+
+    @property
+    def byte_ratio(self) -> float:
+        return self.raw_bytes / float(self.vocabulary.token_bytes()[self.ids].sum())
+
+    def texts(self) -> Iterator[str]:
+        return iter(self.documents)
+
+    def num_batches(self) -> int:
+        return -(-len(self.ids) // (self.batch_size * self.seq_len))
+
+    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
+        size = self.batch_size * self.seq_len
+        part = self.ids[index * size : (index + 1) * size]
+        targets = np.zeros((self.batch_size, self.seq_len), np.int32)
+        targets.flat[: len(part)] = part
+        weights = (np.arange(size) < len(part)).reshape(targets.shape).astype(np.float32)
+        return Batch(inputs=np.zeros_like(targets), targets=targets, weights=weights)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "sentencepiece"])
+def test_bits_per_byte_of_a_split_are_its_nats_over_its_raw_bytes(folder, kind):
+    path = {"gpt2": folder / "pairs", "sentencepiece": folder / "words.model"}[kind]
+    knobs = {"VOCABULARY": kind, "VOCABULARY_PATH": str(path), "VOCAB_SIZE": 290, "DATA": "text", "BATCH_SIZE": 2}
+    knobs |= {"TEXT_PATH": str(folder / "text.txt"), "NUM_LAYERS": 1}
+    session = Session(Small.derive(**knobs)(), jax.devices()[:1])
+    documents = (ODD, "the  cat", TEXT)
+    stub = Stub(batch_size=2, seq_len=16, vocabulary=session.task.vocabulary, documents=documents)
+    session.test = dataclasses.replace(session.test, inputs={"validation": stub})
+    with session.placed():
+        scalars = evaluate(session, session.init().variables, "validation")
+    nats = scalars["loss"] * len(stub.ids)
+    assert scalars["bits_per_byte"] == pytest.approx(nats / math.log(2) / stub.raw_bytes, rel=1e-5)
+    assert (stub.byte_ratio == 1) == (kind == "gpt2")
+
+
+def test_the_ratio_divides_bits_per_byte_alone():
+    ones = dict.fromkeys(("weight", "loss", "objective", "normalizer", "correct", "bytes"), 1.0) | {"reports": {}}
+    plain, half = language_scalars(ones), language_scalars(ones, 2.0)
+    assert half.pop("bits_per_byte") * 2 == plain.pop("bits_per_byte")
+    assert half == plain
+
+
+NO_FILE = ["VOCABULARY=sentencepiece", "VOCABULARY_PATH=no/such.model"]
+
+
+@pytest.mark.parametrize("name", ["StdlibTiny", "GptStdlib", "MuTiny", "VQStdlib", "DenseLm8B2x2", "MLPerfBertDense1T"])
+def test_every_family_follows_the_knobs_and_reads_no_file(name):
+    """The table has VOCAB_SIZE rows, the input and the task one vocabulary; nothing is read to show it."""
+    experiment = resolve(name, [*NO_FILE, "VOCAB_SIZE=300", "DATA=text"], smoke=True)
+    config = flat_config(experiment)
+    assert config["task.vocabulary.path"] == "'no/such.model'"
+    places = [path for path in config if path.endswith(".vocabulary.path")]
+    assert {path.partition(".")[0] for path in places} == {"task", "train", "test"}
+    assert config["task.model.embedding.vocab_size"] == "300"
+    rows = snapshot(experiment, dict.fromkeys(experiment.MESH_AXES, 1))["weights"]
+    assert any(300 <= max(row["shape"], default=0) <= 304 for row in rows)
+    if name.startswith("MLPerf"):
+        assert config["train.input.mask_id"] == config["test.inputs.test.mask_id"] == "3"
+    build(experiment.Train(), "train")
+
+
+def test_small_forms_are_bytes_again():
+    class WithWords(Small):
+        VOCABULARY = "gpt2"
+        VOCABULARY_PATH = "somewhere"
+
+    small = WithWords.Smoke()
+    assert (small.VOCABULARY, small.VOCABULARY_PATH) == ("bytes", None)
+
+
+def test_data_that_are_bytes_take_no_other_vocabulary():
+    with pytest.raises(UsageError, match=r"DATA = pg19 is read as bytes: leave VOCABULARY = sentencepiece out\."):
+        flat_config(resolve("vq.VQPg19", NO_FILE))
