@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 RUN = .venv/bin/python
 DEMO = runs/demo
 STAMP = .venv/.made-by-make
+TESTED = .venv/.tested-by-make
+
+EXTRAS = tensorboard,dev,hf,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-tpu lint bench
 help:
@@ -14,13 +17,18 @@ help:
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make bench  set up, run the side-by-side measurements"
 
-venv: $(STAMP)
+venv: $(TESTED)
 
 $(STAMP): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv --clear .venv
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard,tfds,dev]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard]'
+	@touch $@
+
+$(TESTED): $(STAMP)
+	@echo "Adding what tests, lint and benchmarks need ..."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(STAMP)
@@ -28,20 +36,20 @@ demo: $(STAMP)
 	$(RUN) -m runners.main --workdir=$(DEMO) --mode=sample --prompt="def " --max_new_tokens=256
 	@echo "Report page: $(DEMO)/report.html"
 
-test: $(STAMP)
+test: $(TESTED)
 	$(RUN) -m pytest -n 2
 
-test-tpu: $(STAMP)
+test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
 	$(RUN) -m pytest -n 2
 
-lint: $(STAMP)
+lint: $(TESTED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m pyright
 	.venv/bin/lint-imports
 
-bench: $(STAMP)
+bench: $(TESTED)
 	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.decoding
 	$(RUN) -m benchmarks.vq speed

@@ -57,7 +57,7 @@ class Tokens:
         if self._vocabulary_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
             wrong = ids.max() if ids.max() >= self._vocabulary_size else ids.min()
             raise UsageError(
-                f"Between {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary has the tokens "
+                f"Between {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary the tokens "
                 f"0 to {self._vocabulary_size - 1:,}: name the VOCABULARY (or dtype) that it was made with."
             )
         return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)

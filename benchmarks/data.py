@@ -1,0 +1,121 @@
+"""Tokens per second from every kind of data, beside what train steps eat on this machine.
+
+The same documents (the standard library's source, so many megabytes of it) are written in every format, tokenised into
+caches, and read back as rows of 512. What the demo and GPT-2 with 124M weights need is measured in the same run; sources
+take turns, three times, and medians are shown.
+
+    python -m benchmarks.data [--megabytes=8]
+"""
+
+import argparse
+import contextlib
+import io
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import formats
+from registry.build import build
+from registry.resolve import resolve
+from runners.session import Session
+from tasks.inputs.corpus import ByteText
+from tasks.inputs.indexed import IndexedInput
+
+ROUNDS = 3
+SECONDS = 1.0  # of reading, in each round
+GOAL = 20  # times the need of the 124M model
+
+
+def need(name: str, *overrides: str, steps: int = 3) -> float:
+    """Tokens per second of an entry's update on this machine."""
+    session = Session(resolve(name, overrides), jax.devices()[:1])
+    with session.placed():
+        batch = session.put(session.train.input.batch(0), session.train.input.batch_size)
+        update, state = session.compile_step(batch), session.init()
+        state = jax.block_until_ready(update(state, batch, session.seed))
+        began = time.perf_counter()
+        for _ in range(steps):
+            state = jax.block_until_ready(update(state, batch, session.seed))
+        return steps * batch.inputs.size / (time.perf_counter() - began)
+
+
+def prepared(overrides: list[str], cache: Path) -> tuple[IndexedInput, float | None]:
+    """An input, and the tokens per second at which its cache was made (None where it has none)."""
+    knobs = [f"CACHE_DIR={cache}", "SEQ_LEN=512", "BATCH_SIZE=8", *overrides]
+    source = build(resolve("gpt.GptStdlib", knobs).Train(), "train").input
+    began = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        source.require_data()
+    seconds = time.perf_counter() - began
+    made = len(source.tokens) / seconds if hasattr(source, "tokens") and any(cache.rglob("part.json")) else None
+    return source, made
+
+
+def reading(source: IndexedInput, start: int) -> float:
+    """Tokens per second of batches from `start` on."""
+    began, count, index = time.perf_counter(), 0, start
+    while time.perf_counter() - began < SECONDS:
+        count += source.batch(index).inputs.size
+        index += 1
+    return count / (time.perf_counter() - began)
+
+
+def corpus(megabytes: float) -> list[str]:
+    """Files of the standard library."""
+    texts, size = [], 0
+    for document in ByteText().texts("train"):
+        texts.append(document)
+        size += len(document)
+        if size > megabytes * 1e6:
+            break
+    return texts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=8)
+    options = parser.parse_args()
+    demo = need("tiny.StdlibTiny", steps=20)
+    large = need("gpt2.Gpt2Small", "BATCH_SIZE=1", "SEQ_LEN=512", "DTYPE=float32", "DATA=synthetic")
+    print(f"Train steps: the demo eats {demo:,.0f} tokens/s, GPT-2 124M (1 x 512, float32) {large:,.0f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = formats.write_all(corpus(options.megabytes), Path(folder, "data"))
+        kinds["jsonl, packed with masks"] = [*kinds["jsonl"], "ROWS=pack", "DOCUMENT_MASKS=true"]
+        kinds["standard library"] = []
+        kinds["standard library, masks"] = ["DOCUMENT_MASKS=true"]
+        kinds["mixture of jsonl and tokens"] = _mixture(kinds)
+        kinds["synthetic"] = ["DATA=synthetic"]
+        inputs = {name: prepared(sets, Path(folder, f"cache-{i}")) for i, (name, sets) in enumerate(kinds.items())}
+        rates: dict[str, list[float]] = {name: [] for name in inputs}
+        for turn in range(ROUNDS):
+            for name, (source, _) in inputs.items():
+                rates[name].append(reading(source, 1000 * turn))
+    _show(inputs, rates, demo, large)
+    return 0
+
+
+def _mixture(kinds: dict[str, list[str]]) -> list[str]:
+    path = dict(item.split("=", 1) for item in [*kinds["jsonl"], *kinds["tokens"]])["DATA_PATH"]
+    first = dict(item.split("=", 1) for item in kinds["jsonl"])["DATA_PATH"]
+    return ["DATA=mixture", f"MIXTURE={((f'jsonl:{first}', 0.5), (f'tokens:{path}', 0.5))!r}"]
+
+
+def _show(inputs, rates, demo: float, large: float) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("source", "tokenised, tokens/s", "read, tokens/s", "times the demo's", "times the 124M's", ""):
+        table.add_column(column, justify="left" if column in ("source", "") else "right")
+    for name, (_, made) in inputs.items():
+        rate = statistics.median(rates[name])
+        cells = ("-" if made is None else f"{made:,.0f}", f"{rate:,.0f}", f"{rate / demo:,.0f}", f"{rate / large:,.0f}")
+        table.add_row(name, *cells, "" if rate >= GOAL * large else f"below {GOAL}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""One of several processes that learn from every kind of data.
+
+python -m tests.runners.data_processes PORT COUNT INDEX FOLDER FIRST LAST
+
+FOLDER/kinds.json has what --set says for each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later it
+goes on from the checkpoint; it saves one at SAVED. Prints digests of what was read and of the weights by kind.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from registry.resolve import resolve
+from runners.checkpoints import Checkpoints
+from runners.session import Session
+
+SAVED = 2
+
+
+def digest(tree) -> str:
+    """Of the arrays that this process holds."""
+    content = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            content.update(np.asarray(shard.data).tobytes())
+    return content.hexdigest()[:16]
+
+
+def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int) -> dict:
+    """Updates `first` to `last` of an entry; what was read and what came of it."""
+    knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8", f"CACHE_DIR={workdir}/cache"]
+    session = Session(resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True))
+    session.require_data("train")
+    checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4)
+    read, saved = [], {"input": None}
+    with session.placed():
+        state = session.settle(session.init())
+        if first:
+            state, saved = checkpoints.require(session.abstract_state, str(first))
+        batches = session.batches(session.train.input, saved["input"])
+        update = None
+        for step in range(first + 1, last + 1):
+            batch, position = next(batches)
+            update = session.compile_step(batch) if update is None else update
+            read.append(digest(batch))
+            state = session.settle(update(state, batch, session.seed))
+            if step == SAVED:
+                checkpoints.save(step, state, {"input": position}, None)
+    batches.close()
+    checkpoints.close()
+    return {"read": read, "weights": digest(state.variables)}
+
+
+if __name__ == "__main__":
+    port, count, index, folder, first, last = sys.argv[1:]
+    jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
+    kinds = json.loads(Path(folder, "kinds.json").read_text())
+    print(json.dumps({k: learn(k, sets, Path(folder), int(first), int(last)) for k, sets in kinds.items()}), flush=True)

@@ -1,0 +1,87 @@
+"""Every kind of data trains on two real processes, and goes on where it was in the middle of an epoch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import formats
+from tests.conftest import ROOT, xla_flags
+
+WORDS = [
+    "one",
+    "of",
+    "the",
+    "many",
+    "small",
+    "things",
+    "that",
+    "a",
+    "model",
+    "may",
+    "learn",
+    "from",
+    "its",
+    "data",
+    "before",
+    "it",
+    "is",
+    "asked",
+    "about",
+    "them",
+]
+
+
+def documents(count):
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, size)) + f" {i}.\n" for i, size in enumerate(rng.integers(5, 60, count))]
+
+
+def learned(folder, first, last, count=2):
+    """What each of the processes says."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(4 // count), "PYTHONPATH": f"{ROOT}:{folder}"}
+    command = [sys.executable, "-m", "tests.runners.data_processes", str(port), str(count)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [
+        subprocess.Popen([*command, str(index), str(folder), str(first), str(last)], env=environment, cwd=ROOT, **pipes)
+        for index in range(count)
+    ]
+    said = [process.communicate(timeout=900) for process in started]
+    assert all(process.returncode == 0 for process in started), said
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in said]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """The folder with data of all kinds, and what --set says for each."""
+    folder = tmp_path_factory.mktemp("kinds")
+    texts = documents(120)
+    kinds = formats.write_all(texts, folder)
+    packed = ["ROWS=pack", "DOCUMENT_MASKS=true"]
+    kinds["jsonl, packed"] = [*kinds["jsonl"], *packed]
+    kinds["standard library"] = ["DOCUMENT_MASKS=true"]
+    (folder / "own_documents.py").write_text(f"def documents(split):\n    yield from {texts[:30]!r}\n")
+    kinds["function"] = ["DATA=function", "DATASET=own_documents:documents", "ROWS=truncate"]
+    parts = [[f"jsonl:{folder}/jsonl/*.jsonl", 3], [f"lines:{folder}/lines/a.txt", 1], ["text:", 1]]
+    kinds["mixture"] = ["DATA=mixture", f"MIXTURE={tuple(map(tuple, parts))!r}"]
+    (folder / "kinds.json").write_text(json.dumps(kinds))
+    return folder, kinds
+
+
+def test_two_processes_learn_from_every_kind_and_resume_to_the_same_bits(kinds):
+    folder, kinds = kinds
+    whole = learned(folder, 0, 4)
+    resumed = learned(folder, 2, 4)
+    for kind in kinds:
+        first, second = (process[kind] for process in whole)
+        assert len(set(first["read"] + second["read"])) == 8, f"{kind}: rows of all batches differ, on both processes"
+        for before, after in zip(whole, resumed, strict=True):
+            assert after[kind]["read"] == before[kind]["read"][2:], kind
+            assert after[kind]["weights"] == before[kind]["weights"], kind
