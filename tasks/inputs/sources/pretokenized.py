@@ -44,7 +44,7 @@ class TokenFiles:
 
     def describe(self) -> str:
         """What is read, for a person."""
-        return f"token ids in '{self.files if isinstance(self.files, str) else ','.join(self.files)}'"
+        return f"token ids in {files.shown(self.files)}"
 
     def arrays(self, split: str) -> list[Tokens]:
         """The ids of a split, and where documents end, for each file that has some of it.

@@ -40,6 +40,9 @@ def test_a_data_set_saved_with_splits(tmp_path):
     assert read(source, "train") == ["a", Skipped("empty"), "ç"]
     assert read(source, "validation") == ["d"]
     assert read(source, "test") == ["e"]
+    before = source.parts("test")[0].version
+    datasets.DatasetDict({**saved, "test": rows("E")}).save_to_disk(tmp_path / "again")
+    assert HuggingFace(dataset=str(tmp_path / "again")).parts("test")[0].version != before
     swapped = HuggingFace(dataset=source.dataset, splits={"train": "extra", "test": "train"})
     assert read(swapped, "train") == ["f"]
     with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'dev', 'test', 'extra'"):

@@ -139,6 +139,9 @@ def test_what_can_be_wrong_with_examples(tmp_path):
         (tmp_path / "a.tfrecord").write_bytes(damaged)
         with pytest.raises(UsageError, match=r"a.tfrecord' is cut off or damaged behind its record 2"):
             read(TfExamples(files=path))
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(UsageError, match=r"a.tfrecord.gz' is damaged or cut off"):
+        read(TfExamples(files=f"{path}.gz"))
     (tmp_path / "a.tfrecord").write_bytes(b"no records at all, but text")
     with pytest.raises(UsageError, match=r"damaged behind its record 0"):
         read(TfExamples(files=path))
