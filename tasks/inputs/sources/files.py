@@ -152,6 +152,10 @@ def _opening(name: str) -> Iterator[None]:
         raise UsageError(f"There is no file '{name}' (any more).{_near(name)}") from error
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
+    except Exception as error:  # packages for servers raise their own: no credentials, no such bucket
+        if "://" not in name:
+            raise
+        raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
 
 
 def _near(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import sys
 
 import pytest
 
@@ -97,6 +98,14 @@ def test_what_can_be_wrong_with_a_data_set(folder, tmp_path):
     with pytest.raises(UsageError, match=r"'wiki' cannot be read behind example 0 of train"):
         list(part.read())
     file.write_bytes(content)
+
+
+def test_without_the_libraries_the_extra_is_named(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tfrecord", example(text=[b"a"]))
+    for module, source in [("tensorflow_datasets", Tfds(name="books")), ("tensorflow", TfExamples(files=path))]:
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(UsageError, match=r"pip install 'vortaro\[tfds\]'"):
+            read(source)
 
 
 def example(**features):
