@@ -33,10 +33,11 @@ def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray | None]:
       UsageError: it is no such index, is cut off, or does not belong to these ids.
     """
     files.version(name)
-    content = np.memmap(name, np.uint8, mode="r") if os.path.getsize(name) else b""
-    if len(content) < HEAD.size or bytes(content[: len(MAGIC)]) != MAGIC:
+    content = np.memmap(name, np.uint8, mode="r") if os.path.getsize(name) else np.zeros(0, np.uint8)
+    head = content[: HEAD.size].tobytes()
+    if len(head) < HEAD.size or not head.startswith(MAGIC):
         raise UsageError(f"'{name}' is no index of Megatron: it should begin with MMIDIDX.")
-    _, version, code, sequences, starts = HEAD.unpack_from(content)
+    _, version, code, sequences, starts = HEAD.unpack(head)
     if version != 1:
         raise UsageError(f"'{name}' is an index of Megatron in version {version}, and version 1 is read.")
     if code not in DTYPES:
