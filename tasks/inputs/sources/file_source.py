@@ -43,9 +43,7 @@ class FileSource(DocumentSource):
         return named["validation"] is not None or named["test"] is not None
 
     def describe(self) -> str:
-        names = self.named()["train"]
-        shown = names if isinstance(names, str) or not names else ",".join(names)
-        return f"{self.kind} in '{shown}'"
+        return f"{self.kind} in {files.shown(self.named()['train'] or '')}"
 
     def files_of(self, split: str | None) -> list[str]:
         """The files of a split; of everything (None) where there are no splits.

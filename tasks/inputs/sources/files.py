@@ -45,6 +45,14 @@ def expand(names: str | Sequence[str], what: str) -> list[str]:
     return list(found)
 
 
+def shown(names: str | Sequence[str]) -> str:
+    """The names in few words, for a person."""
+    if isinstance(names, str):
+        return f"'{names}'"
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(f"'{name}'" for name in names[:2]) + more
+
+
 def braces(pattern: str) -> list[str]:
     """`a-{00..02}.tar` as three names, `{a,b}.txt` as two; several braces give every combination."""
     found = re.search(r"\{([^{}]*)\}", pattern)
@@ -143,6 +151,10 @@ def _opening(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UsageError(f"There is no file '{name}' (any more).{_near(name)}") from error
     except (OSError, ValueError, ImportError) as error:
+        raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
+    except Exception as error:  # packages for servers raise their own: no credentials, no such bucket
+        if "://" not in name:
+            raise
         raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
 
 

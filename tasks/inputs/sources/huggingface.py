@@ -88,10 +88,12 @@ class HuggingFace(DocumentSource):
 
 def _documents(table: Any, start: int, stop: int) -> Iterator[Document]:
     """The rows of a table of one column, which formats as Arrow."""
+    import pyarrow
+
     for first in range(start, stop, ROWS_PER_SLICE):
         for value in table[first : min(first + ROWS_PER_SLICE, stop)].column(0):
             # A list's values stay one array: as Python numbers they would be a hundred times as large.
-            array = getattr(value, "values", None)
+            array = value.values if isinstance(value, pyarrow.ListScalar) else None
             yield as_document(value.as_py() if array is None else array.to_numpy(zero_copy_only=False))
 
 

@@ -5,6 +5,7 @@ uint64 number of sequences S, uint64 length of the document index D, S int32 len
 of them in `.bin`, D int64 numbers of the sequences that documents begin with, the last being S.
 """
 
+import os
 import struct
 
 import numpy as np
@@ -17,7 +18,7 @@ HEAD = struct.Struct("<9sQBQQ")
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 
 
-def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray]:
+def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray | None]:
     """The dtype of the ids and where documents end.
 
     Args:
@@ -25,15 +26,18 @@ def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray]:
       ids_bytes: size of the `.bin` file.
 
     Returns:
-      The dtype by name, and (D,) int64 places behind the last id of each document that has any.
+      The dtype by name, and (D,) int64 places behind the last id of each document that has any; None where the index
+      counts none, as of files that older tools put together.
 
     Raises:
       UsageError: it is no such index, is cut off, or does not belong to these ids.
     """
-    content = files.whole(name)
-    if len(content) < HEAD.size or not content.startswith(MAGIC):
+    files.version(name)
+    content = np.memmap(name, np.uint8, mode="r") if os.path.getsize(name) else np.zeros(0, np.uint8)
+    head = content[: HEAD.size].tobytes()
+    if len(head) < HEAD.size or not head.startswith(MAGIC):
         raise UsageError(f"'{name}' is no index of Megatron: it should begin with MMIDIDX.")
-    _, version, code, sequences, starts = HEAD.unpack_from(content)
+    _, version, code, sequences, starts = HEAD.unpack(head)
     if version != 1:
         raise UsageError(f"'{name}' is an index of Megatron in version {version}, and version 1 is read.")
     if code not in DTYPES:
@@ -53,6 +57,8 @@ def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray]:
             f"The index '{name}' counts {places[-1]:,} ids in {places[-1] * width:,} bytes, and its .bin file has "
             f"{ids_bytes:,} bytes: they do not belong together, or one is cut off."
         )
+    if starts < 2 and sequences:
+        return DTYPES[code], None
     if not starts or documents[0] != 0 or documents[-1] != sequences or np.any(np.diff(documents) < 0):
         raise UsageError(f"The index '{name}' is damaged: its documents do not cover its {sequences:,} sequences.")
     ends = places[documents[1:]]

@@ -44,7 +44,7 @@ class TokenFiles:
 
     def describe(self) -> str:
         """What is read, for a person."""
-        return f"token ids in '{self.files if isinstance(self.files, str) else ','.join(self.files)}'"
+        return f"token ids in {files.shown(self.files)}"
 
     def arrays(self, split: str) -> list[Tokens]:
         """The ids of a split, and where documents end, for each file that has some of it.
@@ -66,6 +66,7 @@ class TokenFiles:
         """Changes when one of the files does."""
         named = (self.files, self.validation_files, self.test_files)
         found = [name for names in named if names is not None for name in self._names(names)]
+        found += [index for index in (f"{name[:-4]}.idx" for name in found) if os.path.exists(index)]
         return "\n".join(f"{name} {files.version(name)}" for name in found)
 
     def _carved(self, split: str) -> list[Tokens]:

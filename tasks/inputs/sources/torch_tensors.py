@@ -1,8 +1,9 @@
 """One row of integers from a file of torch.save, without torch and without running what a pickle asks for.
 
-Format (torch.serialization, PyTorch 1.6 to 2.15): a zip archive NAME/data.pkl, NAME/byteorder, NAME/data/KEY with the
-bytes of storages; before that, and with `_use_new_zipfile_serialization=False`, pickles one after the other (a magic
-number, the protocol, the system, the object, the keys of storages), and for each key a count and bytes.
+Format (torch.serialization since PyTorch 1.6, held to files of 2.15): a zip archive NAME/data.pkl, NAME/byteorder,
+NAME/data/KEY with the bytes of storages; before that, and with `_use_new_zipfile_serialization=False`, pickles one
+after the other (a magic number, the protocol, the system, the object, the keys of storages), and for each key a count
+and bytes.
 """
 
 import io

@@ -63,7 +63,9 @@ class WebDatasetShards(FileSource):
                 raise UsageError(
                     f"The shard '{name}' is cut off or damaged ({error}): {whole} samples were read before."
                 ) from error
-        if whole and not found:
+        if not whole:
+            raise UsageError(f"The shard '{name}' has no samples.")
+        if not found:
             hint = did_you_mean(self._member, others)
             raise UsageError(f"None of the {whole} samples in '{name}' has a .{self._member} member. {hint}")
 

@@ -88,6 +88,15 @@ def test_files_that_only_fsspec_knows(remote):
     assert expand(f"@{remote}/list", remote) == ["b.txt"]
 
 
+def test_what_a_server_says_is_one_sentence(remote, monkeypatch):
+    def refuses(*_, **__):
+        raise Exception("no credentials\nfor you")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", refuses)
+    with pytest.raises(UsageError, match=r"a.txt' cannot be read: no credentials\.$"):
+        files.expand(f"{remote}/a.txt", "text")
+
+
 def zstd(text):
     zstandard = pytest.importorskip("zstandard", reason="needs zstandard: pip install zstandard")
     # Two frames, as parallel packers write them.

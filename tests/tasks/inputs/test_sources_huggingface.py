@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -40,6 +41,9 @@ def test_a_data_set_saved_with_splits(tmp_path):
     assert read(source, "train") == ["a", Skipped("empty"), "ç"]
     assert read(source, "validation") == ["d"]
     assert read(source, "test") == ["e"]
+    before = source.parts("test")[0].version
+    datasets.DatasetDict({**saved, "test": rows("E")}).save_to_disk(tmp_path / "again")
+    assert HuggingFace(dataset=str(tmp_path / "again")).parts("test")[0].version != before
     swapped = HuggingFace(dataset=source.dataset, splits={"train": "extra", "test": "train"})
     assert read(swapped, "train") == ["f"]
     with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'dev', 'test', 'extra'"):
@@ -75,13 +79,17 @@ def test_rows_in_parts_and_a_version_that_goes_with_the_rows_and_the_column(tmp_
 
 
 def test_other_forms_of_files(tmp_path):
-    table = datasets.Dataset.from_dict({"ids": [[1, 2], [], [70000]], "text": ["a", "b", None]})
+    columns = {"ids": [[1, 2], [], [70000]], "text": ["a", "b", None], "odd": [{"a": 1}] * 3, "rows": [[[1]], None, []]}
+    table = datasets.Dataset.from_dict(columns)
     table.to_parquet(tmp_path / "b.parquet")
     path = str(tmp_path / "b.parquet")
     assert read(HuggingFace(dataset=path)) == ["a", "b", Skipped("null")]
     ids = read(HuggingFace(dataset=path, column="ids"))
     assert isinstance(ids[0], np.ndarray)
     assert (ids[0].tolist(), ids[1], ids[2].tolist()) == ([1, 2], Skipped("empty"), [70000])
+    neither = Skipped("neither text nor a row of token ids")
+    assert read(HuggingFace(dataset=path, column="odd")) == [neither] * 3
+    assert read(HuggingFace(dataset=path, column="rows")) == [neither, Skipped("null"), Skipped("empty")]
     (tmp_path / "c.csv").write_text('text,n\n"x, y",1\nz,2\n')
     assert read(HuggingFace(dataset=str(tmp_path / "c.csv"))) == ["x, y", "z"]
     (tmp_path / "c.tsv").write_text("text\tn\nx, y\t1\n")
@@ -112,6 +120,12 @@ def test_a_folder_with_split_names_in_its_files_and_one_with_configurations(tmp_
         HuggingFace(dataset=str(several), config="germn").parts(None)
     with pytest.raises(UsageError, match=r"several configurations, and none is named. .*'english', 'german'"):
         HuggingFace(dataset=str(several)).parts(None)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"pip install 'vortaro\[hf\]'"):
+        HuggingFace(dataset="some/thing").parts(None)
 
 
 def test_what_can_be_wrong(tmp_path):

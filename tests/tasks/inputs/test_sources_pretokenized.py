@@ -158,6 +158,8 @@ def test_indices_that_do_not_belong(tmp_path):
         index.write_bytes(changed)
         with pytest.raises(UsageError, match=message):
             only(path)
+    index.write_bytes(whole[: head - 8] + struct.pack("<Q", 1) + whole[head : starts + 8])
+    assert only(path).ends is None, "no documents are counted"
     index.write_bytes(whole)
     (tmp_path / "m.bin").unlink()
     with pytest.raises(UsageError, match=r"no file '.*m.bin'"):

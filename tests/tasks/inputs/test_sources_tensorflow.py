@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import sys
 
 import pytest
 
@@ -99,6 +100,14 @@ def test_what_can_be_wrong_with_a_data_set(folder, tmp_path):
     file.write_bytes(content)
 
 
+def test_without_the_libraries_the_extra_is_named(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tfrecord", example(text=[b"a"]))
+    for module, source in [("tensorflow_datasets", Tfds(name="books")), ("tensorflow", TfExamples(files=path))]:
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(UsageError, match=r"pip install 'vortaro\[tfds\]'"):
+            read(source)
+
+
 def example(**features):
     kinds = {
         bytes: lambda values: tf.train.Feature(bytes_list=tf.train.BytesList(value=values)),
@@ -139,6 +148,9 @@ def test_what_can_be_wrong_with_examples(tmp_path):
         (tmp_path / "a.tfrecord").write_bytes(damaged)
         with pytest.raises(UsageError, match=r"a.tfrecord' is cut off or damaged behind its record 2"):
             read(TfExamples(files=path))
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(UsageError, match=r"a.tfrecord.gz' is damaged or cut off"):
+        read(TfExamples(files=f"{path}.gz"))
     (tmp_path / "a.tfrecord").write_bytes(b"no records at all, but text")
     with pytest.raises(UsageError, match=r"damaged behind its record 0"):
         read(TfExamples(files=path))

@@ -28,6 +28,7 @@ def test_lines(tmp_path):
     assert [part.name for part in source.parts(None)] == [f"{tmp_path}/a", f"{tmp_path}/b"]
     assert read(source) == ["one", Skipped("invalid UTF-8"), "two", "dé", Skipped("empty"), "f"]
     assert source.describe() == f"text lines in '{tmp_path}/*'"
+    assert TextLines(files=tuple("abcd")).describe() == "text lines in 'a', 'b' and 2 more"
     with pytest.raises(UsageError, match=r"no splits of its own"):
         source.parts("train")
     write(tmp_path, b=b"")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -126,6 +127,9 @@ def test_a_shard_that_is_cut_off_anywhere_says_so(tmp_path):
     path.unlink()
     with pytest.raises(UsageError, match=r"There is no file '.*s.tar' \(any more\)"):
         list(part.read())
+    write(path)
+    with pytest.raises(UsageError, match=r"s.tar' has no samples"):
+        read(WebDatasetShards(shards=str(path)))
     with tarfile.open(path, "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("a.txt"))
@@ -178,6 +182,13 @@ def test_no_code_in_a_pickle_is_run(tmp_path):
                 load_row(content)
     assert not (tmp_path / "made").exists()
     assert load_row((DATA / "int64.pth").read_bytes()).tolist() == [50256, 5, 70000]
+
+
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
+    path = texts(tmp_path / "s.tar", "a")
+    monkeypatch.setitem(sys.modules, "webdataset.tariterators", None)
+    with pytest.raises(UsageError, match=r"pip install 'vortaro\[webdataset\]'"):
+        read(WebDatasetShards(shards=path))
 
 
 def test_names_that_are_no_samples_and_groups_by_the_first_dot(tmp_path):
