@@ -1,8 +1,8 @@
 """Tokens per second from every kind of data, beside what train steps eat on this machine.
 
 The same documents (the standard library's source, so many megabytes of it) are written in every format, tokenised into
-caches, and read back as rows of 512. What the demo and GPT-2 with 124M weights need is measured in the same run; sources
-take turns, three times, and medians are shown.
+caches, and read back as rows of 512. What the demo and GPT-2 with 124M weights need is measured in the same run;
+sources take turns, three times, and medians are shown.
 
     python -m benchmarks.data [--megabytes=8]
 """

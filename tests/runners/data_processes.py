@@ -2,8 +2,8 @@
 
 python -m tests.runners.data_processes PORT COUNT INDEX FOLDER FIRST LAST
 
-FOLDER/kinds.json has what --set says for each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later it
-goes on from the checkpoint; it saves one at SAVED. Prints digests of what was read and of the weights by kind.
+FOLDER/kinds.json has what --set says for each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later
+it goes on from the checkpoint; it saves one at SAVED. Prints digests of what was read and of the weights by kind.
 """
 
 import hashlib

@@ -12,28 +12,7 @@ import pytest
 from benchmarks import formats
 from tests.conftest import ROOT, xla_flags
 
-WORDS = [
-    "one",
-    "of",
-    "the",
-    "many",
-    "small",
-    "things",
-    "that",
-    "a",
-    "model",
-    "may",
-    "learn",
-    "from",
-    "its",
-    "data",
-    "before",
-    "it",
-    "is",
-    "asked",
-    "about",
-    "them",
-]
+WORDS = ("one", "of", "the", "many", "small", "things", "that", "a", "model", "may", "learn", "from", "its", "data")
 
 
 def documents(count):
