@@ -1,7 +1,7 @@
 """fattorib's GPT transformers under their names: as its code stands (ALiBi), and as it stood in October 2022.
 
-Weights are counted with the vocabularies of GPT-2 and GPT-NeoX. Until those are read here, tokens are bytes of text,
-the first 256 rows.
+Weights are counted with the vocabularies of GPT-2 and GPT-NeoX, which VOCABULARY and VOCABULARY_PATH name; without
+them tokens are bytes of text, the first 256 rows.
 """
 
 from registry.experiment import register

@@ -2,7 +2,7 @@
 
 Their weights come in by `python -m runners.convert import --format=gpt2`. How they were trained was not published
 beyond 512 rows a batch: the rates here are those of GPT-3's models of these sizes (Brown et al. 2020, table 2.1).
-Tokens are bytes of text until GPT-2's own vocabulary is read here.
+Tokens are bytes of text unless VOCABULARY_PATH names the folder of GPT-2's own vocabulary (VOCABULARY = gpt2).
 """
 
 from registry.experiment import register

@@ -51,6 +51,8 @@ class LanguageData(DataSources):
         small: dict[str, Any] = {}
         if cls.VOCABULARY != "bytes":
             small |= {"VOCABULARY": "bytes", "VOCABULARY_PATH": None}
+        if cls.DATA not in ("text", "synthetic"):
+            small["DATA"] = "text"
         if cls.LENGTH_STAGES:
             small["LENGTH_STAGES"] = (8, 16)[: len(cls.LENGTH_STAGES)]
         if cls.LENGTH_START is not None:

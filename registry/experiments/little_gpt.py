@@ -1,7 +1,7 @@
 """The five published sizes of fattorib/Little-GPT, the torch code before fattorib's GPT transformers.
 
 Their weights come in by `python -m runners.convert import --format=little_gpt`. The three with ALiBi were trained at a
-context of 512, and read further. Tokens are bytes of text until GPT-2's own vocabulary is read here.
+context of 512, and read further. Tokens are bytes of text unless VOCABULARY = gpt2.
 """
 
 from registry.experiment import register

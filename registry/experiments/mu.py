@@ -1,7 +1,7 @@
 """Mu-Transformers under their widths, a small one to tune on a laptop, and other families under muP.
 
-Weights are counted with the vocabulary of T5 (32,100 tokens), which the runs on C4 have. Until that data set is read
-here, tokens are bytes of text, the first 256 rows of the vocabulary.
+Weights are counted with the vocabulary of T5 (32,100 tokens), which the runs on C4 have. Tokens are bytes of text, the
+first 256 rows, unless VOCABULARY and DATA say otherwise.
 """
 
 from registry.experiment import register

@@ -49,7 +49,7 @@ class VQEnwik8Tbptt(VQEnwik8):
 class VQPg19(VQLm):
     """1.314 billion weights (a vocabulary of 32,000 included) on the books of PG-19, rows of 8192.
 
-    Until a vocabulary is trained, tokens are bytes, the first 259 of its rows.
+    Tokens are bytes, the first 259 of its rows, unless VOCABULARY_PATH names a trained vocabulary.
     """
 
     NUM_LAYERS = 24
