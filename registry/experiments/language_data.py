@@ -7,18 +7,20 @@ import fiddle as fdl
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.seqio_input import SeqioInput
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.text import TextInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
+from tasks.seqio_vocabulary import SeqioVocabulary
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
 class LanguageData(Experiment):
-    """Bytes of text, or synthetic packed rows."""
+    """Bytes of text, tokens of a seqio task, or synthetic packed rows."""
 
     # Sizes of the data
-    VOCAB_SIZE: int = 256  # of synthetic data; text has its 256 byte values
+    VOCAB_SIZE: int = 256  # of synthetic data, or of rows for seqio's tokens; text has its 256 byte values
     SEQ_LEN: int = 128
     UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: int = 16
@@ -31,10 +33,14 @@ class LanguageData(Experiment):
     STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
 
     # Data and program
-    DATA: Literal["text", "synthetic"] = "text"
+    DATA: Literal["text", "synthetic", "seqio"] = "text"
     TEXT_PATH: str | None = None  # None is the source of Python's standard library
     SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of a text file: train, validation, test
     EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
+    SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
+    SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # see tasks.inputs.seqio_input
+    SEQIO_CACHED: bool = False  # read what seqio_cache_tasks wrote
+    SEQIO_CACHE_DIR: str | None = None  # where, local or gs://; None is the folders that a module added
     NUM_STEPS: int = 1000
     LOG_EVERY: int = 50
     EVAL_EVERY: int | None = 250
@@ -55,6 +61,8 @@ class LanguageData(Experiment):
             small["STAGED_STEPS"] = 8
         if cls.WARM_START is not None:
             small["WARM_START"] = None  # its sizes are others
+        if cls.DATA == "seqio":
+            small |= {"DATA": "text", "SEQIO_TASK": None, "SEQIO_CACHED": False}  # no download
         return cls.derive(**small)
 
     def Train(self) -> fdl.Config:
@@ -128,6 +136,9 @@ class LanguageData(Experiment):
         common = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
+        if self.DATA == "seqio":
+            cache = {"use_cached": self.SEQIO_CACHED, "cache_dir": self.SEQIO_CACHE_DIR}
+            return fdl.Config(SeqioInput, task=self.seqio_task, objective=self.SEQIO_OBJECTIVE, **cache, **common)
         return fdl.Config(TextInput, path=self.TEXT_PATH, split_fractions=self.SPLIT_FRACTIONS, **common)
 
     def test_input(self, split: str) -> fdl.Config:
@@ -143,11 +154,23 @@ class LanguageData(Experiment):
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
         else:
+            if self.DATA == "seqio":
+                config.split_instead = "validation" if split == "test" else None
+                config.num_epochs = 1
             config.split, config.shuffle = split, False
             config.max_rows = self.EVAL_ROWS if split == "validation" else None
 
+    @property
+    def seqio_task(self) -> str:
+        """The seqio task's name; raises a UsageError where there is none."""
+        if self.SEQIO_TASK is None:
+            raise UsageError("DATA = seqio reads a registered Task or Mixture: --set=SEQIO_TASK=NAME.")
+        return self.SEQIO_TASK
+
     def vocabulary(self) -> fdl.Config:
-        """Bytes for text, plain ids for synthetic data."""
+        """Bytes for text, the task's tokens for seqio, plain ids for synthetic data."""
+        if self.DATA == "seqio":
+            return fdl.Config(SeqioVocabulary, task=self.seqio_task, rows=self.vocab_size)
         if self.DATA == "synthetic":
             return fdl.Config(IdVocabulary, size=self.VOCAB_SIZE)
         return fdl.Config(ByteVocabulary)
@@ -155,4 +178,4 @@ class LanguageData(Experiment):
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding."""
-        return self.VOCAB_SIZE if self.DATA == "synthetic" else ByteVocabulary().size
+        return self.VOCAB_SIZE if self.DATA in ("synthetic", "seqio") else ByteVocabulary().size

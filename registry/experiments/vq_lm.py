@@ -77,7 +77,7 @@ class VQLm(DecoderLm):
     LOSS_NORMALIZER = "positions"
 
     # Data and computation
-    DATA: Literal["text", "synthetic", "enwik8", "pg19", "imagenet64"] = "text"
+    DATA: Literal["text", "synthetic", "seqio", "enwik8", "pg19", "imagenet64"] = "text"
     DATA_PATH: str | None = None  # the raw enwik8 file, or the folder of TFDS data sets
     DTYPE = "bfloat16"
     REMAT = "full"
@@ -120,7 +120,12 @@ class VQLm(DecoderLm):
         quantised = {"BLOCK_LEN": 4, "MEMORY_LEN": None, "NUM_CODES": 16, "CODEBOOK_DECAY": 0.9}
         dropped = dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT"), 0.01)
         learned = {"LEARNING_RATE": 2e-2 if cls.OPTIMIZER == "adafactor" else 5e-3, "DTYPE": "float32"}
-        data = {"DATA": "text", "DATA_PATH": None, "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16}
+        data = {
+            "DATA": "text",
+            "SEQIO_TASK": None,
+            "DATA_PATH": None,
+            "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16,
+        }
         parts = {name: 0.0 if getattr(cls, name) == 0 else rate for name, rate in dropped.items()}
         sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
         return super().Smoke().derive(**heads, **quantised, **parts, **learned, **data, **sizes)
@@ -131,7 +136,7 @@ class VQLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        if self.DATA != "synthetic" and self.bytes_vocabulary.size > self.VOCAB_SIZE:
+        if self.DATA not in ("synthetic", "seqio") and self.bytes_vocabulary.size > self.VOCAB_SIZE:
             raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {self.bytes_vocabulary.size} for bytes.")
         return self.VOCAB_SIZE
 
@@ -141,7 +146,7 @@ class VQLm(DecoderLm):
         return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
 
     def vocabulary(self) -> fdl.Config:
-        if self.DATA == "synthetic":
+        if self.DATA in ("synthetic", "seqio"):
             return super().vocabulary()
         return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 
