@@ -33,7 +33,7 @@ class TfCursor:
             self._open()
         while self._next <= index:
             if self._next and self._next % self._every == 0:
-                self._take()
+                self._take()  # before the element is read: whoever has it may ask for it again when resumed
             self._last = next(self._iterator, None)
             if self._last is None:
                 self._iterator = None
@@ -70,6 +70,8 @@ class TfCursor:
     def _take(self) -> None:
         import tensorflow as tf
 
+        if self._snapshot is not None and self._snapshot["batch"] == self._next:
+            return  # it has just been restored
         with tempfile.TemporaryDirectory() as folder:
             try:
                 self._iterator.save(os.path.join(folder, NAME))
@@ -83,4 +85,4 @@ class TfCursor:
 
 
 def _packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode()
+    return base64.b64encode(zlib.compress(data, 1)).decode()
