@@ -16,7 +16,7 @@ SHARDS = 3
 def write_all(documents: Documents, folder: Path) -> dict[str, list[str]]:
     """Writes the documents in each format; returns what --set must say to read it, by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    return {name: write(documents, folder / name) for name, write in FORMATS.items()}
+    return {name: write(documents, folder / name.replace(", ", "-")) for name, write in FORMATS.items()}
 
 
 def lines(documents: Documents, folder: Path) -> list[str]:

@@ -1,12 +1,9 @@
 """Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
 
-import contextlib
 import importlib
 import importlib.util
 import json
-import os
 import secrets
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 from runners.results import finite, read_lines
 from runners.workdir import write_atomically
+from tasks.quiet import quiet_native_code
 
 METRICS = "metrics.jsonl"
 
@@ -59,7 +57,7 @@ class MetricsLog:
             self._wandb.finish()
 
     def _open_tensorboard(self, workdir: Path) -> None:
-        with _quiet_native_code():
+        with quiet_native_code():
             import tensorflow as tf
             from clu import metric_writers
 
@@ -82,22 +80,6 @@ def read(workdir: Path) -> Iterator[dict[str, Any]]:
 def dump(line: Mapping[str, Any]) -> str:
     """One line; JSON has no infinity or NaN, so those stand as null."""
     return json.dumps(finite(line)) + "\n"
-
-
-@contextlib.contextmanager
-def _quiet_native_code() -> Iterator[None]:
-    """Drops what native libraries write to standard error while they load; what Python writes still comes through."""
-    native, python, null = os.dup(2), sys.stderr, os.open(os.devnull, os.O_WRONLY)
-    with os.fdopen(os.dup(2), "w", buffering=1) as ours:
-        sys.stderr = ours
-        os.dup2(null, 2)
-        try:
-            yield
-        finally:
-            os.dup2(native, 2)
-            sys.stderr = python
-            os.close(native)
-            os.close(null)
 
 
 def _installed(package: str) -> bool:

@@ -18,6 +18,7 @@ from registry.values import show
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
+from runners.input_state import gathered, own
 from runners.metrics_log import MetricsLog
 from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
@@ -110,7 +111,7 @@ class _Run:
             self.progress.say(self.origin)
 
     def _loop(self) -> None:
-        batches = self.session.batches(self.program.input, self.extra["input"])
+        batches = self.session.batches(self.program.input, own(self.extra["input"]))
         if self.start >= self.program.num_steps:
             return
         batch, position = next(batches)
@@ -214,7 +215,8 @@ class _Run:
             return
         self._stop_if_bad(self.state.bad_step.item())
         # A copy: the checkpoint is written while training goes on.
-        self.checkpoints.save(step, self.state, dict(self.extra), self.loss if self.loss_step == step else None)
+        extra = self.extra | {"input": gathered(self.extra["input"])}
+        self.checkpoints.save(step, self.state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
 
     def _stop_if_bad(self, bad_step: int) -> None:

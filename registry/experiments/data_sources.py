@@ -21,7 +21,7 @@ from tasks.inputs.token_cache import CachedDocuments
 from tasks.inputs.token_files import StoredTokens
 
 Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
-Data = Literal[Kind, "mixture", "synthetic"]
+Data = Literal[Kind, "mixture", "seqio", "synthetic"]
 FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines, "tfrecord": TfExamples}
 HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
 
@@ -34,7 +34,7 @@ class DataSources(Experiment):
     DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; for text, None is the standard library
     VALIDATION_PATH: str | None = None  # files that validate, where they are not among DATA_PATH
     TEST_PATH: str | None = None  # files that test
-    DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function, a seqio task
+    DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function
     DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
     DATA_COLUMN: str = "text"  # the field of each example that is read
     DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending

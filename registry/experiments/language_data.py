@@ -7,18 +7,20 @@ import fiddle as fdl
 from layers.errors import UsageError
 from registry.experiments.data_sources import Data, DataSources
 from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.seqio_input import SeqioInput
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
+from tasks.seqio_vocabulary import SeqioVocabulary
 from tasks.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabulary import ByteVocabulary, IdVocabulary
 
 
 class LanguageData(DataSources):
-    """Bytes of text, or synthetic packed rows."""
+    """Documents as bytes or larger tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Sizes of the data
-    VOCAB_SIZE: int = 256  # of synthetic data and of vocabularies in files; bytes are 256
+    VOCAB_SIZE: int = 256  # of synthetic data, seqio's and of vocabularies in files; bytes are 256
     SEQ_LEN: int = 128
     UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: int = 16
@@ -37,6 +39,10 @@ class LanguageData(DataSources):
     # Data and program
     DATA: Literal[Data] = "text"  # where it comes from: docs/data.md
     EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
+    SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
+    SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # see tasks.inputs.seqio_input
+    SEQIO_CACHED: bool = False  # read what seqio_cache_tasks wrote
+    SEQIO_CACHE_DIR: str | None = None  # where, local or gs://; None is the folders that a module added
     NUM_STEPS: int = 1000
     LOG_EVERY: int = 50
     EVAL_EVERY: int | None = 250
@@ -61,6 +67,8 @@ class LanguageData(DataSources):
             small["STAGED_STEPS"] = 8
         if cls.WARM_START is not None:
             small["WARM_START"] = None  # its sizes are others
+        if cls.DATA == "seqio":
+            small |= {"DATA": "text", "SEQIO_TASK": None, "SEQIO_CACHED": False}  # no download
         return cls.derive(**small)
 
     def Train(self) -> fdl.Config:
@@ -134,7 +142,12 @@ class LanguageData(DataSources):
         common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
-        return self.mixed_rows(**common) if self.DATA == "mixture" else self.token_rows(self.DATA, None, **common)
+        if self.DATA == "mixture":
+            return self.mixed_rows(**common)
+        if self.DATA == "seqio":
+            cache = {"use_cached": self.SEQIO_CACHED, "cache_dir": self.SEQIO_CACHE_DIR}
+            return fdl.Config(SeqioInput, task=self.seqio_task, objective=self.SEQIO_OBJECTIVE, **cache, **common)
+        return self.token_rows(self.DATA, None, **common)
 
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
@@ -148,10 +161,22 @@ class LanguageData(DataSources):
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
             return config
+        if self.DATA == "seqio":
+            config.split_instead = "validation" if split == "test" else None
+            config.num_epochs = 1
         return self.held_out(config, split, self.EVAL_ROWS if split == "validation" else None)
 
+    @property
+    def seqio_task(self) -> str:
+        """The seqio task's name; raises a UsageError where there is none."""
+        if self.SEQIO_TASK is None:
+            raise UsageError("DATA = seqio reads a registered Task or Mixture: --set=SEQIO_TASK=NAME.")
+        return self.SEQIO_TASK
+
     def vocabulary(self) -> fdl.Config:
-        """What VOCABULARY says for text, plain ids for synthetic data."""
+        """What VOCABULARY says for text, the task's tokens for seqio, plain ids for synthetic data."""
+        if self.DATA == "seqio":
+            return fdl.Config(SeqioVocabulary, task=self.seqio_task, rows=self.vocab_size)
         if self.DATA == "synthetic":
             return fdl.Config(IdVocabulary, size=self.VOCAB_SIZE)
         if self.VOCABULARY == "sentencepiece":
@@ -165,5 +190,9 @@ class LanguageData(DataSources):
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding."""
-        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
-        return ByteVocabulary().size if in_bytes else self.VOCAB_SIZE
+        return ByteVocabulary().size if self.in_bytes else self.VOCAB_SIZE
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether tokens are bytes of text."""
+        return self.DATA not in ("synthetic", "seqio") and self.VOCABULARY == "bytes"

@@ -124,7 +124,12 @@ class VQLm(DecoderLm):
         quantised = {"BLOCK_LEN": 4, "MEMORY_LEN": None, "NUM_CODES": 16, "CODEBOOK_DECAY": 0.9}
         dropped = dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT"), 0.01)
         learned = {"LEARNING_RATE": 2e-2 if cls.OPTIMIZER == "adafactor" else 5e-3, "DTYPE": "float32"}
-        data = {"DATA": "text", "DATA_PATH": None, "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16}
+        data = {
+            "DATA": "text",
+            "SEQIO_TASK": None,
+            "DATA_PATH": None,
+            "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16,
+        }
         parts = {name: 0.0 if getattr(cls, name) == 0 else rate for name, rate in dropped.items()}
         sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
         return super().Smoke().derive(**heads, **quantised, **parts, **learned, **data, **sizes)
@@ -135,8 +140,7 @@ class VQLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
-        if in_bytes and self.bytes_vocabulary.size > self.VOCAB_SIZE:
+        if self.in_bytes and self.bytes_vocabulary.size > self.VOCAB_SIZE:
             raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {self.bytes_vocabulary.size} for bytes.")
         return self.VOCAB_SIZE
 
@@ -146,7 +150,7 @@ class VQLm(DecoderLm):
         return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
 
     def vocabulary(self) -> fdl.Config:
-        if self.DATA == "synthetic" or self.VOCABULARY != "bytes":
+        if not self.in_bytes:
             return super().vocabulary()
         return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 

@@ -13,7 +13,8 @@ class BertEncoder(GShardLm):
 
     It learns to tell hidden tokens from those around them; the loss is a mean over hidden tokens.
 
-    The reference reads MLPerf's Wikipedia records; here the input is synthetic, or text with `--set=DATA=text`.
+    The reference reads MLPerf's Wikipedia records; here the input is synthetic, text with `--set=DATA=text`, or a seqio
+    task, which may hide tokens itself (SEQIO_OBJECTIVE = "encoder").
     """
 
     CAUSAL = False
@@ -45,12 +46,15 @@ class BertEncoder(GShardLm):
         return super().Smoke().derive(VOCAB_SIZE=59 if cls.VOCAB_MULTIPLE > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
 
     def train_input(self) -> fdl.Config:
-        in_bytes = self.DATA != "synthetic" and self.VOCABULARY == "bytes"
+        source = super().train_input()
+        if self.masked_by_task:
+            source.mask_id = self.MASK_ID
+            return source
         return fdl.Config(
             MaskedInput,
-            source=super().train_input(),
+            source=source,
             vocab_size=self.vocab_size,
-            mask_id=self.TEXT_MASK_ID if in_bytes else self.MASK_ID,
+            mask_id=self.TEXT_MASK_ID if self.in_bytes else self.MASK_ID,
             mask_rate=self.MASK_RATE,
             random_rate=self.RANDOM_RATE,
             same_rate=self.SAME_RATE,
@@ -58,8 +62,15 @@ class BertEncoder(GShardLm):
         )
 
     def hold_out(self, config: fdl.Config, split: str) -> fdl.Config:
+        if self.masked_by_task:
+            return super().hold_out(config, split)
         config.source = super().hold_out(config.source, split)
         return config
+
+    @property
+    def masked_by_task(self) -> bool:
+        """Whether a seqio task hides tokens itself."""
+        return self.DATA == "seqio" and self.SEQIO_OBJECTIVE == "encoder"
 
 
 @register

@@ -87,6 +87,20 @@ class IndexedInput(abc.ABC):
         """Finds out early whether there is data to read; raises a UsageError where there is none, or too little."""
         return
 
+    def snapshot(self, shard: Shard) -> dict[str, Any]:
+        """What gets to the next batch quickly, as JSON; nothing where any batch is at hand.
+
+        An input that is made of another one (`source`) has that one's.
+        """
+        inner = getattr(self, "source", None)
+        return inner.snapshot(shard) if isinstance(inner, IndexedInput) else {}
+
+    def resume(self, state: dict[str, Any], shard: Shard) -> None:
+        """Goes on from an iterator's state, which holds what `snapshot` gave."""
+        inner = getattr(self, "source", None)
+        if isinstance(inner, IndexedInput):
+            inner.resume(state, shard)
+
     def iterator(self, shard: Shard = Shard()) -> "InputIterator":
         """Batches from the first on, with a position that can be saved and restored."""
         return InputIterator(self, shard)
@@ -135,11 +149,12 @@ class InputIterator(Iterator[Batch]):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands: the number of the next batch."""
-        return {"next_batch": self._next}
+        """Where the iterator stands: the number of the next batch, and the input's `snapshot`."""
+        return {"next_batch": self._next, **self._source.snapshot(self._shard)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, without reading what lies before."""
+        """Goes on from `state`, without reading what lies before where the input can."""
+        self._source.resume(state, self._shard)
         self._next = int(state["next_batch"])
 
 

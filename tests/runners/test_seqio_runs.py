@@ -1,0 +1,89 @@
+"""Training on a seqio task: the same bits when resumed."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from layers.errors import UsageError
+from runners.main import parse, run
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("seqio") is None, reason="needs seqio: pip install -e '.[seqio]'"
+)
+
+MODULE = """
+from tasks.seqio_tasks import lines_task
+
+lines_task("run", {"train": "train.txt", "validation": "held.txt"})
+"""
+KNOBS = (
+    "DATA=seqio",
+    "SEQIO_TASK=vortaro_lines:run",
+    "VOCAB_SIZE=264",
+    "NUM_STEPS=12",
+    "SAVE_EVERY=8",
+    "LOG_EVERY=1",
+    "EVAL_EVERY=12",
+)
+PATHS = ("train.input.snapshot_every=3", "train.keep_last=2")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with data and a module that registers it, to work in."""
+    (tmp_path / "run_tasks.py").write_text(MODULE)
+    for name, count in {"train": 300, "held": 20}.items():
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i} {'ab' * (i % 9)}\n" for i in range(count)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_resumed_run_ends_in_the_same_bits(here, capsys):
+    flags = ["--exp=tiny.StdlibTiny", "--smoke", "--import=run_tasks", "--workdir=run", "--no-tensorboard"]
+    options = parse([*flags, *(f"--set={what}" for what in KNOBS + PATHS)])
+    assert run(options) == 0
+    assert "Data: seqio task 'vortaro_lines:run', split 'train'" in capsys.readouterr().out
+    whole = _losses(here / "run")
+    saved = json.loads((here / "run/checkpoints/8/extra/metadata").read_text())
+    assert saved["input"]["next_batch"] == 8
+    assert saved["input"]["snapshot"]["batch"] == 6
+    shutil.rmtree(here / "run/checkpoints/12")
+    assert run(options) == 0
+    assert "Resumed at step 8" in capsys.readouterr().out
+    assert _losses(here / "run") == whole
+
+
+def test_an_unknown_task_is_one_sentence():
+    sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg91"]
+    options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
+    with pytest.raises(UsageError, match=r"no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"):
+        run(options)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_one_sentence():
+    sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg19"]
+    options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
+    with pytest.raises(UsageError, match="VOCAB_SIZE = 256 must be at least 259, the tokens of seqio task"):
+        run(options)
+
+
+def test_showing_an_experiment_needs_no_seqio():
+    check = (
+        "import sys; from registry.resolve import resolve; from registry.snapshot import snapshot; "
+        "snapshot(resolve('tiny.StdlibTiny', ['DATA=seqio', 'SEQIO_TASK=any'])); "
+        "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _losses(workdir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]

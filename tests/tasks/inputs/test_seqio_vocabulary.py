@@ -1,0 +1,64 @@
+"""Vocabularies of seqio tasks."""
+
+import numpy as np
+import pytest
+
+from layers.errors import UsageError
+from tasks.seqio_vocabulary import SeqioVocabulary
+
+
+def test_bytes(seqio_tasks):
+    vocabulary = SeqioVocabulary(task=seqio_tasks.lines, rows=264)
+    ids = vocabulary.encode("é a")
+    assert ids == [byte + 3 for byte in "é a".encode()]
+    assert vocabulary.decode(ids) == "é a"
+    assert (vocabulary.size, vocabulary.start_id, vocabulary.stop_id) == (264, 0, 1)
+    sizes = vocabulary.token_bytes()
+    assert sizes.shape == (264,)
+    assert np.all(sizes[ids] == 1)
+    assert sizes[:3].sum() == sizes[259:].sum() == 0
+
+
+def test_sentence_pieces(seqio_tasks, tmp_path):
+    import sentencepiece
+
+    from tasks.seqio_tasks import lines_task
+
+    sentencepiece.SentencePieceTrainer.Train(
+        f"--input={seqio_tasks.folder / 'lines.txt'} --model_prefix={tmp_path / 'pieces'} --vocab_size=285 "
+        f"--byte_fallback=true --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1 --minloglevel=2"
+    )
+    model = str(tmp_path / "pieces.model")
+    name = lines_task("test_pieces", {"train": str(seqio_tasks.folder / "lines.txt")}, vocabulary=model)
+    vocabulary = SeqioVocabulary(task=name, rows=400)
+    text = "line 007 abcdefghij ü"
+    ids = vocabulary.encode(text)
+    assert vocabulary.decode(ids) == text
+    assert vocabulary.token_bytes()[ids].sum() == len(text.encode()) + 1, "a space is put in front"
+    assert vocabulary.token_bytes()[[0, 1, 2]].sum() == 0
+    with pytest.raises(UsageError, match=r"VOCAB_SIZE = 256 must be at least \d+, the tokens of seqio task"):
+        SeqioVocabulary(task=name, rows=256).encode("a")
+
+
+def test_a_model_that_is_not_there(seqio_tasks):
+    from tasks.seqio_tasks import lines_task
+
+    with pytest.raises(UsageError, match=r"no SentencePiece model 'none.model'"):
+        lines_task("test_none", {"train": "x"}, vocabulary="none.model")
+
+
+def test_a_name_taken(seqio_tasks):
+    from tasks.seqio_tasks import lines_task
+
+    with pytest.raises(UsageError, match="'vortaro_lines:test' is registered already"):
+        lines_task("test", {"train": "x"})
+
+
+def test_without_seqio_there_is_one_sentence(monkeypatch):
+    import sys
+
+    from tasks.seqio_library import libraries
+
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    with pytest.raises(UsageError, match=r"needs seqio .*pip install -e '\.\[seqio\]'"):
+        libraries()
