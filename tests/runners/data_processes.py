@@ -33,7 +33,8 @@ def digest(tree) -> str:
 def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int) -> dict:
     """Updates `first` to `last` of an entry; what was read and what came of it."""
     knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8", f"CACHE_DIR={workdir}/cache"]
-    session = Session(resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True))
+    modules = ["own_tasks"] if "DATA=seqio" in overrides else []
+    session = Session(resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True, imports=modules))
     session.require_data("train")
     checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4)
     read, saved = [], {"input": None}

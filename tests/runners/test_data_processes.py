@@ -13,6 +13,11 @@ from benchmarks import formats
 from tests.conftest import ROOT, xla_flags
 
 WORDS = ("one", "of", "the", "many", "small", "things", "that", "a", "model", "may", "learn", "from", "its", "data")
+TASKS = """
+from tasks.seqio_tasks import lines_task
+
+lines_task("own", {{"train": {train!r}, "validation": {train!r}}})
+"""
 
 
 def documents(count):
@@ -50,6 +55,8 @@ def kinds(tmp_path_factory):
     kinds["function"] = ["DATA=function", "DATASET=own_documents:documents", "ROWS=truncate"]
     parts = [[f"jsonl:{folder}/jsonl/*.jsonl", 3], [f"lines:{folder}/lines/a.txt", 1], ["text:", 1]]
     kinds["mixture"] = ["DATA=mixture", f"MIXTURE={tuple(map(tuple, parts))!r}"]
+    (folder / "own_tasks.py").write_text(TASKS.format(train=f"{folder}/lines/a.txt"))
+    kinds["seqio"] = ["DATA=seqio", "SEQIO_TASK=vortaro_lines:own", "VOCAB_SIZE=264", "train.input.snapshot_every=1"]
     (folder / "kinds.json").write_text(json.dumps(kinds))
     return folder, kinds
 

@@ -63,7 +63,9 @@ def test_a_resumed_run_ends_in_the_same_bits(here, capsys):
 def test_an_unknown_task_is_one_sentence():
     sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg91"]
     options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
-    with pytest.raises(UsageError, match=r"no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"):
+    with pytest.raises(
+        UsageError, match=r"no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"
+    ):
         run(options)
 
 
