@@ -11,7 +11,7 @@ EXTRAS = tensorboard,dev,hf,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-tpu lint bench
 help:
-	@echo "make demo   set up, train the demo on the standard library's source (about three minutes), sample from it"
+	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests"
 	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
@@ -52,6 +52,7 @@ lint: $(TESTED)
 bench: $(TESTED)
 	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.decoding
+	$(RUN) -m benchmarks.data
 	$(RUN) -m benchmarks.vq speed
 	$(RUN) -m benchmarks.vq flat
 	$(RUN) -m benchmarks.vq sampling
