@@ -22,8 +22,8 @@ from tasks.seqio_tasks import lines_task
 
 lines_task("run", {"train": "train.txt", "validation": "held.txt"})
 """
-KNOBS = ("DATA=seqio", "SEQIO_TASK=vortaro_lines:run", "VOCAB_SIZE=264", "NUM_STEPS=12", "SAVE_EVERY=8", "LOG_EVERY=1", "EVAL_EVERY=12")
-PATHS = ("train.input.snapshot_every=3", "train.keep_last=2")
+KNOBS = ("DATA=seqio", "SEQIO_TASK=vortaro_lines:run", "VOCAB_SIZE=264", "NUM_STEPS=12", "SAVE_EVERY=8", "LOG_EVERY=1")
+PATHS = ("EVAL_EVERY=12", "train.input.snapshot_every=3", "train.keep_last=2")
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def test_a_resumed_run_ends_in_the_same_bits(here, capsys):
 def test_an_unknown_task_is_one_sentence():
     sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg91"]
     options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
-    with pytest.raises(UsageError, match="no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"):
+    with pytest.raises(
+        UsageError, match=r"no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"
+    ):
         run(options)
 
 

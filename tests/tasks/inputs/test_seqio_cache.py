@@ -3,11 +3,11 @@
 from tasks.inputs.seqio_input import SeqioInput
 from tests.tasks.inputs.test_seqio_input import texts_of
 
-MODULE = '''
+MODULE = """
 from tasks.seqio_tasks import lines_task
 
 lines_task("test_cached", {{"train": "{0}/lines.txt", "validation": "{0}/held.txt"}})
-'''
+"""
 
 
 def test_cached_examples_are_those_of_the_source(seqio_tasks, command, tmp_path):

@@ -43,7 +43,7 @@ def test_sentence_pieces(seqio_tasks, tmp_path):
 def test_a_model_that_is_not_there(seqio_tasks):
     from tasks.seqio_tasks import lines_task
 
-    with pytest.raises(UsageError, match="no SentencePiece model 'none.model'"):
+    with pytest.raises(UsageError, match=r"no SentencePiece model 'none.model'"):
         lines_task("test_none", {"train": "x"}, vocabulary="none.model")
 
 
