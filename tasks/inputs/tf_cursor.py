@@ -24,18 +24,19 @@ class TfCursor:
     def __init__(self, make: Callable[[], Any], snapshot_every: int):
         self._make, self._every = make, snapshot_every
         self._iterator: Any = None
-        self._next, self._last = 0, None  # the last element read is _next - 1
+        self._next = 0
+        self._last: Element | None = None  # element _next - 1, where it was read
         self._snapshot: dict[str, Any] | None = None
 
     def element(self, index: int) -> Element | None:
         """Element `index`; None behind the end."""
-        if self._iterator is None or index < self._next - 1 or (index == self._next - 1 and self._last is None):
-            self._open()
-        assert self._iterator is not None
+        iterator = self._iterator
+        if iterator is None or index < self._next - 1 or (index == self._next - 1 and self._last is None):
+            iterator = self._open()
         while self._next <= index:
             if self._next and self._next % self._every == 0:
                 self._take()  # before the element is read: whoever has it may ask for it again when resumed
-            self._last = next(self._iterator, None)
+            self._last = next(iterator, None)
             if self._last is None:
                 self._iterator = None
                 return None
@@ -62,11 +63,12 @@ class TfCursor:
         self._next, self._snapshot = int(snapshot["batch"]), snapshot
         return True
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         from clu.data.dataset_iterator import TfDatasetIterator
 
         self._iterator = TfDatasetIterator(self._make(), checkpoint=True)
         self._next, self._last, self._snapshot = 0, None, None
+        return self._iterator
 
     def _take(self) -> None:
         import tensorflow as tf

@@ -22,16 +22,8 @@ from tasks.seqio_tasks import lines_task
 
 lines_task("run", {"train": "train.txt", "validation": "held.txt"})
 """
-KNOBS = (
-    "DATA=seqio",
-    "SEQIO_TASK=vortaro_lines:run",
-    "VOCAB_SIZE=264",
-    "NUM_STEPS=12",
-    "SAVE_EVERY=8",
-    "LOG_EVERY=1",
-    "EVAL_EVERY=12",
-)
-PATHS = ("train.input.snapshot_every=3", "train.keep_last=2")
+KNOBS = ("DATA=seqio", "SEQIO_TASK=vortaro_lines:run", "VOCAB_SIZE=264", "NUM_STEPS=12", "SAVE_EVERY=8", "LOG_EVERY=1")
+PATHS = ("EVAL_EVERY=12", "train.input.snapshot_every=3", "train.keep_last=2")
 
 
 @pytest.fixture

@@ -220,13 +220,13 @@ def test_a_split_that_is_not_there_is_read_from_another(seqio_tasks):
 BAD = [
     (
         {"task": "vortaro_lines:tset"},
-        r"no seqio Task or Mixture 'vortaro_lines:tset'. Did you mean 'vortaro_lines",
+        r"no seqio Task or Mixture 'vortaro_lines:tset'. Did you mean 'vortaro_lines:test",
     ),
     ({"split": "valid"}, r"no split 'valid'. Did you mean 'validation'\?"),
     ({"objective": "prefix_lm"}, r"no feature 'inputs', which the objective prefix_lm needs. Valid: 'targets'."),
     (
         {"use_cached": True, "cache_dir": "cache"},
-        r"not cached in 'cache': run `seqio_cache_tasks --tasks=vortaro",
+        r"not cached in 'cache': run `seqio_cache_tasks --tasks=vortaro_lines:",
     ),
     ({"batch_size": 400}, r"makes \d+ rows of 64 positions, fewer than the 400 of a batch"),
     ({"task": "vortaro_tfds:pg19"}, r"cannot read the data of task 'vortaro_tfds:pg19'"),
@@ -249,3 +249,19 @@ def test_a_part_without_examples_is_one_sentence(seqio_tasks):
 def test_a_task_that_cannot_be_cached_says_why(seqio_tasks):
     with pytest.raises(UsageError, match=r"its preprocessors hold no seqio.CacheDatasetPlaceholder"):
         rows(seqio_tasks.masked, objective="encoder", use_cached=True).require_data()
+
+
+def test_a_function_without_a_seed_says_what_it_lacks(seqio_tasks):
+    import seqio
+    import tensorflow as tf
+
+    seqio.TaskRegistry.add(
+        "test_seedless",
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files: tf.data.Dataset.from_tensors({"targets": [3, 4]}), splits=["train"]
+        ),
+        preprocessors=[],
+        output_features={"targets": seqio.Feature(seqio.PassThroughVocabulary(20), add_eos=False)},
+    )
+    with pytest.raises(UsageError, match="a function without the argument `seed`: add `seed=None`"):
+        rows("test_seedless").require_data()
