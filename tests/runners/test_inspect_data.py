@@ -1,0 +1,109 @@
+"""What an experiment reads, told before it is trained; and bad data, told in one sentence."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from registry.build import build
+from registry.resolve import resolve
+from runners.inspect_data import look, rows_of, segment_lengths
+from runners.main import main
+from tasks.vocabulary import ByteVocabulary
+
+
+@pytest.fixture
+def documents(tmp_path, monkeypatch):
+    """A folder to work in, with JSON lines in it and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    texts = [f"{i} " + "word " * int(rng.integers(1, 12)) for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return texts
+
+
+def sets(*knobs):
+    return [f"--set={knob}" for knob in knobs]
+
+
+def inspect(*knobs):
+    flags = ["--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--workdir=look"]
+    return main([*flags, *sets("DATA=jsonl", "DATA_PATH=a.jsonl", *knobs)])
+
+
+def test_rows_lengths_padding_and_speed_are_shown(documents, capsys, tmp_path):
+    assert inspect("ROWS=pack", "DOCUMENT_MASKS=true") == 0
+    said = capsys.readouterr().out
+    assert "Tokens: bytes" in said
+    assert re.search(r"positions with a target +(9[7-9]|100)\.\d%", said)
+    assert re.search(r"tokens per second +[\d,]{4,}", said)
+    shown = re.findall(r"row \d+, positions \d+ to \d+: '(.*)'", said)
+    assert shown
+    assert all("word" in text for text in shown)
+    page = (tmp_path / "look" / "data.html").read_text()
+    assert page.count("<span") >= 4
+    assert "data:image/png" in page
+
+
+def test_padding_is_remarked_upon(documents, capsys):
+    assert inspect("ROWS=truncate", "SEQ_LEN=256") == 0
+    assert "of the positions of train are padding: --set=ROWS=pack" in capsys.readouterr().out
+
+
+def test_measures_are_those_of_the_rows_that_were_read(documents):
+    knobs = ["DATA=jsonl", "DATA_PATH=a.jsonl", "ROWS=truncate", "SEQ_LEN=16", "DOCUMENT_MASKS=true"]
+    source = build(resolve("gpt.GptStdlib", knobs, smoke=True).Test(), "test").inputs["validation"]
+    found = look("validation", source, ByteVocabulary())
+    rows = [row for batch in source.iterator() for row in rows_of(batch) if row.weights.any()]
+    assert found.rows == len(rows)
+    assert found.targets == sum(int(row.weights.sum()) for row in rows)
+    assert found.lengths.tolist() == [length for row in rows for length in segment_lengths(row)]
+    assert found.positions == source.num_batches() * 8 * 16
+    assert found.text_bytes == found.targets, "byte 0 is a byte too"
+
+
+@pytest.mark.parametrize(
+    ("content", "knobs", "says"),
+    [
+        (b"", (), r"'a.jsonl' is empty"),
+        (b'{"txt": "a"}\n', (), r"no column 'text'.*'txt'"),
+        (b"not json\n", (), r"No line of 'a.jsonl' is a JSON object"),
+        (b'{"text": "a"}\n', ("DATA_COLUMN=body",), r"no column 'body'"),
+        (b'{"text": "a"}\n', ("DATA_PATH=b*.jsonl",), r"'b\*.jsonl'"),
+        (b'{"text": "a"}\n', ("DATA_PATH=@list",), r"'list'"),
+        (b'{"text": "a"}\n', ("DATA=huggingface",), r"DATA = huggingface needs to know what to read: --set=DATASET="),
+        (b'{"text": "a"}\n', ("DATA=mixture",), r"DATA = mixture needs sources"),
+        (b'{"text": "a"}\n', ("DATA=mixture", 'MIXTURE=(("josnl:a.jsonl",1),)'), r"Did you mean 'jsonl'"),
+        (b'{"text": "a"}\n', ("SPLIT_FRACTIONS=0.5,0.1,0.1",), r"must be three numbers"),
+        (b'{"text": "a"}\n', ("DATA=jsno",), r"DATA.*jsonl"),
+        (b'{"text": "a"}\n', ("DATA=tokens",), r"ends? in .npy or .bin"),
+    ],
+)
+def test_bad_data_is_one_sentence(documents, tmp_path, capsys, content, knobs, says):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert inspect(*knobs) == 2
+    error = capsys.readouterr().err.strip()
+    assert re.search(says, error), error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1
+
+
+def test_documents_that_are_no_text_are_skipped_and_counted(documents, tmp_path, capsys):
+    with (tmp_path / "a.jsonl").open("ab") as file:
+        file.write(b'\n{"text": "\xff"}\n{"text": ""}\n{"te')
+    assert inspect("ROWS=pack") == 0
+    assert re.search(r"Skipped 3 documents: .*1 for invalid UTF-8", capsys.readouterr().out)
+
+
+def test_a_file_that_goes_away_behind_its_tokens_changes_nothing_in_the_run(documents, tmp_path, capsys):
+    experiment = resolve("gpt.GptStdlib", ["DATA=jsonl", "DATA_PATH=a.jsonl"], smoke=True)
+    source = build(experiment.Train(), "train").input
+    source.require_data()
+    before = source.batch(7)
+    (tmp_path / "a.jsonl").unlink()
+    assert np.array_equal(source.batch(7).targets, before.targets)
+    source.batch(10**6)
+    assert inspect() == 2, "a run that begins without it is told so"
+    assert re.search(r"'a.jsonl'", capsys.readouterr().err)
