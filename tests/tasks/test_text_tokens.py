@@ -3,13 +3,10 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
 
 import jax
 import numpy as np
 import pytest
-from tasks.inputs.text import TextInput
-from tasks.inputs.text_tokens import TextTokensInput
 
 from layers.errors import UsageError
 from registry.build import build
@@ -17,20 +14,28 @@ from registry.resolve import resolve
 from registry.snapshot import flat_config, snapshot
 from runners.evaluate import evaluate
 from runners.session import Session
-from tasks.batch import Batch
-from tasks.inputs.corpus import stretches
-from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.inputs.corpus import StandardLibrary, stretches
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.pieces import PiecesInput
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.running_text import RunningText
 from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
+from tasks.inputs.token_cache import CachedDocuments
 from tasks.metrics import language_scalars
 from tasks.subwords import Gpt2Vocabulary, SentencePieceVocabulary
-from tasks.vocabulary import Vocabulary
 from tests.models import Small
+from tests.tasks.inputs.sources_of import cached
 from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece
 
 SIZES = {"batch_size": 2, "seq_len": 8}
+
+
+def rows(folder, vocabulary, path="text.txt", **fields):
+    """Rows of a text file, or of the standard library."""
+    text = RunningText(path=path and str(folder / path))
+    source = CachedDocuments(source=text, vocabulary=vocabulary, folder=str(folder / "cache"), stop_tokens=path is None)
+    return TokensInput(**{**SIZES, "source": source, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -51,42 +56,38 @@ def test_stretches_end_behind_separators():
 
 
 def test_a_text_file_is_encoded_whole(folder):
-    given = {**SIZES, "path": str(folder / "text.txt"), "split": "train"}
-    source = TextTokensInput(**given, vocabulary=Gpt2Vocabulary(str(folder / "pairs")))
-    raw = source.text_bytes().tobytes()
-    assert source.vocabulary.decode(source.data.tolist()) == raw.decode(errors="replace")
-    assert source.data.dtype == np.uint16
-    assert "tokens of GPT-2's files in" in source.describe()
+    source = rows(folder, Gpt2Vocabulary(str(folder / "pairs")))
+    raw = RunningText(path=str(folder / "text.txt"))._bytes.text.read("train").tobytes()
+    ids = source.tokens.read(0, 10**6)
+    assert source.source.vocabulary.decode(ids.tolist()) == raw.decode(errors="replace")
     one_pass = dataclasses.replace(source, shuffle=False)
-    batches = [one_pass.batch(k) for k in range(one_pass.num_batches())]
+    batches = [one_pass.batch(k) for k in range(one_pass.num_batches() or 0)]
     targets = np.concatenate([batch.targets[batch.weights > 0] for batch in batches])
-    assert targets.tolist() == source.data[1:].tolist()
-    assert list(source.texts()) == raw.decode(errors="replace").removesuffix("\n").split("\n")
+    assert targets.tolist() == ids[1:].tolist()
+    assert "".join(source.texts()) == raw.decode(errors="replace")
 
 
 def test_files_of_the_standard_library_are_documents(folder, monkeypatch):
     text = b"def f():\n    pass\0import os\n\0"
-    monkeypatch.setattr(TextInput, "text_bytes", lambda self: np.frombuffer(text, np.uint8))
+    monkeypatch.setattr(StandardLibrary, "read", lambda self, split: np.frombuffer(text, np.uint8))
+    monkeypatch.setattr(StandardLibrary, "version", lambda self: "two files")
     vocabulary = Gpt2Vocabulary(str(folder / "pairs"))
-    source = TextTokensInput(batch_size=1, seq_len=4, vocabulary=vocabulary)
+    source = rows(folder, vocabulary, path=None, batch_size=1, seq_len=4)
     assert list(source.texts()) == ["def f():\n    pass", "import os\n"]
     ids = [[*vocabulary.encode(document), vocabulary.stop_id] for document in source.texts()]
-    assert source.data.tolist() == list(itertools.chain(*ids))
+    assert source.tokens.read(0, 99).tolist() == list(itertools.chain(*ids))
     assert source.byte_ratio == 1.0
 
 
 def test_too_little_text(folder):
-    vocabulary = Gpt2Vocabulary(str(folder / "pairs"))
-    source = TextTokensInput(
-        batch_size=1, seq_len=10**5, path=str(folder / "text.txt"), vocabulary=vocabulary, split="validation"
-    )
-    with pytest.raises(UsageError, match=r"The validation split of '.*text.txt' has \d+ tokens, fewer than"):
+    source = rows(folder, Gpt2Vocabulary(str(folder / "pairs")), seq_len=10**5, split="validation")
+    with pytest.raises(UsageError, match=r"The validation split of .*text.txt' has \d+ tokens, fewer than"):
         source.require_data()
 
 
 def test_what_wraps_an_input_has_its_texts_and_ratio(folder):
     vocabulary = SentencePieceVocabulary(str(folder / "words.model"))
-    source = TextTokensInput(**SIZES, path=str(folder / "text.txt"), vocabulary=vocabulary)
+    source = rows(folder, vocabulary)
     assert source.byte_ratio != 1.0
     around = [
         PiecesInput(source=source, batch_size=2, seq_len=4),
@@ -100,55 +101,23 @@ def test_what_wraps_an_input_has_its_texts_and_ratio(folder):
         SyntheticPackedInput(**SIZES, vocab_size=9).texts()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stub(IndexedInput):
-    """Every token of some documents is a target once."""
-
-    vocabulary: Vocabulary
-    documents: tuple[str, ...]
-
-    @property
-    def ids(self) -> np.ndarray:
-        encoded = self.vocabulary.encode_batch(self.documents)
-        return np.concatenate([np.append(ids, self.vocabulary.stop_id) for ids in encoded])
-
-    @property
-    def raw_bytes(self) -> int:
-        return sum(len(document.encode()) for document in self.documents)
-
-    @property
-    def byte_ratio(self) -> float:
-        return self.raw_bytes / float(self.vocabulary.token_bytes()[self.ids].sum())
-
-    def texts(self) -> Iterator[str]:
-        return iter(self.documents)
-
-    def num_batches(self) -> int:
-        return -(-len(self.ids) // (self.batch_size * self.seq_len))
-
-    def batch(self, index: int, shard: Shard = Shard()) -> Batch:
-        size = self.batch_size * self.seq_len
-        part = self.ids[index * size : (index + 1) * size]
-        targets = np.zeros((self.batch_size, self.seq_len), np.int32)
-        targets.flat[: len(part)] = part
-        weights = (np.arange(size) < len(part)).reshape(targets.shape).astype(np.float32)
-        return Batch(inputs=np.zeros_like(targets), targets=targets, weights=weights)
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "sentencepiece"])
 def test_bits_per_byte_of_a_split_are_its_nats_over_its_raw_bytes(folder, kind):
     path = {"gpt2": folder / "pairs", "sentencepiece": folder / "words.model"}[kind]
     knobs = {"VOCABULARY": kind, "VOCABULARY_PATH": str(path), "VOCAB_SIZE": 290, "DATA": "text", "BATCH_SIZE": 2}
-    knobs |= {"TEXT_PATH": str(folder / "text.txt"), "NUM_LAYERS": 1}
+    knobs |= {"DATA_PATH": str(folder / "text.txt"), "NUM_LAYERS": 1}
     session = Session(Small.derive(**knobs)(), jax.devices()[:1])
     documents = (ODD, "the  cat", TEXT)
-    stub = Stub(batch_size=2, seq_len=16, vocabulary=session.task.vocabulary, documents=documents)
-    session.test = dataclasses.replace(session.test, inputs={"validation": stub})
+    source = cached(folder / "cache", documents, vocabulary=session.task.vocabulary, fractions=(0.0, 1.0, 0.0))
+    sizes = {"batch_size": 2, "seq_len": 16, "split": "validation", "shuffle": False}
+    held_out = TokensInput(source=source, rows="restart", **sizes)
+    session.test = dataclasses.replace(session.test, inputs={"validation": held_out})
     with session.placed():
         scalars = evaluate(session, session.init().variables, "validation")
-    nats = scalars["loss"] * len(stub.ids)
-    assert scalars["bits_per_byte"] == pytest.approx(nats / math.log(2) / stub.raw_bytes, rel=1e-5)
-    assert (stub.byte_ratio == 1) == (kind == "gpt2")
+    nats = scalars["loss"] * len(held_out.tokens)
+    raw_bytes = sum(len(document.encode()) for document in documents)
+    assert scalars["bits_per_byte"] == pytest.approx(nats / math.log(2) / raw_bytes, rel=1e-5)
+    assert (held_out.byte_ratio == 1) == (kind == "gpt2")
 
 
 def test_the_ratio_divides_bits_per_byte_alone():
@@ -187,5 +156,5 @@ def test_small_forms_are_bytes_again():
 
 
 def test_data_that_are_bytes_take_no_other_vocabulary():
-    with pytest.raises(UsageError, match=r"DATA = pg19 is read as bytes: leave VOCABULARY = sentencepiece out\."):
-        flat_config(resolve("vq.VQPg19", NO_FILE))
+    with pytest.raises(UsageError, match=r"DATA = enwik8 is read as bytes: leave VOCABULARY = sentencepiece out\."):
+        flat_config(resolve("vq.VQEnwik8", [*NO_FILE, "DATA=enwik8"]))
