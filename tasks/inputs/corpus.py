@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from layers.errors import UsageError, did_you_mean
+from tasks.inputs.indexed import ByteCounts
 from tasks.inputs.tokens import Tokens
 
 SPLITS = ("train", "validation", "test")
@@ -67,7 +68,8 @@ class ByteText:
     fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
 
     def tokens(self, split: str) -> Tokens:
-        return Tokens([self.text.read(split)], stop_id=DOCUMENT_END[0])
+        data = self.text.read(split)
+        return Tokens([data], stop_id=DOCUMENT_END[0], byte_counts=ByteCounts(len(data), len(data)))
 
     def texts(self, split: str) -> Iterator[str]:
         """Files of the standard library, or lines of the file."""

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +29,13 @@ class Shard:
             raise UsageError(f"A batch of {batch_size} rows cannot be shared by {self.count} hosts equally.")
         size = batch_size // self.count
         return range(self.index * size, (self.index + 1) * size)
+
+
+class ByteCounts(NamedTuple):
+    """How much text tokens stand for."""
+
+    text: float  # bytes of the text itself
+    counted: float  # what the vocabulary's `token_bytes` sum up to
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +70,19 @@ class IndexedInput(abc.ABC):
         return [(self.batch_size, self.seq_len)]
 
     @property
+    def byte_counts(self) -> "ByteCounts | None":
+        """Bytes of the split; None where the vocabulary counts them exactly, or nobody knows."""
+        return None
+
+    @property
     def byte_ratio(self) -> float:
         """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the whole split.
 
         Above 1 where encoding loses bytes (white space, unknown characters, normalisation), below it where it adds
         some; bits per byte are divided by it.
         """
-        return 1.0
+        counts = self.byte_counts
+        return counts.text / counts.counted if counts is not None and counts.counted else 1.0
 
     def texts(self) -> Iterator[str]:
         """The text that rows are made of, in order and in pieces of the source's own: documents, lines.

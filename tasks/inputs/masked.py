@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import IndexedInput, Shard, generator
+from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard, generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class MaskedInput(IndexedInput):
         self.source.require_data()
 
     @property
-    def byte_ratio(self) -> float:
-        return self.source.byte_ratio
+    def byte_counts(self) -> ByteCounts | None:
+        return self.source.byte_counts
 
     def texts(self) -> Iterator[str]:
         return self.source.texts()

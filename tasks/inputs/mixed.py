@@ -8,7 +8,8 @@ import numpy as np
 
 from layers.errors import UsageError
 from tasks.batch import Batch
-from tasks.inputs.indexed import IndexedInput, RowInput, Shard, generator
+from tasks.inputs.indexed import ByteCounts, IndexedInput, RowInput, Shard, generator
+from tasks.inputs.rows import TokensInput
 
 PERIOD = 1000  # rows in which every source has its share exactly
 
@@ -71,6 +72,14 @@ class MixedInput(RowInput):
     def _segmented(self) -> bool:
         return any(source.row(0).segment_ids is not None for source in self.sources)
 
+    @property
+    def byte_counts(self) -> ByteCounts | None:
+        """Of a million tokens in these shares; each source has its own bytes per token."""
+        scales = [share * 1000 / _tokens(source) for share, source in zip(self.shares, self.sources, strict=True)]
+        counts = [source.byte_counts for source in self.sources]
+        scaled = [c and ByteCounts(c.text * s, c.counted * s) for c, s in zip(counts, scales, strict=True)]
+        return _sum(scaled)
+
     def describe(self) -> str:
         parts = zip(self.shares / PERIOD, self.sources, strict=True)
         return "; ".join(f"{share:.1%} {source.describe()}" for share, source in parts)
@@ -115,10 +124,8 @@ class ChainedInput(IndexedInput):
         return any(source.batch(0, shard).segment_ids is not None for source in self.sources)
 
     @property
-    def byte_ratio(self) -> float:
-        """Of the sources, weighted by their batches."""
-        batches = np.diff(self._bounds)
-        return float(np.average([source.byte_ratio for source in self.sources], weights=batches))
+    def byte_counts(self) -> ByteCounts | None:
+        return _sum([source.byte_counts for source in self.sources])
 
     def describe(self) -> str:
         return "; then ".join(source.describe() for source in self.sources)
@@ -136,6 +143,16 @@ def _take_sizes(mixed: MixedInput | ChainedInput, sources: tuple[IndexedInput, .
         raise UsageError(f"Sources of a mixture must have rows of one size, not {sorted(sizes)}.")
     for name in ("batch_size", "seq_len"):
         object.__setattr__(mixed, name, getattr(sources[0], name))
+
+
+def _sum(counts: list[ByteCounts | None]) -> ByteCounts | None:
+    known = [count for count in counts if count is not None]
+    return ByteCounts(*map(sum, zip(*known, strict=True))) if known else None
+
+
+def _tokens(source: RowInput) -> int:
+    """Tokens of the source's split, where it has some number of them."""
+    return len(source.tokens) if isinstance(source, TokensInput) else 1
 
 
 def _one_segment(batch: Batch) -> Batch:

@@ -9,7 +9,7 @@ import numpy as np
 
 from layers.errors import UsageError
 from tasks.batch import Batch
-from tasks.inputs.indexed import RowInput, generator
+from tasks.inputs.indexed import ByteCounts, RowInput, generator
 from tasks.inputs.packing import best_fit
 from tasks.inputs.tokens import Tokens, TokenSource
 
@@ -68,8 +68,8 @@ class TokensInput(RowInput):
         return self.source.texts(self.split)
 
     @property
-    def byte_ratio(self) -> float:
-        return self.tokens.byte_ratio
+    def byte_counts(self) -> ByteCounts | None:
+        return self.tokens.byte_counts
 
     @functools.cached_property
     def num_rows(self) -> int | None:

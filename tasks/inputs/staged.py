@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class StagedInput(IndexedInput):
         self.source.require_data()
 
     @property
-    def byte_ratio(self) -> float:
-        return self.source.byte_ratio
+    def byte_counts(self) -> ByteCounts | None:
+        return self.source.byte_counts
 
     def texts(self) -> Iterator[str]:
         return self.source.texts()

@@ -27,6 +27,7 @@ import numpy as np
 
 from layers.errors import UsageError
 from tasks.inputs.corpus import SPLITS, check_fractions, check_split
+from tasks.inputs.indexed import ByteCounts
 from tasks.inputs.part_store import PartStore, StoredPart, StoredSplit
 from tasks.inputs.sources.documents import Document, DocumentSource, Part, Skipped
 from tasks.inputs.tokens import Tokens
@@ -61,13 +62,12 @@ class CachedDocuments:
         stored = [part.splits[split] for part in parts if split in part.splits]
         if not any(part.documents for part in stored):
             raise UsageError(f"The {split} split of {self.source.describe()} holds no document.{self._skips(parts)}")
-        counted = sum(part.counted_bytes for part in stored)
         return Tokens(
             [part.ids for part in stored],
             [part.ends for part in stored],
             stop_id=self.vocabulary.stop_id,
             start_id=self.vocabulary.start_id,
-            byte_ratio=sum(part.text_bytes for part in stored) / counted if counted else 1.0,
+            byte_counts=ByteCounts(sum(part.text_bytes for part in stored), sum(part.counted_bytes for part in stored)),
         )
 
     def describe(self) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from layers.errors import UsageError
+from tasks.inputs.indexed import ByteCounts
 
 CHUNK = 1 << 24  # ids that are looked through at once
 
@@ -22,16 +23,16 @@ class Tokens:
         stop_id: int | None = None,
         start_id: int | None = None,
         offset: int = 0,
-        byte_ratio: float = 1.0,
+        byte_counts: ByteCounts | None = None,
         vocabulary_size: int | None = None,
         name: str = "tokens",
     ):
         """`pieces` are integer arrays (n,), and `ends` where documents end in each, exclusive, ascending.
 
-        Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_ratio` is what
-        IndexedInput.byte_ratio says. With `vocabulary_size`, ids are held against it when they are read.
+        Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_counts` is
+        that of IndexedInput. With `vocabulary_size`, ids are held against it when they are read.
         """
-        self.stop_id, self.start_id, self.byte_ratio = stop_id, start_id, byte_ratio
+        self.stop_id, self.start_id, self.byte_counts = stop_id, start_id, byte_counts
         self._pieces, self._ends, self._offset = list(pieces), ends, offset
         self._vocabulary_size, self._name = vocabulary_size, name
         self._bounds = np.cumsum([0, *(len(piece) for piece in self._pieces)])

@@ -1,5 +1,7 @@
 """Mixtures: shares exact, order by seed, position k direct; held-out data one after the other."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from tasks.inputs.indexed import Shard
 from tasks.inputs.mixed import ChainedInput, MixedInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
+from tasks.vocabulary import ByteVocabulary
 from tests.models import same
 from tests.tasks.inputs.sources_of import cached
 
@@ -60,9 +63,23 @@ def test_held_out_parts_follow_each_other(tmp_path):
     assert chained.num_batches() == sum(counts)
     assert same(chained.batch(counts[0] + 1), parts[1].batch(1))
     assert same(chained.batch(counts[0] - 1), parts[0].batch(counts[0] - 1))
-    assert chained.byte_ratio == 1.0
+    assert (chained.byte_counts, chained.byte_ratio) == ((480, 480), 1.0)
     segmented = SyntheticPackedInput(vocab_size=30, batches=2, **SIZES)
     assert ChainedInput(sources=(parts[0], segmented)).batch(0).segment_ids is not None
+
+
+def test_bytes_of_a_mixture_are_those_of_its_rows(tmp_path):
+    class Halved(ByteVocabulary):
+        def token_bytes(self):
+            return super().token_bytes() / 2
+
+    lossy = cached(tmp_path / "lossy", ("ab" * 30,), fractions=(1.0, 0.0, 0.0), vocabulary=Halved(special_tokens=3))
+    sources = (text(tmp_path, "a"), TokensInput(source=lossy, rows="restart", **SIZES))
+    mixed = MixedInput(sources=sources, weights=(3, 1))
+    exact, lost = (240 / 300, 60 / 61)  # bytes per token of text
+    assert mixed.byte_ratio == pytest.approx((3 * exact + lost) / (3 * exact + lost / 2))
+    chained = ChainedInput(sources=tuple(dataclasses.replace(source, shuffle=False) for source in sources))
+    assert chained.byte_ratio == pytest.approx((240 + 60) / (240 + 30))
 
 
 def test_bad_mixtures(tmp_path):

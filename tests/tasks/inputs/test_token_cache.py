@@ -24,7 +24,7 @@ def test_documents_follow_each_other_with_their_ends(tmp_path):
     ids = [*b"ab", -2, *"ü".encode(), -2, *b"c", -2]
     assert (tokens.read(0, 100) - 3).tolist() == ids
     assert tokens.document_ends.tolist() == [3, 6, 8]
-    assert (len(tokens), tokens.stop_id, tokens.byte_ratio) == (8, 1, 1.0)
+    assert (len(tokens), tokens.stop_id, tokens.byte_counts) == (8, 1, (5, 5))
     assert (tokens.read(2, 7) - 3).tolist() == ids[2:7]
 
 
@@ -125,7 +125,10 @@ def test_what_the_vocabulary_loses_is_in_the_byte_ratio(tmp_path):
             return super().token_bytes() / 2
 
     vocabulary = Halved(special_tokens=3)
-    assert cached(tmp_path, ("abcd", "ü"), fractions=EVERYTHING, vocabulary=vocabulary).tokens("train").byte_ratio == 2
+    assert cached(tmp_path, ("abcd", "ü"), fractions=EVERYTHING, vocabulary=vocabulary).tokens("train").byte_counts == (
+        6,
+        3,
+    )
 
 
 def test_a_remote_cache_is_made_once_for_all_machines(tmp_path, monkeypatch):
