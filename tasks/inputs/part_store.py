@@ -1,6 +1,7 @@
 """The files of a token cache: parts that are whole or not there, in a local folder or a remote one."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -17,14 +18,15 @@ from layers.errors import UsageError
 from tasks.inputs.corpus import cache_folder
 
 DESCRIPTION = "part.json"
+OPEN_FILES = 256  # mappings kept at once
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSplit:
     """What a part holds of one split."""
 
-    ids: np.ndarray  # (tokens,), memory-mapped
-    ends: np.ndarray  # int64 (documents,): where documents end, exclusive; memory-mapped
+    ids: "MappedArray"  # (tokens,)
+    ends: "MappedArray"  # int64 (documents,): where documents end, exclusive
     text_bytes: int  # of the documents' text
     counted_bytes: float  # what the vocabulary's token_bytes sum up to
 
@@ -35,6 +37,27 @@ class StoredSplit:
     @property
     def documents(self) -> int:
         return len(self.ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedArray:
+    """An array in a file, mapped into memory when it is read, and let go when many others were read since.
+
+    A mapping holds its file open; a cache may have more parts than a process may open files.
+    """
+
+    path: str
+    dtype: str
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        try:
+            return _mapping(self.path, self.dtype)[places] if self.length else np.zeros(0, self.dtype)
+        except OSError as error:
+            raise UsageError(f"The cached tokens '{self.path}' are gone ({error.strerror}): start again.") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,14 +179,20 @@ class PartWriter:
 
 
 def _map(folder: Path, split: str, counts: dict[str, Any]) -> StoredSplit:
-    dtype = np.dtype(counts["dtype"])
+    dtype = counts["dtype"]
     arrays = {}
-    for name, kind, length in (("ids", dtype, counts["tokens"]), ("ends", np.dtype("<i8"), counts["documents"])):
+    for name, kind, length in (("ids", dtype, counts["tokens"]), ("ends", "<i8", counts["documents"])):
         file = folder / f"{split}.{name}"
-        if file.stat().st_size != length * kind.itemsize:
-            raise ValueError(f"{file.name} has {file.stat().st_size} bytes instead of {length * kind.itemsize}")
-        arrays[name] = np.memmap(file, kind, mode="r") if length else np.zeros(0, kind)
+        size = length * np.dtype(kind).itemsize
+        if file.stat().st_size != size:
+            raise ValueError(f"{file.name} has {file.stat().st_size} bytes instead of {size}")
+        arrays[name] = MappedArray(str(file), kind, length)
     return StoredSplit(**arrays, text_bytes=counts["text_bytes"], counted_bytes=counts["counted_bytes"])
+
+
+@functools.lru_cache(maxsize=OPEN_FILES)
+def _mapping(path: str, dtype: str) -> np.ndarray:
+    return np.memmap(path, dtype, mode="r")
 
 
 def _rename(part: Path, target: Path) -> None:

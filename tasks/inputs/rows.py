@@ -168,13 +168,8 @@ class TokensInput(RowInput):
         return np.array([tokens.stop_id if tokens.start_id is None else tokens.start_id], np.int32)
 
 
-@functools.lru_cache(maxsize=4)
-def _windows(seed: int, epoch: int, windows: int, offsets: int) -> tuple[int, np.ndarray]:
-    """Where an epoch's first window starts, and the order it visits its windows in."""
+@functools.lru_cache(maxsize=2)
+def _offset(seed: int, epoch: int, offsets: int) -> tuple[int, np.random.Generator]:
+    """Where an epoch's first window starts, and the random numbers behind it."""
     rng = generator(seed, epoch)
-    return int(rng.integers(offsets)), rng.permutation(windows)
-
-
-@functools.lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    return generator(seed, epoch).permutation(rows)
+    return int(rng.integers(offsets)), rng

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,8 +17,8 @@ class Tokens:
 
     def __init__(
         self,
-        pieces: Sequence[np.ndarray],
-        ends: Sequence[np.ndarray] | None = None,
+        pieces: Sequence[Any],
+        ends: Sequence[Any] | None = None,
         *,
         stop_id: int | None = None,
         start_id: int | None = None,
@@ -27,7 +27,7 @@ class Tokens:
         vocabulary_size: int | None = None,
         name: str = "tokens",
     ):
-        """`pieces` are integer arrays (n,), and `ends` where documents end in each, exclusive, ascending.
+        """`pieces` are integer arrays (n,), of numpy or what gives such for a slice, and `ends` where documents end in each, exclusive, ascending.
 
         Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_counts` is
         that of IndexedInput. With `vocabulary_size`, ids are held against it when they are read.
@@ -67,7 +67,7 @@ class Tokens:
     def document_ends(self) -> np.ndarray:
         """int64 (documents,): where each document ends, exclusive; the last at the end of all ids."""
         if self._ends is not None:
-            ends = [ends.astype(np.int64) + low for ends, low in zip(self._ends, self._bounds, strict=False)]
+            ends = [ends[:].astype(np.int64) + low for ends, low in zip(self._ends, self._bounds, strict=False)]
         else:
             ends = []
             for piece, low in zip(self._pieces, self._bounds, strict=False):
