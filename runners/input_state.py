@@ -7,7 +7,20 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from layers.errors import UsageError
+from tasks.inputs.indexed import IndexedInput
+
 State = dict[str, Any]
+
+
+def require_same_data(state: State | None, source: IndexedInput) -> None:
+    """Raises a UsageError where a checkpoint's input read other data than `source` does now."""
+    before, now = (state or {}).get("data"), source.fingerprint
+    if before is not None and now != before:
+        raise UsageError(
+            f"The training data have changed since the checkpoint (they were {before}, and are {now}): what was held "
+            f"out may be trained on now, and rows may come again. --allow_changes goes on anyway."
+        )
 
 
 def gathered(state: State | None) -> State | None:

@@ -170,7 +170,8 @@ def run(options: argparse.Namespace) -> int:
 
         logging_to = {"tensorboard": options.tensorboard, "wandb": options.wandb}
         window = {"profile_at": options.profile_at, "profile_steps": options.profile_steps}
-        return train(session, workdir, TrainOptions(**logging_to, **window))
+        options_of_train = TrainOptions(**logging_to, **window, allow_changes=options.allow_changes)
+        return train(session, workdir, options_of_train)
     if options.mode == "profile":
         from runners.profile import profile
 

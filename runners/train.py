@@ -18,7 +18,7 @@ from registry.values import show
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
-from runners.input_state import gathered, own
+from runners.input_state import gathered, own, require_same_data
 from runners.metrics_log import MetricsLog
 from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
@@ -37,6 +37,7 @@ class TrainOptions:
     wandb: str | None = None  # W&B project
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
+    allow_changes: bool = False  # goes on with other data than the run began with
 
 
 def train(session: Session, workdir: Path, options: TrainOptions) -> int:
@@ -59,6 +60,8 @@ class _Run:
             self.state, self.origin = begin(session)
         else:
             self.state, self.extra = restored
+            if not options.allow_changes:
+                require_same_data(self.extra["input"], self.program.input)
         self.start = int(self.state.step)
         self.log = MetricsLog(
             workdir,

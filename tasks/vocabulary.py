@@ -111,7 +111,7 @@ class ByteVocabulary:
         return bytes(value for value in values if 0 <= value < 256).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        return (np.arange(self.size) >= self.special_tokens).astype(np.float32)
+        return (np.arange(self.size) >= max(self.special_tokens, 1)).astype(np.float32)  # an end is no text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,12 @@ from tasks.inputs.sources.tfrecords import TfExamples
 from tasks.inputs.sources.webdataset_shards import WebDatasetShards
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.inputs.token_files import StoredTokens
+from tasks.vocabulary import ByteVocabulary
 
 Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
 Data = Literal[Kind, "mixture", "seqio", "synthetic"]
 FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines, "tfrecord": TfExamples}
+HAVE_HELD_OUT_FILES = (*FROM_FILES, "webdataset", "tokens")
 HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
 
 
@@ -41,7 +43,7 @@ class DataSources(Experiment):
     FUNCTION_SPLITS: bool = False  # a function is called with the name of each split
     TOKEN_DTYPE: str = "uint16"  # of .bin files of token ids that do not say
     SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
-    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE, weight) of each source, for DATA = mixture
+    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE or KIND:PLACE#COLUMN, weight) of each, for DATA = mixture
     ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
     DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
     CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
@@ -52,13 +54,13 @@ class DataSources(Experiment):
 
     def token_rows(self, kind: str, place: str | None, **sizes: Any) -> fdl.Config:
         """Endless shuffled rows of one source. `place` stands for DATA_PATH or DATASET, whichever the kind reads."""
-        return fdl.Config(
-            TokensInput,
-            source=self.token_source(kind, place),
-            rows=self.ROWS,
-            document_masks=self.DOCUMENT_MASKS,
-            **sizes,
-        )
+        named = {"VALIDATION_PATH": self.VALIDATION_PATH, "TEST_PATH": self.TEST_PATH}
+        if (kind not in HAVE_HELD_OUT_FILES or place) and (unread := [knob for knob in named if named[knob]]):
+            where = f"'{kind}:{place}' in MIXTURE" if place else f"DATA = {kind}"
+            known = ", ".join(HAVE_HELD_OUT_FILES)
+            raise UsageError(f"{where} has no use for {unread[0]} = {named[unread[0]]}, which is for DATA = {known}.")
+        rows = {"rows": self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
     def mixed_rows(self, **sizes: Any) -> fdl.Config:
         """Endless rows of the sources in MIXTURE, by their weights."""
@@ -83,41 +85,49 @@ class DataSources(Experiment):
 
     def token_source(self, kind: str, place: str | None) -> fdl.Config:
         """A TokenSource."""
-        path = place or self.DATA_PATH
-        if kind == "text" and self.VOCABULARY == "bytes":
-            return fdl.Config(ByteText, path=path, fractions=self.SPLIT_FRACTIONS)
+        vocabulary = self.vocabulary()
+        plain = fdl.get_callable(vocabulary) is ByteVocabulary and not getattr(vocabulary, "special_tokens", 0)
+        if kind == "text" and plain:
+            return fdl.Config(ByteText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
         if kind == "tokens":
-            held_out = {"validation_files": self.VALIDATION_PATH, "test_files": self.TEST_PATH} if not place else {}
-            common = {"dtype": self.TOKEN_DTYPE, "fractions": self.SPLIT_FRACTIONS, **held_out}
+            common = {
+                "dtype": self.TOKEN_DTYPE,
+                "fractions": self.SPLIT_FRACTIONS,
+                **self._held_out_files("files", place),
+            }
             files = fdl.Config(TokenFiles, files=self._named(kind, "DATA_PATH", place), **common)
-            return fdl.Config(StoredTokens, source=files, vocabulary=self.vocabulary())
+            return fdl.Config(StoredTokens, source=files, vocabulary=vocabulary)
         return fdl.Config(
             CachedDocuments,
             source=self.documents(kind, place),
-            vocabulary=self.vocabulary(),
+            vocabulary=vocabulary,
             fractions=self.SPLIT_FRACTIONS,
-            stop_tokens=kind != "text" or path is None,  # stretches of a text file do not end documents
             folder=self.CACHE_DIR,
         )
 
     def documents(self, kind: str, place: str | None) -> fdl.Config:
-        """A DocumentSource."""
+        """A DocumentSource. A place may end in #COLUMN."""
         if kind == "text":
             return fdl.Config(RunningText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
-        column = {"column": self.DATA_COLUMN} if kind in HAVE_COLUMNS else {}
+        column = {}
+        if kind in HAVE_COLUMNS:
+            place, _, named = (place or "").partition("#")
+            column = {"column": named or self.DATA_COLUMN}
         if kind in FROM_FILES:
-            held_out = {"validation_files": self.VALIDATION_PATH, "test_files": self.TEST_PATH} if not place else {}
+            held_out = self._held_out_files("files", place)
             return fdl.Config(FROM_FILES[kind], files=self._named(kind, "DATA_PATH", place), **held_out, **column)
         if kind == "webdataset":
-            held_out = {"validation_shards": self.VALIDATION_PATH, "test_shards": self.TEST_PATH} if not place else {}
-            shards = self._named(kind, "DATA_PATH", place)
-            return fdl.Config(WebDatasetShards, shards=shards, member=self.DATA_MEMBER, **held_out, **column)
+            held_out = self._held_out_files("shards", place) | {"member": self.DATA_MEMBER}
+            return fdl.Config(WebDatasetShards, shards=self._named(kind, "DATA_PATH", place), **held_out, **column)
         name = self._named(kind, "DATASET", place)
         if kind == "function":
             return fdl.Config(FromFunction, function=name, has_splits=self.FUNCTION_SPLITS)
         if kind == "tfds":
             return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **column)
         return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **column)
+
+    def _held_out_files(self, what: str, place: str | None) -> dict[str, Any]:
+        return {} if place else {f"validation_{what}": self.VALIDATION_PATH, f"test_{what}": self.TEST_PATH}
 
     def _named(self, kind: str, knob: str, place: str | None) -> str:
         named = place or getattr(self, knob)

@@ -140,6 +140,8 @@ class LanguageData(DataSources):
     def train_input(self) -> fdl.Config:
         """Endless shuffled data."""
         common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
+        if self.DATA in ("synthetic", "seqio") and (self.ROWS != "cut" or self.DOCUMENT_MASKS):
+            raise UsageError(f"ROWS and DOCUMENT_MASKS do nothing for DATA = {self.DATA}, which packs its own rows.")
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
         if self.DATA == "mixture":

@@ -158,7 +158,8 @@ class VQLm(DecoderLm):
         if self.DATA not in ("enwik8", "pg19", "imagenet64"):
             return super().train_input()
         sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
-        return fdl.Config(TokensInput, source=self.paper_source(), rows="restart", **sizes)
+        rows = {"rows": "restart" if self.ROWS == "cut" else self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        return fdl.Config(TokensInput, source=self.paper_source(), **rows, **sizes)
 
     def paper_source(self) -> fdl.Config:
         """The data sets of the paper: bytes, or larger tokens of PG-19's books."""

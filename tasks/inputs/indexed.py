@@ -70,6 +70,11 @@ class IndexedInput(abc.ABC):
         return [(self.batch_size, self.seq_len)]
 
     @property
+    def fingerprint(self) -> str | None:
+        """Changes when other data are read under the same names; None where they are made up or nobody knows."""
+        return None
+
+    @property
     def byte_counts(self) -> "ByteCounts | None":
         """Bytes of the split; None where the vocabulary counts them exactly, or nobody knows."""
         return None
@@ -90,7 +95,7 @@ class IndexedInput(abc.ABC):
         Raises:
           UsageError: the data are no text.
         """
-        raise UsageError(f"{self.describe()}: this has no text that a vocabulary could be trained on.")
+        raise UsageError(f"{type(self).__name__}: this has no text that a vocabulary could be trained on.")
 
     def describe(self) -> str:
         """What is read, for a person."""
@@ -162,8 +167,10 @@ class InputIterator(Iterator[Batch]):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands: the number of the next batch, and the input's `snapshot`."""
-        return {"next_batch": self._next, **self._source.snapshot(self._shard)}
+        """Where the iterator stands: the number of the next batch, what data it is of, and the input's `snapshot`."""
+        data = self._source.fingerprint
+        known = {} if data is None else {"data": data}
+        return {"next_batch": self._next, **known, **self._source.snapshot(self._shard)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from `state`, without reading what lies before where the input can."""

@@ -45,6 +45,10 @@ class MaskedInput(IndexedInput):
         self.source.require_data()
 
     @property
+    def fingerprint(self) -> str | None:
+        return self.source.fingerprint
+
+    @property
     def byte_counts(self) -> ByteCounts | None:
         return self.source.byte_counts
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -89,8 +90,19 @@ class MixedInput(RowInput):
             source.require_data()
 
     def texts(self) -> Iterator[str]:
-        for source in self.sources:
-            yield from source.texts()
+        """Documents of all sources in turn, by their weights in bytes, until the first source is through."""
+        open_texts = [source.texts() for source in self.sources]
+        given = np.zeros(len(self.sources))
+        while True:
+            least = int(np.argmin(given / self.weights))
+            if (text := next(open_texts[least], None)) is None:
+                return
+            given[least] += max(1, len(text.encode()))
+            yield text
+
+    @property
+    def fingerprint(self) -> str | None:
+        return _joined(self.sources)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +135,13 @@ class ChainedInput(IndexedInput):
         shard = Shard(0, self.batch_size)
         return any(source.batch(0, shard).segment_ids is not None for source in self.sources)
 
+    def texts(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(source.texts() for source in self.sources)
+
+    @property
+    def fingerprint(self) -> str | None:
+        return _joined(self.sources)
+
     @property
     def byte_counts(self) -> ByteCounts | None:
         return _sum([source.byte_counts for source in self.sources])
@@ -143,6 +162,11 @@ def _take_sizes(mixed: MixedInput | ChainedInput, sources: tuple[IndexedInput, .
         raise UsageError(f"Sources of a mixture must have rows of one size, not {sorted(sizes)}.")
     for name in ("batch_size", "seq_len"):
         object.__setattr__(mixed, name, getattr(sources[0], name))
+
+
+def _joined(sources: Sequence[IndexedInput]) -> str | None:
+    known = [source.fingerprint for source in sources]
+    return "; ".join(map(str, known)) if any(known) else None
 
 
 def _sum(counts: list[ByteCounts | None]) -> ByteCounts | None:

@@ -1,5 +1,6 @@
 """The files of a token cache: parts that are whole or not there, in a local folder or a remote one."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -7,6 +8,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -14,11 +19,12 @@ from typing import Any, BinaryIO
 import fsspec
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, VortaroError
 from tasks.inputs.corpus import cache_folder
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # mappings kept at once
+ABANDONED_SECONDS = 24 * 3600  # after which a folder that nobody finished is swept away
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,14 @@ class StoredSplit:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredPart:
+    """A part that is whole."""
+
+    splits: dict[str, StoredSplit]
+    skipped: dict[str, int]  # reasons why documents were left out, with counts
+
+
+@dataclasses.dataclass(frozen=True)
 class MappedArray:
     """An array in a file, mapped into memory when it is read, and let go when many others were read since.
 
@@ -57,19 +71,11 @@ class MappedArray:
         try:
             return _mapping(self.path, self.dtype)[places] if self.length else np.zeros(0, self.dtype)
         except OSError as error:
-            raise UsageError(f"The cached tokens '{self.path}' are gone ({error.strerror}): start again.") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredPart:
-    """A part that is whole."""
-
-    splits: dict[str, StoredSplit]
-    skipped: dict[str, int]  # reasons why documents were left out, with counts
+            raise VortaroError(f"The cached tokens '{self.path}' cannot be read any more: {error.strerror}.") from error
 
 
 class PartStore:
-    """A folder of parts. A remote one is copied to this machine part by part, on first use."""
+    """A folder of parts. A remote one is copied to this machine part by part, when each is opened."""
 
     def __init__(self, folder: str | None, name: str):
         remote = folder is not None and "://" in folder
@@ -78,68 +84,70 @@ class PartStore:
         self._remote = self.place if remote else None
 
     def open(self, name: str, version: str) -> StoredPart | None:
-        """The part, if it is there and whole."""
+        """The part, if it is there and whole. One whose files have not the sizes that it says is removed, aloud.
+
+        Raises:
+          UsageError: the folder cannot be read, for another reason than that nothing is there.
+        """
         folder = self._local / _key(name, version)
         if self._remote is not None and not (folder / DESCRIPTION).exists():
             self._download(folder)
         try:
-            described = json.loads((folder / DESCRIPTION).read_text())
+            text = (folder / DESCRIPTION).read_text()
+        except FileNotFoundError:
+            return None  # whole parts have one: it came with them
+        except OSError as error:
+            raise UsageError(f"The cached tokens in '{folder}' cannot be read: {error.strerror or error}.") from error
+        try:
+            described = json.loads(text)
             splits = {split: _map(folder, split, counts) for split, counts in described["splits"].items()}
             return StoredPart(splits, described["skipped"])
-        except FileNotFoundError:
-            if not folder.exists():
-                return None
-            reason = "a file is missing"
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error)
-        print(f"The cached tokens of {name} in '{folder}' are damaged ({reason}): made anew.", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        if self._remote is not None:
-            self._forget(folder)
-        return None
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            print(f"The cached tokens of {name} in '{folder}' are damaged ({error}): made anew.", flush=True)
+            _remove(folder)
+            return None
 
     def writer(self, name: str, version: str, dtype: np.dtype) -> "PartWriter":
         """A part to be filled; it is there when the writer is left without an error."""
         try:
             self._local.mkdir(parents=True, exist_ok=True)
+            _sweep(self._local)
         except OSError as error:
-            raise UsageError(f"The folder '{self._local}' cannot be made: {error.strerror or error}.") from error
+            raise UsageError(f"The folder '{self._local}' cannot be written: {error.strerror or error}.") from error
         return PartWriter(self._local / _key(name, version), {"name": name, "version": version}, dtype, self._upload)
 
-    def _upload(self, folder: Path, name: str) -> None:
+    def _upload(self, folder: Path) -> None:
         if self._remote is None:
             return
         files = sorted(folder.iterdir(), key=lambda file: file.name == DESCRIPTION)  # what makes it whole goes last
-        system, root = _file_system(self._remote)
-        system.makedirs(f"{root}/{name}", exist_ok=True)
-        for file in files:
-            system.put_file(str(file), f"{root}/{name}/{file.name}")
+        with _reached(self._remote) as (system, root):
+            system.makedirs(f"{root}/{folder.name}", exist_ok=True)
+            for file in files:
+                system.put_file(str(file), f"{root}/{folder.name}/{file.name}")
 
     def _download(self, folder: Path) -> None:
-        system, root = _file_system(str(self._remote))
-        remote = f"{root}/{folder.name}"
-        if not system.exists(f"{remote}/{DESCRIPTION}"):
-            return
-        self._local.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._local, prefix="copying-") as part:
-            for path in system.ls(remote, detail=False):
-                system.get_file(path, str(Path(part, Path(path).name)))
-            _rename(Path(part), folder)
-
-    def _forget(self, folder: Path) -> None:
-        system, root = _file_system(str(self._remote))
-        remote = f"{root}/{folder.name}"
-        if system.exists(f"{remote}/{DESCRIPTION}"):
-            system.rm_file(f"{remote}/{DESCRIPTION}")
+        with _reached(str(self._remote)) as (system, root):
+            remote = f"{root}/{folder.name}"
+            if not system.exists(f"{remote}/{DESCRIPTION}"):
+                return
+            self._local.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._local, prefix="copying-") as part:
+                for path in system.ls(remote, detail=False):
+                    system.get_file(path, str(Path(part, Path(path).name)))
+                if _is_sound(Path(part)):
+                    _rename(Path(part), folder)
+                else:
+                    print(f"The cached tokens in '{remote}' are damaged: made anew.", flush=True)
+                    system.rm_file(f"{remote}/{DESCRIPTION}")
 
 
 class PartWriter:
-    """Takes the documents of a part, in a folder of its own that goes away where the build is cut off."""
+    """Takes the documents of a part, in a folder of its own, which goes away where the build is cut off."""
 
     def __init__(self, target: Path, described: dict[str, Any], dtype: np.dtype, then: Any):
         self.skipped: dict[str, int] = {}
         self._target, self._described, self._dtype, self._then = target, described, dtype, then
-        self._files: dict[str, tuple[BinaryIO, BinaryIO]] = {}
+        self._files: dict[str, tuple[_Summed, _Summed]] = {}
         self._counts: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> "PartWriter":
@@ -150,10 +158,7 @@ class PartWriter:
     def add(self, split: str, ids: np.ndarray, text_bytes: float, counted_bytes: float) -> None:
         """Appends a document to a split."""
         if split not in self._files:
-            self._files[split] = (
-                (self._folder / f"{split}.ids").open("wb"),
-                (self._folder / f"{split}.ends").open("wb"),
-            )
+            self._files[split] = (_Summed(self._folder / f"{split}.ids"), _Summed(self._folder / f"{split}.ends"))
             self._counts[split] = {"tokens": 0, "documents": 0, "text_bytes": 0, "counted_bytes": 0.0}
         counts, (ids_file, ends_file) = self._counts[split], self._files[split]
         counts["tokens"] += len(ids)
@@ -168,14 +173,41 @@ class PartWriter:
             file.close()
         try:
             if kind is None:
-                for counts in self._counts.values():
-                    counts["dtype"] = self._dtype.str
-                described = {**self._described, "splits": self._counts, "skipped": self.skipped}
-                (self._folder / DESCRIPTION).write_text(json.dumps(described, indent=1))
-                self._then(self._folder, self._target.name)
+                self._describe()
                 _rename(self._folder, self._target)
+        except OSError as failed:
+            raise VortaroError(f"Tokens cannot be written to '{self._target.parent}': {failed.strerror}.") from failed
         finally:
             self._building.cleanup()
+        if kind is None:
+            self._then(self._target)
+
+    def _describe(self) -> None:
+        for split, counts in self._counts.items():
+            counts["dtype"] = self._dtype.str
+            counts["crc32"] = [file.crc for file in self._files[split]]
+        described = {**self._described, "splits": self._counts, "skipped": self.skipped}
+        with (self._folder / DESCRIPTION).open("w") as file:
+            json.dump(described, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class _Summed:
+    """A file that is written to, and the checksum of what was; on the disk when it is closed."""
+
+    def __init__(self, path: Path):
+        self._file: BinaryIO = path.open("wb")
+        self.crc = 0
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self.crc = zlib.crc32(content, self.crc)
+
+    def close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
 
 
 def _map(folder: Path, split: str, counts: dict[str, Any]) -> StoredSplit:
@@ -195,21 +227,61 @@ def _mapping(path: str, dtype: str) -> np.ndarray:
     return np.memmap(path, dtype, mode="r")
 
 
+def _is_sound(folder: Path) -> bool:
+    """Whether the files of a part have the checksums that it says."""
+    try:
+        described = json.loads((folder / DESCRIPTION).read_text())
+        sums = {
+            f"{split}.{name}": crc
+            for split, counts in described["splits"].items()
+            for name, crc in zip(("ids", "ends"), counts["crc32"], strict=True)
+        }
+        return all(zlib.crc32((folder / name).read_bytes()) == crc for name, crc in sums.items())
+    except (ValueError, KeyError, FileNotFoundError):
+        return False
+
+
 def _rename(part: Path, target: Path) -> None:
     """Puts a whole folder in its place, unless another process has put the same one there."""
     try:
         os.rename(part, target)
         part.mkdir()  # its temporary folder expects to be the one who removes it
     except OSError:
-        if not (target / DESCRIPTION).exists():
+        if (target / DESCRIPTION).exists():
+            return
+        if not target.exists():
             raise
+        print(f"The cached tokens in '{target}' are damaged ({DESCRIPTION} is missing): made anew.", flush=True)
+        _remove(target)
+        os.rename(part, target)
+        part.mkdir()
 
 
-def _file_system(place: str) -> tuple[Any, str]:
+def _remove(folder: Path) -> None:
+    """Out of the way in one step, so that nobody sees half of it."""
+    trash = folder.parent / f"removing-{uuid.uuid4().hex}"
+    with contextlib.suppress(OSError):
+        os.rename(folder, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what processes left behind that were killed at work."""
+    for left in folder.iterdir():
+        if left.name.startswith(("building-", "copying-", "removing-")):
+            with contextlib.suppress(OSError):
+                if time.time() - max(file.stat().st_mtime for file in [left, *left.iterdir()]) > ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _reached(place: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a remote folder, and its path there; whatever fails becomes one sentence."""
     try:
-        return fsspec.core.url_to_fs(place)
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"The folder '{place}' cannot be reached: {error}.") from error
+        yield fsspec.core.url_to_fs(place)
+    except (ImportError, ValueError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(f"The token cache '{place}' cannot be reached: {reason}.") from error
 
 
 def _key(*words: str) -> str:

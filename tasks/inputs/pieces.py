@@ -51,6 +51,10 @@ class PiecesInput(IndexedInput):
         self.source.require_data()
 
     @property
+    def fingerprint(self) -> str | None:
+        return self.source.fingerprint
+
+    @property
     def byte_counts(self) -> ByteCounts | None:
         return self.source.byte_counts
 

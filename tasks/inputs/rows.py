@@ -11,6 +11,7 @@ from layers.errors import UsageError
 from tasks.batch import Batch
 from tasks.inputs.indexed import ByteCounts, RowInput, generator
 from tasks.inputs.packing import best_fit
+from tasks.inputs.shuffling import LISTED, shuffled
 from tasks.inputs.tokens import Tokens, TokenSource
 
 
@@ -51,7 +52,8 @@ class TokensInput(RowInput):
                 f"The {self.split} split of {self.source.describe()} has {len(tokens)} tokens, fewer than the "
                 f"{need.get(self.rows, 1)} needed."
             )
-        if tokens.stop_id is None and (self.rows != "cut" or self.document_masks):
+        by_documents = self.rows in ("pack", "truncate") or self.document_masks
+        if (by_documents and not tokens.has_documents) or (self.rows != "cut" and tokens.first_id is None):
             knob = "document_masks" if self.document_masks else f"rows = {self.rows}"
             raise UsageError(
                 f"{knob} needs to know where documents end, but {self.source.describe()} has no stop token."
@@ -66,6 +68,10 @@ class TokensInput(RowInput):
 
     def texts(self) -> Iterator[str]:
         return self.source.texts(self.split)
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.tokens.fingerprint
 
     @property
     def byte_counts(self) -> ByteCounts | None:
@@ -93,11 +99,10 @@ class TokensInput(RowInput):
         if self.shuffle:
             epoch, place = divmod(number, self._whole_rows)
             if self.rows == "cut":
-                slack = min(length, len(self.tokens) - length)
-                offset, order = _windows(self.seed, epoch, self._whole_rows, slack)
+                offset, order = _windows(self.seed, epoch, min(length, len(self.tokens) - length), self._whole_rows)
+                chosen = shuffled(place, self._whole_rows, self.seed, epoch) if order is None else int(order[place])
             else:
-                order = _order(self.seed, epoch, self._whole_rows)
-            chosen = int(order[place])
+                chosen = shuffled(place, self._whole_rows, self.seed, epoch)
         else:
             chosen = number * self._whole_rows // (self.num_rows or 1)
         if self.rows in ("pack", "truncate"):
@@ -105,18 +110,20 @@ class TokensInput(RowInput):
         start = offset + chosen * length
         if self.rows == "cut":
             ids = self.tokens.read(start, start + length + 1)
-            return self._row(ids[:-1], ids[1:])
+            return self._row(start + 1, ids[:-1], ids[1:])
         ids = self.tokens.read(start, start + length)
-        return self._row(np.concatenate([self._first, ids[:-1]]), ids)
+        return self._row(start, np.concatenate([self._first, ids[:-1]]), ids)
 
-    def _row(self, inputs: np.ndarray, targets: np.ndarray) -> Batch:
-        """A row of running text; documents begin where a stop token is read."""
+    def _row(self, start: int, inputs: np.ndarray, targets: np.ndarray) -> Batch:
+        """A row of running text, whose targets stand from `start` on."""
         read = len(targets)
         pad = lambda ids: np.pad(ids, (0, self.seq_len - len(ids))).astype(np.int32)
         weights = (np.arange(self.seq_len) < read).astype(np.float32)
         if not self.document_masks:
             return Batch(pad(inputs), pad(targets), weights)
-        starts = inputs == self.tokens.stop_id
+        starts = self.tokens.begins(start, read)
+        if self.tokens.first_id is not None:
+            inputs = np.where(starts, self._first, inputs)
         starts[:1] = True
         return self._with_segments(pad(inputs), pad(targets), weights, starts)
 
@@ -165,11 +172,11 @@ class TokensInput(RowInput):
     def _first(self) -> np.ndarray:
         """int32 (1,): what the first token of a document is predicted from."""
         tokens = self.tokens
-        return np.array([tokens.stop_id if tokens.start_id is None else tokens.start_id], np.int32)
+        return np.array([tokens.first_id or 0], np.int32)
 
 
-@functools.lru_cache(maxsize=2)
-def _offset(seed: int, epoch: int, offsets: int) -> tuple[int, np.random.Generator]:
-    """Where an epoch's first window starts, and the random numbers behind it."""
+@functools.lru_cache(maxsize=32)
+def _windows(seed: int, epoch: int, offsets: int, windows: int) -> tuple[int, np.ndarray | None]:
+    """Where an epoch's first window starts, and the order of windows where they are few enough for a list."""
     rng = generator(seed, epoch)
-    return int(rng.integers(offsets)), rng
+    return int(rng.integers(offsets)), rng.permutation(windows) if windows <= LISTED else None

@@ -73,6 +73,10 @@ class StagedInput(IndexedInput):
         self.source.require_data()
 
     @property
+    def fingerprint(self) -> str | None:
+        return self.source.fingerprint
+
+    @property
     def byte_counts(self) -> ByteCounts | None:
         return self.source.byte_counts
 

@@ -61,12 +61,18 @@ class CachedDocuments:
         parts = self._parts(check_split(split))
         stored = [part.splits[split] for part in parts if split in part.splits]
         if not any(part.documents for part in stored):
-            raise UsageError(f"The {split} split of {self.source.describe()} holds no document.{self._skips(parts)}")
+            raise UsageError(
+                f"The {split} split of {self.source.describe()} holds no document: name files for it (VALIDATION_PATH, "
+                f"TEST_PATH), or give it a larger share (SPLIT_FRACTIONS).{self._skips(parts)}"
+            )
+        documents = not self.source.is_running_text
+        stop_id, start_id = self.vocabulary.stop_id, self.vocabulary.start_id
         return Tokens(
             [part.ids for part in stored],
-            [part.ends for part in stored],
-            stop_id=self.vocabulary.stop_id,
-            start_id=self.vocabulary.start_id,
+            [part.ends for part in stored] if documents else None,
+            stop_id=stop_id if documents else None,
+            start_id=stop_id if start_id is None else start_id,
+            stops_end=self._stops,
             byte_counts=ByteCounts(sum(part.text_bytes for part in stored), sum(part.counted_bytes for part in stored)),
         )
 
@@ -90,26 +96,32 @@ class CachedDocuments:
     def store(self) -> PartStore:
         """The folder of this cache."""
         check_fractions(self.fractions)
-        if self.stop_tokens and self.vocabulary.stop_id is None:
+        if self._stops and self.vocabulary.stop_id is None:
             raise UsageError(f"The vocabulary of {self.source.describe()} has no stop token to end documents with.")
         made_by = {
             "format": FORMAT,
             "vocabulary": self.vocabulary.fingerprint,
             "fractions": None if self.source.has_splits else list(self.fractions),
-            "stop_tokens": self.stop_tokens,
+            "stop_tokens": self._stops,
         }
         key = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()[:12]
         return PartStore(self.folder, f"{type(self.source).__name__.lower()}-{key}")
 
+    @property
+    def _stops(self) -> bool:
+        """Whether each document has a stop token behind it."""
+        return self.stop_tokens and not self.source.is_running_text
+
     def _parts(self, split: str) -> list[StoredPart]:
         """The parts that hold a split, in the source's order, made where they are missing."""
-        parts = self.source.parts(split if self.source.has_splits else None)
+        own = split if self.source.has_splits else None
+        parts = [dataclasses.replace(part, version=f"{part.version}\n{own}") for part in self.source.parts(own)]
         found = {part.name: self.store.open(part.name, part.version) for part in parts}
         missing = [part for part in parts if found[part.name] is None]
         if missing:
             for part in self._mine_first(missing):
                 # Another process may have made it meanwhile.
-                found[part.name] = self.store.open(part.name, part.version) or self._build(part, split, len(parts))
+                found[part.name] = self.store.open(part.name, part.version) or self._build(part, split)
         opened = [part for part in (found[part.name] for part in parts) if part is not None]
         if missing:
             print(f"Tokenised {self.source.describe()}: {self._count(opened)}.{self._skips(opened)}", flush=True)
@@ -125,7 +137,7 @@ class CachedDocuments:
                 said = time.monotonic()
             yield part
 
-    def _build(self, part: Part, split: str, parts: int) -> StoredPart:
+    def _build(self, part: Part, split: str) -> StoredPart:
         writer = self.store.writer(part.name, part.version, self._dtype)
         skipped: collections.Counter[str] = collections.Counter()
         with writer:
@@ -133,10 +145,13 @@ class CachedDocuments:
                 for document, ids in zip(batch, self._encoded(batch), strict=True):
                     if isinstance(document, np.ndarray):
                         self._check_ids(document, part)
+                    elif self._stops and np.any(ids[:-1] == self.vocabulary.stop_id):
+                        skipped["holding the stop token"] += 1
+                        continue
                     text_bytes = len(document.encode()) if isinstance(document, str) else None
                     counted = float(self._token_bytes[ids].sum())
                     into = split if self.source.has_splits else self._split_of(document)
-                    writer.add(into, ids, counted if text_bytes is None else text_bytes, counted)
+                    writer.add(into, ids.astype(self._dtype), counted if text_bytes is None else text_bytes, counted)
             writer.skipped = dict(skipped)
         made = self.store.open(part.name, part.version)
         if made is None:
@@ -148,9 +163,10 @@ class CachedDocuments:
         found = []
         for document in batch:
             ids = np.asarray(next(texts) if isinstance(document, str) else document)
-            if self.stop_tokens and not (len(ids) and ids[-1] == self.vocabulary.stop_id):  # others' ids may have it
-                ids = np.append(ids, np.asarray(self.vocabulary.stop_id, ids.dtype))
-            found.append(ids.astype(self._dtype))
+            stopped = isinstance(document, np.ndarray) and len(ids) and ids[-1] == self.vocabulary.stop_id
+            if self._stops and not stopped:
+                ids = np.append(ids.astype(np.int64), self.vocabulary.stop_id or 0)
+            found.append(ids)
         return found
 
     def _check_ids(self, ids: np.ndarray, part: Part) -> None:

@@ -1,6 +1,7 @@
-"""Token ids of a split as one long array, memory-mapped, with the ends of its documents."""
+"""Token ids of a split as one long array, mapped into memory, with the ends of its documents."""
 
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from layers.errors import UsageError
 from tasks.inputs.indexed import ByteCounts
 
 CHUNK = 1 << 24  # ids that are looked through at once
+SAMPLE = 1024  # ids that a fingerprint looks at, in each of three places
 
 
 class Tokens:
@@ -22,23 +24,38 @@ class Tokens:
         *,
         stop_id: int | None = None,
         start_id: int | None = None,
+        stops_end: bool = True,
         offset: int = 0,
         byte_counts: ByteCounts | None = None,
         vocabulary_size: int | None = None,
         name: str = "tokens",
     ):
-        """`pieces` are integer arrays (n,), of numpy or what gives such for a slice, and `ends` where documents end in each, exclusive, ascending.
+        """Of pieces in order.
 
-        Without `ends` a document ends behind each `stop_id`. `offset` is added to every stored id. `byte_counts` is
-        that of IndexedInput. With `vocabulary_size`, ids are held against it when they are read.
+        Args:
+          pieces: integer arrays (n,), of numpy or what gives such for a slice.
+          ends: where documents end in each piece, exclusive, ascending; None where stop tokens say so.
+          stop_id: what ends a document; None where there are no documents.
+          start_id: what a document is predicted from; None is the stop token.
+          stops_end: whether the stop token is behind every document and nowhere else.
+          offset: added to every stored id.
+          byte_counts: that of IndexedInput.
+          vocabulary_size: ids are held against it when they are read.
+          name: for messages.
         """
-        self.stop_id, self.start_id, self.byte_counts = stop_id, start_id, byte_counts
-        self._pieces, self._ends, self._offset = list(pieces), ends, offset
+        self.stop_id, self.byte_counts = stop_id, byte_counts
+        self.first_id = stop_id if start_id is None else start_id
+        self._pieces, self._ends, self._offset, self._stops_end = list(pieces), ends, offset, stops_end
         self._vocabulary_size, self._name = vocabulary_size, name
         self._bounds = np.cumsum([0, *(len(piece) for piece in self._pieces)])
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it is known where documents end."""
+        return self._ends is not None or self.stop_id is not None
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Ids start ... stop - 1, int32; fewer where the array ends before.
@@ -59,9 +76,22 @@ class Tokens:
             wrong = ids.max() if ids.max() >= self._vocabulary_size else ids.min()
             raise UsageError(
                 f"Between {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary the tokens "
-                f"0 to {self._vocabulary_size - 1:,}: name the VOCABULARY (or dtype) that it was made with."
+                f"0 to {self._vocabulary_size - 1:,}: name the VOCABULARY (or TOKEN_DTYPE) that it was made with."
             )
         return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)
+
+    def begins(self, start: int, count: int) -> np.ndarray:
+        """bool (count,): whether a document begins with each of the ids from `start` on."""
+        if self._ends is None or self._stops_end:
+            before = self.read(start - 1, start + count - 1)
+            starts = before == self.stop_id if self.stop_id is not None else np.zeros(len(before), bool)
+            return np.concatenate([[True], starts]) if start == 0 else starts
+        ends = self.document_ends
+        low, high = np.searchsorted(ends, [start, start + count])
+        starts = np.zeros(count, bool)
+        starts[ends[low:high] - start] = True
+        starts[:1] |= start == 0
+        return starts
 
     @functools.cached_property
     def document_ends(self) -> np.ndarray:
@@ -79,6 +109,14 @@ class Tokens:
             found = np.append(found, len(self))
         return found
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Changes when there are more ids, or fewer, or others at the beginning, in the middle or at the end."""
+        content = hashlib.sha256(f"{len(self)}".encode())
+        for start in (0, len(self) // 2, max(0, len(self) - SAMPLE)):
+            content.update(self.read(start, start + SAMPLE).tobytes())
+        return f"{len(self)} tokens {content.hexdigest()[:12]}"
+
 
 class TokenSource(Protocol):
     """A data set as token ids."""
@@ -92,5 +130,5 @@ class TokenSource(Protocol):
         ...
 
     def describe(self) -> str:
-        """What is read, for a person."""
+        """What is read, for a person; reads nothing."""
         ...

@@ -133,7 +133,7 @@ def test_iterator_resumes_without_reading(text, monkeypatch):
     monkeypatch.undo()
     again.restore(state)
     assert same(next(again), batches[4])
-    assert again.state() == {"next_batch": 5}
+    assert again.state() == {"next_batch": 5, "data": source.fingerprint}
 
 
 def test_standard_library_splits_are_disjoint_and_large():

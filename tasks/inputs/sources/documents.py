@@ -34,6 +34,11 @@ class DocumentSource(abc.ABC):
     def has_splits(self) -> bool:
         """Whether the source itself says what trains, validates and tests; otherwise documents go by their hash."""
 
+    @property
+    def is_running_text(self) -> bool:
+        """Whether what is called documents are mere stretches of one text, without an end behind each."""
+        return False
+
     @abc.abstractmethod
     def parts(self, split: str | None) -> list[Part]:
         """The parts of a split ("train", "validation", "test"); of everything (None) where the source has no splits.

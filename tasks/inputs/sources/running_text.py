@@ -43,13 +43,13 @@ class RunningText(DocumentSource):
             for stretch in stretches(data, DOCUMENT_END):
                 yield from (_text(file) for file in stretch.removesuffix(DOCUMENT_END).split(DOCUMENT_END))
             return
-        at = 0
-        for stretch in stretches(data, b"\n", STRETCH_BYTES):
-            if start <= at < start + PART_BYTES:
-                yield _text(stretch)
-            at += len(stretch)
-            if at >= start + PART_BYTES:
-                return
+        low, high = (_line_end(data, place) for place in (start, start + PART_BYTES))
+        for stretch in stretches(data[low:high], b"\n", STRETCH_BYTES):
+            yield _text(stretch)
+
+    @property
+    def is_running_text(self) -> bool:
+        return self.path is not None
 
     def describe(self) -> str:
         return self._bytes.describe()
@@ -57,6 +57,17 @@ class RunningText(DocumentSource):
     @property
     def _bytes(self) -> ByteText:
         return ByteText(path=self.path, fractions=self.fractions)
+
+
+def _line_end(data: np.ndarray, start: int) -> int:
+    """Behind the first line that ends at `start` or later; 0 for 0."""
+    if start == 0:
+        return 0
+    for low in range(start - 1, len(data), STRETCH_BYTES):
+        found = np.flatnonzero(data[low : low + STRETCH_BYTES] == ord("\n"))
+        if len(found):
+            return low + int(found[0]) + 1
+    return len(data)
 
 
 def _text(data: bytes) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
+from tasks.inputs import shuffling
 from tasks.inputs.corpus import ByteText
 from tasks.inputs.indexed import Shard
 from tasks.inputs.packing import best_fit
@@ -108,6 +109,35 @@ def test_cut_rows_begin_a_segment_where_a_document_begins():
     assert batch.weights[0].tolist() == [1] * 16
 
 
+def test_an_index_of_documents_counts_where_no_stop_token_is():
+    ids, ends = np.arange(10, 40), np.array([5, 6, 20, 30])
+    tokens = Tokens([ids[:20], ids[20:]], [ends[:3], ends[3:] - 20], stop_id=STOP, stops_end=False)
+    source = dataclasses.make_dataclass("Indexed", [])()
+    source.tokens, source.describe = lambda split: tokens, lambda: "indexed"
+    batch = rows([], source=source, shuffle=False, batch_size=1, seq_len=29).batch(0)
+    assert batch.targets[0].tolist() == list(range(11, 40))
+    begins = np.flatnonzero(batch.positions[0] == 0).tolist()
+    assert begins == [0, 4, 5, 19], "targets stand one behind"
+    assert [int(batch.inputs[0, i]) for i in begins] == [10, STOP, STOP, STOP]
+    assert batch.segment_ids[0].tolist() == [1] * 4 + [2] + [3] * 14 + [4] * 10
+    restarted = rows([], source=source, shuffle=False, batch_size=2, seq_len=15, rows="restart").batch(0)
+    assert restarted.inputs[1].tolist()[:7] == [STOP, 25, 26, 27, 28, STOP, 30]
+    packed = rows([], source=source, shuffle=False, batch_size=4, seq_len=14, rows="pack").batch(0)
+    assert sorted(packed.targets[packed.weights > 0].tolist()) == ids.tolist()
+
+
+def test_any_place_of_a_great_order_is_known_without_the_others():
+    for count in (1, 2, 3, 1000, 4097):
+        keys = shuffling._keys(7, count)
+        assert sorted(shuffling.walk(place, count, keys) for place in range(count)) == list(range(count))
+    great = 10**12
+    places = [shuffling.shuffled(place, great, 1, 0) for place in range(2000)]
+    assert len(set(places)) == 2000
+    assert abs(np.mean(places) / great - 0.5) < 0.03
+    assert np.mean(np.diff(places) > 0) == pytest.approx(0.5, abs=0.05)
+    assert places[:5] != [shuffling.shuffled(place, great, 1, 1) for place in range(5)]
+
+
 def test_rows_that_restart_know_where_documents_begin():
     batch = rows([3, 9, 2], rows="restart", shuffle=False, batch_size=2).batch(0)
     assert batch.inputs[0].tolist() == [STOP, 10, 11, 12, STOP, 13, 14, 15]
@@ -156,8 +186,8 @@ def test_the_standard_library_fills_rows_of_2048():
 
 
 def test_documents_without_ends_are_refused():
-    source = Documents((3, 4), stop_id=None)
-    for fields in ({"rows": "pack"}, {"rows": "cut"}):
+    source = Documents((3, 4), ends=False, stop_id=None)
+    for fields in ({"rows": "pack"}, {"rows": "cut"}, {"rows": "restart", "document_masks": False}):
         with pytest.raises(UsageError, match=r"needs to know where documents end, but documents has no stop token"):
             rows([], source=source, **fields).require_data()
     rows([], source=source, rows="cut", document_masks=False, seq_len=4).require_data()

@@ -1,12 +1,18 @@
 """Documents become ids once, are whole or not there, and go to splits by what they say."""
 
+import dataclasses
 import json
+import os
+import resource
+import time
+from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from tasks.inputs import part_store
 from tasks.inputs.sources.documents import Skipped
 from tasks.vocabulary import ByteVocabulary
 from tests.tasks.inputs.sources_of import READ, cached
@@ -87,6 +93,89 @@ def test_torn_parts_are_made_anew_aloud(tmp_path, capsys, file, how):
     assert "damaged" in capsys.readouterr().out
 
 
+def test_a_healthy_part_is_never_removed_for_want_of_open_files(tmp_path):
+    lists = tuple((f"document {i}",) for i in range(300))
+    assert len(cached(tmp_path, *lists, fractions=EVERYTHING).tokens("train").document_ends) == 300
+    READ.clear()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    part_store._mapping.cache_clear()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 280, hard))
+        tokens = cached(tmp_path, *lists, fractions=EVERYTHING).tokens("train")
+        assert len(tokens.document_ends) == 300
+        assert len(tokens.read(0, 10**5)) == len(tokens)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert READ == []
+
+
+def test_a_part_that_appears_while_it_is_looked_for_stays(tmp_path, monkeypatch):
+    source = cached(tmp_path, ("ab",), fractions=EVERYTHING)
+    real, appeared = Path.read_text, []
+
+    def late(self, *arguments, **named):
+        if self.name == "part.json" and not appeared:
+            appeared.append(True)
+            (part,) = source.source.parts(None)
+            source._build(dataclasses.replace(part, version="1\nNone"), "train")
+            raise FileNotFoundError(str(self))
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", late)
+    source.tokens("train")
+    assert not list(tmp_path.rglob("removing-*"))
+    assert list(tmp_path.rglob("train.ids"))
+
+
+def test_a_folder_that_cannot_be_read_is_said_and_left_alone(tmp_path, monkeypatch):
+    source = cached(tmp_path, ("ab",), fractions=EVERYTHING)
+    source.tokens("train")
+
+    def refused(self, *arguments, **named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
+        source.tokens("train")
+    assert list(tmp_path.rglob("train.ids"))
+
+
+def test_splits_of_a_source_are_kept_apart(tmp_path):
+    both = [cached(tmp_path, ("same part",), splits=True).tokens(split) for split in ("validation", "test", "train")]
+    assert [len(tokens) for tokens in both] == [10, 10, 10]
+
+
+def test_what_a_killed_process_left_is_swept_away_in_time(tmp_path):
+    source = cached(tmp_path, ("ab",), fractions=EVERYTHING)
+    source.tokens("train")
+    folder = next(tmp_path.glob("lists-*"))
+    for name, age in (("building-old", 10**6), ("building-new", 10)):
+        (folder / name).mkdir()
+        (folder / name / "train.ids").write_bytes(b"")
+        for path in (folder / name / "train.ids", folder / name):
+            os.utime(path, (time.time() - age,) * 2)
+    cached(tmp_path, ("ab",), ("cd",), fractions=EVERYTHING).tokens("train")
+    assert not (folder / "building-old").exists()
+    assert (folder / "building-new").exists()
+
+
+def test_a_stop_token_within_a_text_is_skipped_and_counted(tmp_path, capsys):
+    source = cached(tmp_path, ("ab\0cd", "ef"), fractions=EVERYTHING, vocabulary=ByteVocabulary())
+    assert bytes(source.tokens("train").read(0, 9).astype(np.uint8)) == b"ef\0"
+    assert "1 for holding the stop token" in capsys.readouterr().out
+
+
+def test_narrow_ids_of_others_take_any_stop_token(tmp_path):
+    class Late(ByteVocabulary):
+        @property
+        def stop_id(self):
+            return 258
+
+    source = cached(tmp_path, (np.array([5, 6], np.int8),), fractions=EVERYTHING, vocabulary=Late(special_tokens=3))
+    assert source.tokens("train").read(0, 9).tolist() == [5, 6, 258]
+
+
 def test_splits_are_disjoint_whole_and_follow_from_the_content_alone(tmp_path):
     documents = tuple(f"document {i}" for i in range(400))
     shares = {"fractions": (0.8, 0.1, 0.1)}
@@ -106,7 +195,7 @@ def test_skipped_documents_are_counted_and_said(tmp_path, capsys):
     documents = ("good", Skipped("invalid UTF-8"), Skipped("empty"), Skipped("invalid UTF-8"))
     assert len(cached(tmp_path, documents, fractions=EVERYTHING).tokens("train")) == 5
     assert "Skipped 3 documents: 2 for invalid UTF-8, 1 for empty." in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"train split of lists holds no document. Skipped 1 documents: 1 for empty"):
+    with pytest.raises(UsageError, match=r"lists holds no document: .* Skipped 1 documents: 1 for empty"):
         cached(tmp_path / "none", (Skipped("empty"),)).tokens("train")
 
 
@@ -142,6 +231,28 @@ def test_a_remote_cache_is_made_once_for_all_machines(tmp_path, monkeypatch):
     assert READ == [0, 1]
     assert any((tmp_path / "second").rglob("train.ids"))
     remote.rm("/bucket", recursive=True)
+
+
+def test_a_damaged_remote_part_is_made_anew(tmp_path, monkeypatch, capsys):
+    remote = fsspec.filesystem("memory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    cached("memory://bucket/torn", ("ab",), fractions=EVERYTHING).tokens("train")
+    (ids,) = [path for path in remote.find("/bucket/torn") if path.endswith("train.ids")]
+    remote.pipe(ids, b"\0" * 6)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    assert cached("memory://bucket/torn", ("ab",), fractions=EVERYTHING).tokens("train").read(0, 9).tolist() == [
+        100,
+        101,
+        1,
+    ]
+    assert "damaged" in capsys.readouterr().out
+    remote.rm("/bucket", recursive=True)
+
+
+def test_a_remote_cache_out_of_reach_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"token cache 'ftp://127.0.0.1:1/.*' cannot be reached"):
+        cached("ftp://127.0.0.1:1/x", ("ab",), fractions=EVERYTHING).tokens("train")
 
 
 def test_a_remote_part_that_was_not_finished_is_not_there(tmp_path, monkeypatch):
