@@ -34,25 +34,8 @@ def train_input(*knobs, name="gpt.GptStdlib"):
 
 
 def test_other_data_under_the_same_name_are_not_gone_on_with(data, capsys):
-    assert main([*TRAIN, *sets(*JSONL, "NUM_STEPS=2")]) == 0
-    with (data / "a.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "one more " * 20}) + "\n")
-    capsys.readouterr()
-    more = [*TRAIN, *sets(*JSONL, "NUM_STEPS=4")]
-    assert main([*more, "--allow_changes"]) == 0
-    with (data / "a.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "and one more " * 20}) + "\n")
-    capsys.readouterr()
-    assert main([*TRAIN, *sets(*JSONL, "NUM_STEPS=6"), "--allow_changes"]) == 0
-    said = sum(1 for line in (data / "run" / "metrics.jsonl").read_text().splitlines() if '"train"' in line)
-    assert said >= 1
-
-
-def test_the_change_is_named(data, capsys):
     steps = "train.num_steps=2"
     assert main([*TRAIN, *sets(*JSONL, steps)]) == 0
-    last = max(int(path.name) for path in (data / "run" / "checkpoints").iterdir() if path.name.isdigit())
-    assert last == 2
     with (data / "a.jsonl").open("a") as file:
         file.write(json.dumps({"text": "one more " * 20}) + "\n")
     capsys.readouterr()
@@ -60,6 +43,7 @@ def test_the_change_is_named(data, capsys):
     error = capsys.readouterr().err
     assert re.search(r"The training data have changed since the checkpoint \(they were \d+ tokens", error), error
     assert "--allow_changes" in error
+    assert main([*TRAIN, *sets(*JSONL, "train.num_steps=3"), "--allow_changes"]) == 0, capsys.readouterr().err
 
 
 def test_all_sources_of_a_mixture_have_one_vocabulary(data):
@@ -87,11 +71,9 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
         ),
         (("DATA=synthetic", "ROWS=pack"), "ROWS and DOCUMENT_MASKS do nothing for DATA = synthetic"),
         (("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"), "a.jsonl' is named both"),
-        (("DATA=tokens", "DATA_PATH=wide.npy", "VOCABULARY=gpt2", "VOCABULARY_PATH=none"), "none"),
     ],
 )
 def test_what_does_not_go_together_is_refused(data, capsys, knobs, says):
-    np.save(data / "wide.npy", np.arange(100, dtype=np.uint8))
     assert main(["--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--workdir=look", *sets(*knobs)]) == 2
     assert says in capsys.readouterr().err
 
