@@ -1,5 +1,6 @@
 """What all tests share: eight virtual devices, a compilation cache, quick command lines."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -47,3 +48,13 @@ def command(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Behind each file, lets go of its compiled programs: two processes of tests share the machine's memory."""
+    yield
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
