@@ -19,6 +19,7 @@ from runners import page
 from runners.workdir import write_atomically
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
+from tasks.inputs.rows import TokensInput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.vocabulary import Vocabulary
 
@@ -42,8 +43,9 @@ class Look:
     positions: int
     targets: int  # positions whose target counts
     lengths: np.ndarray  # int (segments,): positions of each segment that was read
+    documents: np.ndarray | None  # int (documents,): tokens of each in the split, its stop token too; None: not known
     tokens: int  # different ones among the targets
-    text_bytes: float  # of the targets
+    text_bytes: float  # of the text that the targets stand for
     seconds: float
     first: list[Batch]  # rows of the beginning
 
@@ -105,11 +107,23 @@ def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
         positions=counts["positions"],
         targets=counts["targets"],
         lengths=np.array(lengths, int),
+        documents=document_lengths(source),
         tokens=int(seen.sum()),
-        text_bytes=float(counts["bytes"]),
+        text_bytes=float(counts["bytes"]) * source.byte_ratio,
         seconds=seconds,
         first=first,
     )
+
+
+def document_lengths(source: IndexedInput) -> np.ndarray | None:
+    """Tokens of each document in the split that an input reads, wrapped or mixed; None where that is not known."""
+    if isinstance(source, TokensInput):
+        tokens = source.tokens
+        return np.diff(tokens.document_ends, prepend=0) if tokens.has_documents else None
+    parts = getattr(source, "sources", None) or [getattr(source, "source", None)]
+    found = [document_lengths(part) if isinstance(part, IndexedInput) else None for part in parts]
+    known = [lengths for lengths in found if lengths is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
 
 
 def rows_of(batch: Batch) -> Any:
@@ -134,7 +148,11 @@ def segment_lengths(row: Batch) -> list[int]:
 
 def _measures(found: Look) -> dict[str, str]:
     lengths = found.lengths if len(found.lengths) else np.zeros(1, int)
+    documents = found.documents if found.documents is not None and len(found.documents) else None
     return {
+        "documents in the split": "-" if documents is None else f"{len(documents):,}",
+        "tokens of one: median": "-" if documents is None else f"{np.median(documents):,.0f}",
+        "longest": "-" if documents is None else f"{documents.max():,}",
         "batches": "endless" if found.batches is None else f"{found.batches:,}",
         "batches read": f"{found.read:,}",
         "positions with a target": f"{found.efficiency:.1%}",
@@ -156,7 +174,7 @@ def _columns(looks: Sequence[Look]) -> tuple[list[str], list[list[str]]]:
 
 def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
     console = Console(highlight=False)
-    console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} of them", markup=False)
+    console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} of them", markup=False, soft_wrap=True)
     for found in looks:
         console.print(f"{found.split}: {found.described}", markup=False, soft_wrap=True)
     head, rows = _columns(looks)
@@ -174,12 +192,9 @@ def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
             )
     for found in looks:
         if found.efficiency < 0.9:
-            console.print(
-                f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding: --set=ROWS=pack fills rows "
-                f"with whole documents, ROWS=cut with running text.",
-                markup=False,
-                soft_wrap=True,
-            )
+            advice = ": --set=ROWS=pack fills rows with whole documents, ROWS=cut with running text"
+            told = f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding"
+            console.print(told + (advice if found.documents is not None else "") + ".", markup=False, soft_wrap=True)
 
 
 def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
@@ -201,7 +216,7 @@ def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
             ]
         ),
         page.table(head, rows, head[1:]),
-        "<h2>Lengths of segments</h2>",
+        f"<h2>Lengths of {_counted(looks)}</h2>",
         _histogram(looks),
         "<h2>First rows</h2><p class=doc>Targets, a colour for each segment.</p>",
         *(_coloured(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
@@ -219,17 +234,24 @@ def _coloured(row: Batch, vocabulary: Vocabulary) -> str:
     return f"<pre>{''.join(spans)}{f'<i> and {padding:,} positions without a target</i>' if padding else ''}</pre>"
 
 
+def _counted(looks: Sequence[Look]) -> str:
+    """What the histogram has the lengths of."""
+    return "segments" if any(found.documents is None for found in looks) else "documents"
+
+
 def _histogram(looks: Sequence[Look]) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 2.8), layout="constrained")
     axis = figure.subplots()
-    most = max((int(found.lengths.max()) for found in looks if len(found.lengths)), default=1)
-    for found in looks:
-        if len(found.lengths):
-            axis.hist(found.lengths, bins=40, range=(0, most), histtype="step", lw=1.6, label=found.split, density=True)
-    axis.set_xlabel("positions")
+    counted = _counted(looks)
+    shown = [(found.split, found.lengths if counted == "segments" else found.documents) for found in looks]
+    lengths_of = {split: lengths for split, lengths in shown if lengths is not None and len(lengths)}
+    most = max((int(lengths.max()) for lengths in lengths_of.values()), default=1)
+    for split, lengths in lengths_of.items():
+        axis.hist(lengths, bins=40, range=(0, most), histtype="step", lw=1.6, label=split, density=True)
+    axis.set_xlabel("tokens")
     axis.set_yticks([])
     axis.legend(frameon=False)
     axis.spines[["top", "right", "left"]].set_visible(False)
-    return page.image(figure, "lengths of segments")
+    return page.image(figure, f"lengths of {counted}")

@@ -224,12 +224,21 @@ def _is_held(lock: Path) -> bool:
 
 
 def _show(path: Path, experiment: Experiment) -> None:
-    """Says how the vocabulary does on held-out text."""
+    """Says what the vocabulary is like."""
     vocabulary = SentencePieceVocabulary(str(path))
     ids = range(vocabulary.size)
     pieces = [vocabulary.decode([i]) for i in ids[len(SPECIAL_IDS) - 1 :]]
     longest = sorted(set(pieces), key=lambda piece: (-len(piece), piece))[:8]
     print(f"Longest pieces: {' '.join(map(repr, longest))}", flush=True)
+    try:
+        _measure(vocabulary, experiment)
+    except Exception as error:  # whatever it is, the model is written
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        print(f"How it does on held-out text is not known. {reason}", flush=True)
+
+
+def _measure(vocabulary: SentencePieceVocabulary, experiment: Experiment) -> None:
+    """Says how the vocabulary does on held-out text."""
     inputs = build(experiment.Test(), "test").inputs
     if "validation" not in inputs:
         return

@@ -6,7 +6,7 @@ process however many copies of a vocabulary there are, and never travel in a pic
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from etils import epath
 
 from layers.errors import UsageError
 from tasks.tokenizer_files import Tokens, gpt2_tokens, hugging_face_tokens
-from tasks.vocabulary import fingerprint_of
+from tasks.vocabulary import Vocabulary, fingerprint_of
 
 
 class _ReadOnce:
@@ -69,7 +69,7 @@ class SentencePieceVocabulary(_ReadOnce):
     def is_text(self) -> bool:
         return True
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         return fingerprint_of("sentencepiece", self._content)
 
@@ -188,3 +188,7 @@ class Gpt2Vocabulary(_TokenizerVocabulary):
 
     def describe(self) -> str:
         return f"GPT-2's files in '{self.path}'"
+
+
+# The type checker holds them to the protocol.
+_MEET: tuple[Callable[..., Vocabulary], ...] = (SentencePieceVocabulary, HuggingFaceVocabulary, Gpt2Vocabulary)

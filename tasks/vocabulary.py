@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -148,3 +148,7 @@ class IdVocabulary:
 
     def token_bytes(self) -> np.ndarray:
         return np.zeros(self.size, np.float32)
+
+
+# The type checker holds them to the protocol.
+_MEET: tuple[Callable[..., Vocabulary], ...] = (ByteVocabulary, IdVocabulary)

@@ -62,7 +62,7 @@ class MaskedInput(IndexedInput):
         batch = self.source.batch(index, shard)
         rows = (self._hide(index, row) for row in shard.rows(self.batch_size))
         draw, random = (np.stack(part) for part in zip(*rows, strict=True))
-        real = np.ones_like(draw, bool) if batch.segment_ids is None else batch.segment_ids != 0
+        real = batch.weights > 0 if batch.segment_ids is None else batch.segment_ids != 0
         masked = draw < self.mask_rate
         replaced = ~masked & (draw < self.mask_rate + self.random_rate)
         chosen = real & (draw < self.mask_rate + self.random_rate + self.same_rate)

@@ -3,7 +3,8 @@
 python -m tests.runners.data_processes PORT COUNT INDEX FOLDER FIRST LAST
 
 FOLDER/kinds.json has what --set says for each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later
-it goes on from the checkpoint; it saves one at SAVED. Prints digests of what was read and of the weights by kind.
+it goes on from the checkpoint; it saves one at SAVED. Prints, by kind, digests of what was read and of the weights, and
+where the reader's snapshot stands that it went on from.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import numpy as np
 
 from registry.resolve import resolve
 from runners.checkpoints import Checkpoints
+from runners.input_state import gathered, own
 from runners.session import Session
 
 SAVED = 2
@@ -42,7 +44,8 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int)
         state = session.settle(session.init())
         if first:
             state, saved = checkpoints.require(session.abstract_state, str(first))
-        batches = session.batches(session.train.input, saved["input"])
+        start = own(saved["input"])
+        batches = session.batches(session.train.input, start)
         update = None
         for step in range(first + 1, last + 1):
             batch, position = next(batches)
@@ -50,10 +53,11 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int)
             read.append(digest(batch))
             state = session.settle(update(state, batch, session.seed))
             if step == SAVED:
-                checkpoints.save(step, state, {"input": position}, None)
+                checkpoints.save(step, state, {"input": gathered(position)}, None)
     batches.close()
     checkpoints.close()
-    return {"read": read, "weights": digest(state.variables)}
+    snapshot = (start or {}).get("snapshot")
+    return {"read": read, "weights": digest(state.variables), "snapshot": snapshot and snapshot["batch"]}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What an experiment reads, told before it is trained; and bad data, told in one sentence."""
 
+import dataclasses
 import json
 import re
 
@@ -10,7 +11,11 @@ from registry.build import build
 from registry.resolve import resolve
 from runners.inspect_data import look, rows_of, segment_lengths
 from runners.main import main
+from tasks.subwords import SentencePieceVocabulary
 from tasks.vocabulary import ByteVocabulary
+from tests.tasks.vocabularies import sentence_piece
+
+READS = ("DATA=jsonl", "DATA_PATH=a.jsonl")
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def sets(*knobs):
 
 def inspect(*knobs):
     flags = ["--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--workdir=look"]
-    return main([*flags, *sets("DATA=jsonl", "DATA_PATH=a.jsonl", *knobs)])
+    return main([*flags, *sets(*READS, *knobs)])
 
 
 def test_rows_lengths_padding_and_speed_are_shown(documents, capsys, tmp_path):
@@ -62,6 +67,47 @@ def test_measures_are_those_of_the_rows_that_were_read(documents):
     assert found.lengths.tolist() == [length for row in rows for length in segment_lengths(row)]
     assert found.positions == source.num_batches() * 8 * 16
     assert found.text_bytes == sum(np.count_nonzero(row.targets) for row in rows), "an end is no text"
+
+
+@pytest.mark.parametrize("knobs", [("ROWS=pack",), ("ROWS=cut",), ("ROWS=cut", "UPDATE_LEN=8")])
+def test_documents_are_counted_and_measured_whatever_rows_are(documents, capsys, tmp_path, knobs):
+    source = build(resolve("gpt.GptStdlib", [*READS], smoke=True).Train(), "train").input
+    texts = [dataclasses.replace(source, split=split).texts() for split in ("train", "validation", "test")]
+    sizes = [[len(text.encode()) + 1 for text in some] for some in texts]  # and the end
+    assert sum(map(len, sizes)) == len(documents)
+    assert inspect(*knobs) == 0
+    said = capsys.readouterr().out
+    numbers = lambda name: [int(n) for n in re.search(rf"^{name} +(.*)$", said, re.MULTILINE)[1].split()]
+    assert numbers("documents in the split") == [len(some) for some in sizes]
+    assert numbers("tokens of one: median") == [round(float(np.median(some))) for some in sizes]
+    assert numbers("longest") == [max(some) for some in sizes]
+    assert "Lengths of documents" in (tmp_path / "look" / "data.html").read_text()
+
+
+def test_documents_of_a_mixture_are_those_of_its_sources(documents, capsys):
+    assert inspect("DATA=mixture", 'MIXTURE=(("jsonl:a.jsonl",1),("lines:a.jsonl",2))') == 0
+    said = re.search(r"documents in the split +(.*)", capsys.readouterr().out)
+    assert said is not None
+    assert sum(map(int, said[1].split())) == 2 * len(documents)
+
+
+def test_documents_that_nobody_counted_are_not_shown(documents, capsys, tmp_path):
+    flags = ["--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--workdir=look"]
+    assert main([*flags, "--set=DATA=synthetic"]) == 0
+    assert re.search(r"documents in the split +- ", capsys.readouterr().out)
+    assert "Lengths of segments" in (tmp_path / "look" / "data.html").read_text()
+
+
+def test_bytes_are_those_of_the_text_and_not_of_its_pieces(documents, tmp_path):
+    texts = [f"{i} " + "word   " * (i % 9) for i in range(400)]  # of runs of spaces a model of pieces keeps one
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    pieces = SentencePieceVocabulary(str(sentence_piece(tmp_path / "words.model")))
+    knobs = [*READS, "VOCABULARY=sentencepiece", f"VOCABULARY_PATH={pieces.path}", "VOCAB_SIZE=64"]
+    source = build(resolve("gpt.GptStdlib", knobs, smoke=True).Test(), "test").inputs["validation"]
+    found = look("validation", source, pieces)
+    counted = sum(pieces.token_bytes()[batch.targets[batch.weights > 0]].sum() for batch in source.iterator())
+    assert source.byte_ratio > 1.2
+    assert found.text_bytes == pytest.approx(counted * source.byte_ratio)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from layers.errors import UsageError
-from runners.main import parse, run
+from runners.main import main, parse, run
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -50,6 +50,24 @@ def test_a_resumed_run_ends_in_the_same_bits(here, capsys):
     assert run(options) == 0
     assert "Resumed at step 8" in capsys.readouterr().out
     assert _losses(here / "run") == whole
+
+
+def test_data_is_shown_a_run_trained_and_sampled_from(here, capsys):
+    flags = ["--import=run_tasks", "--workdir=run", *(f"--set={what}" for what in (*KNOBS, "NUM_STEPS=4"))]
+    experiment = ["--exp=tiny.StdlibTiny", "--smoke"]
+    assert main([*experiment, *flags, "--mode=inspect_data"]) == 0
+    said = capsys.readouterr().out
+    assert "Tokens: the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary), 264 of them" in said
+    assert "positions 0 to " in said
+    assert "train 1" in said
+    assert main([*experiment, *flags, "--no-tensorboard"]) == 0, capsys.readouterr().err
+    kept = json.loads((here / "run/experiment.json").read_text())["vocabulary"]
+    assert kept["is"] == "the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary)"
+    assert len(kept["fingerprint"]) == 32
+    capsys.readouterr()
+    sample = ["--mode=sample", "--max_new_tokens=4", "--prompt=train 1"]
+    assert main(["--workdir=run", "--import=run_tasks", *sample]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.startswith("train 1")
 
 
 def test_an_unknown_task_is_one_sentence():

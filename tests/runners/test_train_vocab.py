@@ -8,11 +8,12 @@ import sys
 import jax
 import pytest
 
-from layers.errors import VortaroError
+from layers.errors import UsageError, VortaroError
 from registry.resolve import resolve
 from runners import train_vocab
 from runners.main import main
 from runners.sample import prompt_ids
+from tasks.inputs.rows import TokensInput
 from tasks.subwords import SentencePieceVocabulary
 from tasks.vocabulary import ByteVocabulary
 from tests.conftest import ROOT
@@ -27,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-KNOBS = ("VOCABULARY=sentencepiece", "VOCABULARY_PATH=out/words.model", "VOCAB_SIZE=40", "TEXT_PATH=text.txt")
+KNOBS = ("VOCABULARY=sentencepiece", "VOCABULARY_PATH=out/words.model", "VOCAB_SIZE=40", "DATA_PATH=text.txt")
 
 
 def run(capsys, *more, knobs=KNOBS):
@@ -94,7 +95,7 @@ def test_a_vocabulary_is_not_overwritten(folder, capsys):
         (["VOCABULARY_PATH=gs://bucket/words.model"], "say a path on this machine's disk"),
         (["VOCABULARY_PATH=text.txt/words.model"], "cannot be written: File exists."),
         (["DATA=synthetic"], "this has no text that a vocabulary could be trained on."),
-        (["TEXT_PATH=no/such"], "The text file 'no/such' cannot be read"),
+        (["DATA_PATH=no/such"], "The text file 'no/such' cannot be read"),
         (["SENTENCEPIECE_MODEL=word"], "SENTENCEPIECE_MODEL takes one of 'bpe', 'unigram'"),
     ],
 )
@@ -104,6 +105,31 @@ def test_bad_requests_are_one_sentence_and_write_nothing(folder, capsys, knobs, 
     assert says in err
     assert err.count("\n") == 1
     assert not list(folder.glob("**/*.model"))
+
+
+@pytest.mark.parametrize("error", [UsageError("No text."), OSError(5, "gone"), KeyError("text")])
+def test_what_cannot_be_measured_is_no_failure(folder, capsys, monkeypatch, error):
+    texts = TokensInput.texts
+
+    def held_out_is_gone(self):
+        if self.split != "train":
+            raise error
+        return texts(self)
+
+    monkeypatch.setattr(TokensInput, "texts", held_out_is_gone)
+    code, out, err = run(capsys)
+    assert code == 0, err
+    assert "Trained 40 pieces" in out
+    assert "How it does on held-out text is not known. " in out
+    assert "Traceback" not in out + err
+    assert SentencePieceVocabulary("out/words.model").size == 40
+
+
+def test_it_trains_on_a_mixture(folder, capsys):
+    code, out, err = run(capsys, "DATA=mixture", 'MIXTURE=(("text:text.txt",1),("lines:text.txt",1))')
+    assert code == 0, err
+    assert "Trained 40 pieces" in out
+    assert "held-out text" in out.lower()
 
 
 def test_what_is_cut_off_leaves_nothing(folder, monkeypatch):
@@ -156,7 +182,7 @@ def trained(tmp_path_factory):
     (folder / "text.txt").write_text(TEXT * 40)
     model = sentence_piece(folder / "words.model")
     knobs = [
-        *("VOCABULARY=sentencepiece", f"VOCABULARY_PATH={model}", "VOCAB_SIZE=64", f"TEXT_PATH={folder / 'text.txt'}"),
+        *("VOCABULARY=sentencepiece", f"VOCABULARY_PATH={model}", "VOCAB_SIZE=64", f"DATA_PATH={folder / 'text.txt'}"),
         *("NUM_STEPS=4", "WARMUP_STEPS=1", "EVAL_ROWS=8", "SEQ_LEN=16", "NUM_LAYERS=1", "DEVICE_MESH_SHAPE=8,1"),
     ]
     flags = [f"--set={knob}" for knob in knobs]

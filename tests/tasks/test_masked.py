@@ -4,6 +4,7 @@ import pytest
 from tasks.inputs.indexed import Shard
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
+from tests.tasks.inputs.test_packing import rows
 
 SOURCE = SyntheticPackedInput(batch_size=64, seq_len=128, vocab_size=1000)
 
@@ -52,3 +53,16 @@ def test_it_is_as_long_as_its_source():
 def test_bad_settings(fields, says):
     with pytest.raises(ValueError, match=says):
         masked(**fields)
+
+
+@pytest.mark.parametrize(("how", "masks"), [("truncate", False), ("pack", False), ("cut", False), ("pack", True)])
+def test_padding_is_neither_hidden_nor_told(how, masks):
+    source = rows([3, 9, 5], rows=how, shuffle=False, document_masks=masks)
+    padded = 0
+    for k in range(source.num_batches()):
+        plain, batch = source.batch(k), masked(source=source, mask_rate=1.0, random_rate=0.0, same_rate=0.0).batch(k)
+        real = plain.weights > 0
+        padded += int((~real).sum())
+        np.testing.assert_array_equal(batch.weights, plain.weights)
+        np.testing.assert_array_equal(batch.inputs, np.where(real, 103, plain.inputs))
+    assert padded

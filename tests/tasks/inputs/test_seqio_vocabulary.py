@@ -5,6 +5,8 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.seqio_vocabulary import SeqioVocabulary
+from tasks.vocabulary import Vocabulary
+from tests.tasks.vocabularies import sentence_piece
 
 
 def test_bytes(seqio_tasks):
@@ -38,6 +40,51 @@ def test_sentence_pieces(seqio_tasks, tmp_path):
     assert vocabulary.token_bytes()[[0, 1, 2]].sum() == 0
     with pytest.raises(UsageError, match=r"VOCAB_SIZE = 256 must be at least \d+, the tokens of seqio task"):
         SeqioVocabulary(task=name, rows=256).encode("a")
+
+
+def test_everything_the_protocol_asks_for(seqio_tasks):
+    bytes_v = SeqioVocabulary(task=seqio_tasks.lines, rows=264)
+    numbers = SeqioVocabulary(task=seqio_tasks.masked, rows=20)
+    members = [name for name in vars(Vocabulary) if not name.startswith("_")]
+    assert all(hasattr(vocabulary, name) for vocabulary in (bytes_v, numbers) for name in members)
+    assert (bytes_v.is_text, numbers.is_text) == (True, False)
+    assert bytes_v.describe() == f"the vocabulary of seqio task '{seqio_tasks.lines}' (ByteVocabulary)"
+    batch = bytes_v.encode_batch(["é a", ""])
+    assert [ids.tolist() for ids in batch] == [bytes_v.encode("é a"), []]
+    assert {ids.dtype for ids in batch} == {np.dtype(np.int32)}
+    assert bytes_v.encode_batch([]) == []
+    assert numbers.decode(numbers.encode("7 3")) == "7 3"
+
+
+def test_a_fingerprint_is_of_content(seqio_tasks, tmp_path):
+    import seqio
+
+    kept = sentence_piece(tmp_path / "one.model").read_bytes()
+    (tmp_path / "same.model").write_bytes(kept)
+    sentence_piece(tmp_path / "other.model", vocab_size=50)
+    vocabularies = {
+        "bytes": "bytes",
+        "one": str(tmp_path / "one.model"),
+        "other": str(tmp_path / "other.model"),
+        "extra": seqio.SentencePieceVocabulary(str(tmp_path / "one.model"), extra_ids=2),
+        "numbers": seqio.PassThroughVocabulary(20),
+        "more": seqio.PassThroughVocabulary(21),
+        "letters": seqio.PartialCodepointVocabulary([97, 98]),
+        "turned": seqio.PartialCodepointVocabulary([98, 99]),
+    }
+    prints = {name: fingerprint(name, vocabulary) for name, vocabulary in vocabularies.items()}
+    assert len({*prints.values()}) == len(prints)
+    assert fingerprint("again", str(tmp_path / "same.model")) == prints["one"]
+    assert fingerprint("letters_again", seqio.PartialCodepointVocabulary([97, 98])) == prints["letters"]
+    assert SeqioVocabulary(task=seqio_tasks.lines, rows=300).fingerprint == prints["bytes"]
+
+
+def fingerprint(name, vocabulary):
+    """Of a task with this vocabulary."""
+    from tasks.seqio_tasks import lines_task
+
+    task = lines_task(f"test_prints_{name}", {"train": "x"}, vocabulary=vocabulary)
+    return SeqioVocabulary(task=task, rows=400).fingerprint
 
 
 def test_a_model_that_is_not_there(seqio_tasks):
