@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
         require_checkpoints(options.workdir)
     session.require_data(options.mode)
     if options.mode == "train":
-        check_warm_start(session, options.workdir)
+        check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
     record = {"allow_changes": options.allow_changes, "record": options.mode in ("train", "profile")}
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
     if options.mode == "train":

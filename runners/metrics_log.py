@@ -11,7 +11,7 @@ from typing import Any
 
 from runners.results import finite, read_lines
 from runners.workdir import write_atomically
-from tasks.quiet import quiet_native_code
+from tasks.quiet import quiet_native_code, tensorflow
 
 METRICS = "metrics.jsonl"
 
@@ -58,10 +58,8 @@ class MetricsLog:
 
     def _open_tensorboard(self, workdir: Path) -> None:
         with quiet_native_code():
-            import tensorflow as tf
+            tensorflow()
             from clu import metric_writers
-
-            tf.config.set_visible_devices([], "GPU")  # the memory is for jax
 
         for split in ("train", "validation", "test"):
             self._clu[split] = metric_writers.SummaryWriter(str(workdir / "tensorboard" / split))

@@ -10,8 +10,10 @@ import numpy as np
 import optax
 
 from layers.errors import UsageError
+from registry.snapshot import load
 from runners.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
 from runners.session import Session
+from runners.workdir import EXPERIMENT, vocabulary_record
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
 from tasks.train_step import TrainState, state_of
@@ -46,16 +48,34 @@ def begin(session: Session) -> tuple[TrainState, str | None]:
     return state, f"{what} from {warm.workdir} (step {step}){layers}"
 
 
-def check_warm_start(session: Session, workdir: str) -> None:
+def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = False) -> None:
     """Finds out before a folder is made whether a new run there has what it begins with.
 
     Raises:
-      UsageError: the other run has no such checkpoint, or weights that do not fit.
+      UsageError: the other run has no such checkpoint, weights that do not fit, or other tokens.
     """
     folder = Path(workdir, FOLDER)
     resumes = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
     if session.train.warm_start is not None and not resumes:
         _find(session, session.train.warm_start)
+        _check_vocabulary(session, session.train.warm_start.workdir, allow_changes)
+
+
+def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None:
+    """Raises a UsageError where both runs are of text, and the same tokens stand for other text."""
+    learned = load(Path(other)).get("vocabulary") if Path(other, EXPERIMENT).exists() else None
+    ours = vocabulary_record(session.experiment)
+    if not learned or not ours or learned["fingerprint"] == ours["fingerprint"]:
+        return
+    if not (ours["is_text"] and learned.get("is_text", True)):  # which older runs have not written down
+        return
+    said = (
+        f"WARM_START = {other}: its tokens are those of {learned['is']} (fingerprint {learned['fingerprint'][:8]}), "
+        f"and here of {ours['is']} ({ours['fingerprint'][:8]})"
+    )
+    if not allow_changes:
+        raise UsageError(f"{said}: set VOCABULARY and VOCABULARY_PATH as there, or --allow_changes to begin anyway.")
+    print(f"{said}; going on, as --allow_changes says.")
 
 
 def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:

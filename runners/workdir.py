@@ -24,8 +24,8 @@ EXPERIMENT = "experiment.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
 
 
-def vocabulary_record(experiment: Experiment) -> dict[str, str] | None:
-    """What the run folder keeps of the vocabulary: its description and fingerprint; None for tasks without one.
+def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
+    """What the run folder keeps of the vocabulary: what it is, and its fingerprint; None for tasks without one.
 
     Raises:
       UsageError: its files cannot be read.
@@ -34,7 +34,7 @@ def vocabulary_record(experiment: Experiment) -> dict[str, str] | None:
     if config is None:
         return None
     vocabulary = build(config, "task.vocabulary")
-    return {"is": vocabulary.describe(), "fingerprint": vocabulary.fingerprint}
+    return {"is": vocabulary.describe(), "fingerprint": vocabulary.fingerprint, "is_text": vocabulary.is_text}
 
 
 def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes: bool = False) -> None:

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from tasks.quiet import quiet_native_code
+from tasks.quiet import quiet_native_code, tensorflow
 
 
 def libraries() -> tuple[Any, Any]:
@@ -16,13 +16,11 @@ def libraries() -> tuple[Any, Any]:
     """
     with quiet_native_code() if "seqio" not in sys.modules else contextlib.nullcontext():
         try:
+            tf = tensorflow()
             import seqio
-            import tensorflow as tf
         except ImportError as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise UsageError(f"DATA = seqio needs seqio ({reason}): pip install -e '.[seqio]'.") from error
-        for kind in ("GPU", "TPU"):
-            tf.config.set_visible_devices([], kind)
     return seqio, tf
 
 

@@ -13,6 +13,7 @@ from tasks.inputs.sources.functions import FromFunction
 from tasks.inputs.sources.huggingface import HuggingFace
 from tasks.inputs.sources.pretokenized import TokenFiles
 from tasks.inputs.sources.running_text import RunningText
+from tasks.inputs.sources.splits import named as splits_named
 from tasks.inputs.sources.text_files import JsonLines, TextFiles, TextLines
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.sources.tfrecords import TfExamples
@@ -38,6 +39,7 @@ class DataSources(Experiment):
     TEST_PATH: str | None = None  # files that test
     DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function
     DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
+    DATA_SPLITS: tuple[tuple[str, str], ...] = ()  # (train, validation or test, the data set's name) where they differ
     DATA_COLUMN: str = "text"  # the field of each example that is read
     DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending
     FUNCTION_SPLITS: bool = False  # a function is called with the name of each split
@@ -122,9 +124,10 @@ class DataSources(Experiment):
         name = self._named(kind, "DATASET", place)
         if kind == "function":
             return fdl.Config(FromFunction, function=name, has_splits=self.FUNCTION_SPLITS)
+        splits = {"splits": splits_named(self.DATA_SPLITS)}
         if kind == "tfds":
-            return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **column)
-        return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **column)
+            return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **splits, **column)
+        return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **splits, **column)
 
     def _held_out_files(self, what: str, place: str | None) -> dict[str, Any]:
         return {} if place else {f"validation_{what}": self.VALIDATION_PATH, f"test_{what}": self.TEST_PATH}

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.quiet import tensorflow
+
 Element = dict[str, np.ndarray]
 NAME = "iterator"  # of the files that TensorFlow writes
 
@@ -49,8 +51,7 @@ class TfCursor:
 
     def restore(self, snapshot: dict[str, Any]) -> bool:
         """Goes on from a snapshot; returns whether TensorFlow could read it."""
-        import tensorflow as tf
-
+        tf = tensorflow()
         self._open()
         with tempfile.TemporaryDirectory() as folder:
             for name, data in snapshot["files"].items():
@@ -64,6 +65,7 @@ class TfCursor:
         return True
 
     def _open(self) -> Any:
+        tensorflow()
         from clu.data.dataset_iterator import TfDatasetIterator
 
         self._iterator = TfDatasetIterator(self._make(), checkpoint=True)
@@ -71,8 +73,7 @@ class TfCursor:
         return self._iterator
 
     def _take(self) -> None:
-        import tensorflow as tf
-
+        tf = tensorflow()
         if self._snapshot is not None and self._snapshot["batch"] == self._next:
             return  # it has just been restored
         with tempfile.TemporaryDirectory() as folder:

@@ -194,7 +194,8 @@ def trained(tmp_path_factory):
 def test_the_run_folder_names_its_vocabulary(trained):
     workdir, model = trained
     kept = json.loads((workdir / "experiment.json").read_text())["vocabulary"]
-    assert kept == {"is": f"SentencePiece '{model}'", "fingerprint": SentencePieceVocabulary(str(model)).fingerprint}
+    fingerprint = SentencePieceVocabulary(str(model)).fingerprint
+    assert kept == {"is": f"SentencePiece '{model}'", "fingerprint": fingerprint, "is_text": True}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert all(line["bits_per_byte"] < line["bits_per_token"] for line in lines)
 

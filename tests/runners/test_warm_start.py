@@ -221,3 +221,43 @@ def test_folders_without_whole_checkpoints(trained, tmp_path):
     shutil.rmtree(copy / "checkpoints" / "4")
     with pytest.raises(UsageError, match="holds no checkpoint yet: train first"):
         begin(session)
+
+
+def with_vocabulary(trained, folder, **record):
+    """The trained run, as if it had learned with another vocabulary of the same size."""
+    shutil.copytree(trained, folder)
+    experiment = json.loads((folder / "experiment.json").read_text())
+    experiment["vocabulary"] |= {"is": "SentencePiece 'there.model'", "fingerprint": "0123456789abcdef", **record}
+    (folder / "experiment.json").write_text(json.dumps(experiment))
+    return folder
+
+
+def test_tokens_that_stand_for_other_text(trained, tmp_path, capsys):
+    other = with_vocabulary(trained, tmp_path / "other")
+    run = [*SMOKE, f"--set=WARM_START={other}", "--set=NUM_STEPS=1", "--set=WARMUP_STEPS=0"]
+    run.append(f"--workdir={tmp_path / 'run'}")
+    assert main(run) == 2
+    error = capsys.readouterr().err
+    assert "tokens are those of SentencePiece 'there.model' (fingerprint 01234567), and here of bytes (" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    assert main([*run, "--allow_changes"]) == 0
+    out = capsys.readouterr().out
+    assert "going on, as --allow_changes says." in out
+    assert f"Weights from {other} (step 4)" in out
+    assert main(run) == 0, "a run that goes on from its own checkpoints does not look there again"
+
+
+def test_tokens_that_stand_for_no_text_are_not_compared(trained, tmp_path):
+    ids = with_vocabulary(trained, tmp_path / "ids", is_text=False)
+    check_warm_start(session_of("tiny.StdlibTiny", f"WARM_START={ids}"), str(tmp_path))
+    older = with_vocabulary(trained, tmp_path / "older")
+    experiment = json.loads((older / "experiment.json").read_text())
+    del experiment["vocabulary"]["is_text"]
+    (older / "experiment.json").write_text(json.dumps(experiment))
+    session = session_of("tiny.StdlibTiny", f"WARM_START={older}")
+    with pytest.raises(UsageError, match="its tokens are those of SentencePiece"):
+        check_warm_start(session, str(tmp_path))
+    del experiment["vocabulary"]
+    (older / "experiment.json").write_text(json.dumps(experiment))
+    check_warm_start(session, str(tmp_path))

@@ -7,18 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from layers.errors import UsageError
 from tasks.inputs.sources import files
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
+from tasks.inputs.sources.files import File
 from tasks.inputs.sources.splits import check_request
 
 Names = str | Sequence[str]  # what `files.expand` takes
 
 
-def refuse_shared(named: Mapping[str, Names | None], what: str) -> None:
-    """Raises a UsageError where a file is named both to train on and to validate or test on."""
-    found = {split: set(files.expand(names, what)) for split, names in named.items() if names is not None}
+def refuse_shared(found: Mapping[str, Mapping[str, File]]) -> None:
+    """Raises a UsageError where a file is found both to train on and to validate or test on.
+
+    Args:
+      found: for each split that is named, its files by where they are.
+    """
     for split in ("validation", "test"):
-        both = sorted(found.get(split, set()) & found["train"])
-        if both:
-            raise UsageError(f"The file '{both[0]}' is named to train on and for the {split} split.")
+        held_out = found.get(split, {})
+        both = next((place for place in held_out if place in found["train"]), None)
+        if both is not None:
+            name, again = found["train"][both].name, held_out[both].name
+            also = "" if name == again else f" as '{again}'"
+            raise UsageError(f"The file '{name}' is named to train on and{also} for the {split} split.")
 
 
 class FileSource(DocumentSource):
@@ -45,24 +52,24 @@ class FileSource(DocumentSource):
     def describe(self) -> str:
         return f"{self.kind} in {files.shown(self.named()['train'] or '')}"
 
-    def files_of(self, split: str | None) -> list[str]:
+    def files_of(self, split: str | None) -> list[File]:
         """The files of a split; of everything (None) where there are no splits.
 
         Raises:
           UsageError: a name stands for no file, no files are named for that split, or one of them trains as well.
         """
         check_request(split, self.has_splits, self.describe())
-        named = self.named()
-        names = named[split or "train"]
-        if names is None:
-            there = " and ".join(f"{key} files" for key, value in named.items() if value is not None)
+        named = {key: names for key, names in self.named().items() if names is not None}
+        wanted = split or "train"
+        if wanted not in named:
+            there = " and ".join(f"{key} files" for key in named)
             raise UsageError(f"There is no {split} split: {self.describe()} names {there}, and no {split} files.")
-        if split is not None:
-            refuse_shared(named, self.kind)
-        return files.expand(names, self.kind)
+        found = {key: files.find(names, self.kind) for key, names in named.items()}
+        refuse_shared(found)
+        return list(found[wanted].values())
 
     def parts(self, split: str | None) -> list[Part]:
-        return [self._part(name) for name in self.files_of(split)]
+        return [self._part(file) for file in self.files_of(split)]
 
-    def _part(self, name: str) -> Part:
-        return Part(name, f"{files.version(name)} {self.kind}", functools.partial(self.read_file, name))
+    def _part(self, file: File) -> Part:
+        return Part(file.name, f"{file.version} {self.kind}", functools.partial(self.read_file, file.name))

@@ -4,13 +4,17 @@ Names with `://` go through fsspec (gs://, s3://, hf://, memory://), whose packa
 """
 
 import contextlib
+import dataclasses
+import functools
 import glob
+import hashlib
 import itertools
 import lzma
 import os
 import re
+import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +24,87 @@ from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.unpacking import PACKED, unpacked
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
+END_BYTES = 1 << 16  # at each end of a file, which its version looks at
+TAGS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")  # what servers call a mark of the content
 
 
-def expand(names: str | Sequence[str], what: str) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file that is there, and what was learned of it on the way."""
+
+    name: str  # as it was named
+    info: Any  # os.stat_result of a local file; of a remote one what its server lists
+    linked: bool = False  # a symbolic link
+
+    @property
+    def version(self) -> str:
+        """Changes when the file is written again: what its server knows; of a local file size, time and both ends.
+
+        Raises:
+          UsageError: it cannot be read (any more).
+        """
+        with _opening(self.name):
+            if "://" not in self.name:
+                return f"{self.info.st_size} {self.info.st_mtime_ns} {_ends(self.name, self.info)}"
+            tag = next((self.info[key] for key in TAGS if self.info.get(key)), None)
+            if tag is None:
+                system, path = fsspec.url_to_fs(self.name)
+                tag = system.ukey(path)
+            return f"{self.info.get('size')} {tag}"
+
+
+def find(names: str | Sequence[str], what: str) -> dict[str, File]:
     """Files that the names stand for: names, `*` patterns, `{000..017}` and `{a,b}` braces, commas, `@file` of names.
 
-    Sorted within each pattern, in the order of the names; a file that several of them stand for comes once. A name
-    that is a file as it stands, is that file.
+    Sorted within each pattern, in the order of the names. A name that is a file as it stands, is that file.
 
     Args:
       names: one or several; an index file (`@shards.txt`) has one name a line, `#` begins a comment.
       what: what the files are, for the message ("JSON lines").
 
+    Returns:
+      The files by where they are, so that one comes once that several names stand for: `a`, `./a`, a link to it.
+
     Raises:
       UsageError: a name stands for no file, or for a folder.
     """
-    listed = [names] if isinstance(names, str) else list(names)
-    found: dict[str, None] = {}
-    for name in itertools.chain.from_iterable(_listed(name, what) for name in listed):
-        for pattern in [name] if os.path.isfile(name) else braces(name):
-            found |= dict.fromkeys(_matches(pattern, what))
+    folder_of = functools.cache(lambda folder: os.path.realpath(folder))
+    found: dict[str, File] = {}
+    for name in [names] if isinstance(names, str) else names:
+        for file in _listed(name, what):
+            found.setdefault(_place(file, folder_of), file)
     if not found:
         raise UsageError(f"No files of {what} are named.")
-    return list(found)
+    return found
+
+
+def expand(names: str | Sequence[str], what: str) -> list[str]:
+    """The names of the files that `find` finds, as they are written."""
+    return [file.name for file in find(names, what).values()]
+
+
+def look(name: str) -> File:
+    """The file of a name.
+
+    Raises:
+      UsageError: there is no such file, or it is a folder.
+    """
+    with _opening(name):
+        if "://" not in name:
+            file = File(name, os.stat(name), os.path.islink(name))
+            folder = stat.S_ISDIR(file.info.st_mode)
+        else:
+            system, path = fsspec.url_to_fs(name)
+            file = File(name, system.info(path))
+            folder = file.info["type"] == "directory"
+    if folder:
+        raise UsageError(f"'{name}' is a folder, but files are read here: say '{name.rstrip('/')}/*'.")
+    return file
+
+
+def version(name: str) -> str:
+    """The version of a file by name; a UsageError where there is none."""
+    return look(name).version
 
 
 def shown(names: str | Sequence[str]) -> str:
@@ -67,25 +129,6 @@ def braces(pattern: str) -> list[str]:
     else:
         values = inside.split(",")
     return [name for value in values for name in braces(pattern[: found.start()] + value + pattern[found.end() :])]
-
-
-def version(name: str) -> str:
-    """Size and time of a file, what its server knows of it: changes when it is written again.
-
-    Raises:
-      UsageError: there is no such file, or it is a folder.
-    """
-    with _opening(name):
-        if "://" not in name:
-            stat = os.stat(name)
-            folder, found = os.path.isdir(name), f"{stat.st_size} {stat.st_mtime_ns}"
-        else:
-            system, path = fsspec.url_to_fs(name)
-            info = system.info(path)
-            folder, found = info["type"] == "directory", f"{info.get('size')} {system.ukey(path)}"
-    if folder:
-        raise UsageError(f"'{name}' is a folder, but files are read here: say '{name.rstrip('/')}/*'.")
-    return found
 
 
 @contextlib.contextmanager
@@ -172,15 +215,19 @@ def _reason(error: BaseException) -> str:
     return text.strip().partition("\n")[0].rstrip(".")
 
 
-def _listed(name: str, what: str) -> list[str]:
+def _listed(name: str, what: str) -> Iterator[File]:
+    """The files of one name, which may be several with commas, or a list."""
     if not name.startswith("@"):
-        return [name] if os.path.isfile(name) else _apart(name)
+        file = _regular(name)
+        yield from [file] if file else itertools.chain.from_iterable(_braced(part, what) for part in _apart(name))
+        return
     try:
         listing = whole(name[1:]).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"The list '{name[1:]}' of {what} is no text: it has one file name a line.") from error
-    names = [line.partition("#")[0].strip() for line in listing.splitlines()]
-    return [line for line in names if line]
+    for line in listing.splitlines():
+        if entry := line.partition("#")[0].strip():
+            yield from _braced(entry, what)
 
 
 def _apart(names: str) -> list[str]:
@@ -188,17 +235,58 @@ def _apart(names: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^{]*\})", names) if part.strip()]
 
 
-def _matches(pattern: str, what: str) -> list[str]:
-    if os.path.isfile(pattern) or not glob.has_magic(pattern):
-        version(pattern)
-        return [pattern]
+def _braced(name: str, what: str) -> Iterator[File]:
+    file = _regular(name)
+    yield from [file] if file else itertools.chain.from_iterable(_matches(one, what) for one in braces(name))
+
+
+def _matches(pattern: str, what: str) -> list[File]:
+    file = _regular(pattern)
+    if file or not glob.has_magic(pattern):
+        return [file or look(pattern)]
     if "://" in pattern:
         with _opening(pattern):
             system, path = fsspec.url_to_fs(pattern)
-            infos = system.glob(path, detail=True)
-        found = sorted(system.unstrip_protocol(key) for key, info in infos.items() if info["type"] != "directory")
+            infos = sorted(system.glob(path, detail=True).items())
+        found = [File(system.unstrip_protocol(key), info) for key, info in infos if info["type"] != "directory"]
     else:
-        found = sorted(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
+        found = [file for name in sorted(glob.glob(pattern, recursive=True)) if (file := _regular(name))]
     if not found:
         raise UsageError(f"'{pattern}' matches no file of {what}.")
     return found
+
+
+def _regular(name: str) -> File | None:
+    """The local file of that very name, if there is one; one call to the system where it is no link."""
+    if "://" in name:
+        return None
+    try:
+        info = os.lstat(name)
+        linked = stat.S_ISLNK(info.st_mode)
+        info = os.stat(name) if linked else info
+    except (OSError, ValueError):
+        return None
+    return File(name, info, linked) if stat.S_ISREG(info.st_mode) else None
+
+
+def _place(file: File, folder_of: Callable[[str], str]) -> str:
+    """The same for all names of a file."""
+    protocol, far, path = file.name.partition("://")
+    if far:
+        return os.path.realpath(path) if protocol in ("file", "local") else file.name
+    if file.linked:
+        return os.path.realpath(file.name)
+    folder, last = os.path.split(file.name)
+    return os.path.join(folder_of(folder or "."), last)
+
+
+def _ends(name: str, info: os.stat_result) -> str:
+    """A hash of the first and last bytes: copies keep time and size, and so may another file in the same place."""
+    if not stat.S_ISREG(info.st_mode):
+        return ""  # what is read from a pipe is gone
+    with Path(name).open("rb") as file:
+        digest = hashlib.sha256(file.read(END_BYTES))
+        if info.st_size > END_BYTES:
+            file.seek(max(END_BYTES, info.st_size - END_BYTES))
+            digest.update(file.read(END_BYTES))
+    return digest.hexdigest()[:16]

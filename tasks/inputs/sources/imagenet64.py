@@ -10,6 +10,7 @@ import numpy as np
 from tasks.inputs.corpus import check_split
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.tfds import prepared
+from tasks.quiet import tensorflow_datasets
 
 NAME = "imagenet_resized/64x64"
 IMAGES_PER_PART = 10_000
@@ -48,8 +49,7 @@ class ImageNet64(DocumentSource):
         ]
 
     def _images(self, builder: Any, name: str, start: int, stop: int) -> Iterator[Document]:
-        import tensorflow_datasets as tfds
-
+        tfds = tensorflow_datasets()
         rows = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
         for example in tfds.as_numpy(builder.as_dataset(split=rows, shuffle_files=False)):
             yield np.asarray(example["image"], np.uint16).reshape(-1) + np.uint16(self.first_id)

@@ -32,7 +32,7 @@ def document_ends(name: str, ids_bytes: int) -> tuple[str, np.ndarray | None]:
     Raises:
       UsageError: it is no such index, is cut off, or does not belong to these ids.
     """
-    files.version(name)
+    files.look(name)
     content = np.memmap(name, np.uint8, mode="r") if os.path.getsize(name) else np.zeros(0, np.uint8)
     head = content[: HEAD.size].tobytes()
     if len(head) < HEAD.size or not head.startswith(MAGIC):

@@ -10,6 +10,7 @@ from layers.errors import UsageError
 from tasks.inputs.corpus import SPLITS, check_split
 from tasks.inputs.sources import files
 from tasks.inputs.sources.file_source import Names, refuse_shared
+from tasks.inputs.sources.files import File
 from tasks.inputs.sources.megatron import document_ends
 
 HEADER_BYTES = 1024  # of llm.c's files: 256 int32, the first a magic number, the third the number of ids
@@ -56,23 +57,24 @@ class TokenFiles:
         if self.validation_files is None and self.test_files is None:
             return self._carved(split)
         named = {"train": self.files, "validation": self.validation_files, "test": self.test_files}
-        refuse_shared(named, "token ids")
-        names = named[split]
-        if names is None:
+        found = {key: self._find(names) for key, names in named.items() if names is not None}
+        if split not in found:
             raise UsageError(f"There is no {split} split: no {split} files of token ids are named beside the others.")
-        return self._read(names)
+        refuse_shared(found)
+        return self._read(found[split])
 
     def version(self) -> str:
         """Changes when one of the files does."""
         named = (self.files, self.validation_files, self.test_files)
-        found = [name for names in named if names is not None for name in self._names(names)]
-        found += [index for index in (f"{name[:-4]}.idx" for name in found) if os.path.exists(index)]
-        return "\n".join(f"{name} {files.version(name)}" for name in found)
+        found = [file for names in named if names is not None for file in self._find(names).values()]
+        indexes = (f"{file.name[:-4]}.idx" for file in found)
+        found += [files.look(index) for index in indexes if os.path.exists(index)]
+        return "\n".join(f"{file.name} {file.version}" for file in found)
 
     def _carved(self, split: str) -> list[Tokens]:
         if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
             raise UsageError(f"Split fractions {self.fractions} must be three numbers from 0 up that add to 1.")
-        whole = self._read(self.files)
+        whole = self._read(self._find(self.files))
         total, place = sum(len(tokens.ids) for tokens in whole), SPLITS.index(split)
         start, stop = (round(total * sum(self.fractions[:i])) for i in (place, place + 1))
         found, before = [], 0
@@ -85,14 +87,17 @@ class TokenFiles:
             raise UsageError(f"The {split} split, {self.fractions[place]:.0%} of {self.describe()}, has no ids.")
         return found
 
-    def _read(self, names: Names) -> list[Tokens]:
-        return [_read(name, self.dtype) for name in self._names(names)]
+    def _read(self, found: dict[str, File]) -> list[Tokens]:
+        return [_read(file.name, self.dtype) for file in found.values()]
 
-    def _names(self, names: Names) -> list[str]:
-        """The files that the names stand for; of an index and its ids the ids."""
-        found = files.expand(names, "token ids")
-        bins = [f"{name[:-4]}.bin" if name.endswith(".idx") else name for name in found]
-        return list(dict.fromkeys(bins))
+    def _find(self, names: Names) -> dict[str, File]:
+        """The files that the names stand for, by where they are; of an index and its ids the ids."""
+        found: dict[str, File] = {}
+        for place, file in files.find(names, "token ids").items():
+            index = file.name.endswith(".idx")
+            ids = files.look(f"{file.name[:-4]}.bin") if index else file
+            found.setdefault(f"{place[:-4]}.bin" if index else place, ids)
+        return found
 
 
 def _stretch(tokens: Tokens, start: int, stop: int) -> Tokens:
@@ -108,7 +113,6 @@ def _stretch(tokens: Tokens, start: int, stop: int) -> Tokens:
 def _read(name: str, dtype: str) -> Tokens:
     if "://" in name:
         raise UsageError(f"'{name}' is on a server, and files of token ids are mapped into memory: copy it here.")
-    files.version(name)
     size = os.path.getsize(name)
     if not size:
         raise UsageError(f"The file of token ids '{name}' is empty.")

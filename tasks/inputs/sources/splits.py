@@ -29,7 +29,10 @@ def official(there: Iterable[str], wanted: Mapping[str, str] | None, where: str)
         if theirs not in there:
             raise UsageError(f"{where} has no split '{theirs}'. {did_you_mean(theirs, there)}")
     if "train" not in wanted:
-        raise UsageError(f"The splits of {where} are named without 'train'. {did_you_mean('train', there)}")
+        raise UsageError(
+            f"DATA_SPLITS names splits of {where}, and none that trains: say {_knob({'train': 'train', **wanted})} or "
+            f"what it calls it ({', '.join(map(repr, there))})."
+        )
     return dict(wanted)
 
 
@@ -52,8 +55,30 @@ def pick(split: str, names: Mapping[str, str], there: Iterable[str], where: str)
     """What the source calls our split; a UsageError that shows the way out where it has none."""
     if split not in names:
         shown = ", ".join(repr(name) for name in there)
+        held_out = [names[ours] for ours in SPLITS if ours in names and ours != "train"]
+        instead = {ours: names.get(ours, held_out[0]) for ours in SPLITS}
         raise UsageError(
-            f"{where} has no {split} split, only {shown}: name one that stands for it in `splits`, or only 'train' "
-            f"there, and all three are cut from it."
+            f"{where} has no {split} split, only {shown}: say what stands for it, {_knob(instead)}, or cut all three "
+            f"from one, {_knob({'train': names['train']})}."
         )
     return names[split]
+
+
+def named(pairs: Iterable[tuple[str, str]]) -> dict[str, str] | None:
+    """DATA_SPLITS as what `official` wants: None where it names nothing.
+
+    Raises:
+      UsageError: it names one of ours twice, or none of ours.
+    """
+    found: dict[str, str] = {}
+    for ours, theirs in pairs:
+        if ours in found:
+            raise UsageError(f"DATA_SPLITS names two splits for '{ours}', '{found[ours]}' and '{theirs}': choose one.")
+        found[check_split(ours)] = theirs
+    return found or None
+
+
+def _knob(names: Mapping[str, str]) -> str:
+    """The flag that names these splits, for a shell."""
+    pairs = "".join(f'("{ours}","{theirs}"),' for ours, theirs in names.items())
+    return f"--set='DATA_SPLITS=({pairs if len(names) == 1 else pairs.rstrip(',')})'"

@@ -45,12 +45,13 @@ class TextFiles(_Files):
         return "text files"
 
     def parts(self, split: str | None) -> list[Part]:
-        names = self.files_of(split)
-        groups = [names[i : i + FILES_PER_PART] for i in range(0, len(names), FILES_PER_PART)]
+        found = self.files_of(split)
+        groups = [found[i : i + FILES_PER_PART] for i in range(0, len(found), FILES_PER_PART)]
         return [self._group(group) for group in groups]
 
-    def _group(self, names: list[str]) -> Part:
-        versions = "\n".join(f"{name} {files.version(name)}" for name in names)
+    def _group(self, group: list[files.File]) -> Part:
+        versions = "\n".join(f"{file.name} {file.version}" for file in group)
+        names = [file.name for file in group]
         label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         digest = hashlib.sha256(versions.encode()).hexdigest()[:16]
         return Part(label, f"{digest} {self.kind}", functools.partial(self._read_group, names))

@@ -9,6 +9,7 @@ from layers.errors import UsageError
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import are_splits, check_request, official, pick
 from tasks.inputs.sources.values import as_document, no_column
+from tasks.quiet import tensorflow, tensorflow_datasets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,7 @@ class Tfds(DocumentSource):
         return parts
 
     def _documents(self, name: str, start: int, stop: int) -> Iterator[Document]:
-        import tensorflow as tf
-        import tensorflow_datasets as tfds
-
+        tf, tfds = tensorflow(), tensorflow_datasets()
         rows = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
         one_column = tfds.decode.PartialDecoding({self.column: True})
         count = 0
@@ -96,7 +95,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
       UsageError: tensorflow_datasets is not installed, or has no such data set prepared there.
     """
     try:
-        import tensorflow_datasets as tfds
+        tfds = tensorflow_datasets()
     except ImportError as error:
         raise UsageError(f"{name} is read by TFDS: pip install 'vortaro[tfds]'.") from error
     try:

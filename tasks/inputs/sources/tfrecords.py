@@ -1,6 +1,8 @@
 """TFRecord files of tf.train.Example."""
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +12,12 @@ from layers.errors import UsageError
 from tasks.inputs.sources import files
 from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
+from tasks.inputs.sources.unpacking import PACKED
 from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
+from tasks.quiet import tensorflow
 
 FRAME = 16  # bytes around each record: its length and two checksums
+BLOCK = 1 << 24  # bytes that are unpacked at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +28,7 @@ class TfExamples(FileSource):
     training on the part of a file that a broken copy left over would go unnoticed.
     """
 
-    files: Names  # names, patterns, braces, or @file with one name a line; .gz is unpacked
+    files: Names  # names, patterns, braces, or @file with one name a line; packed ones too
     column: str = "text"  # the feature that is read
     validation_files: Names | None = None  # files that validate; None, and no test files: documents go by their hash
     test_files: Names | None = None  # files that test
@@ -37,13 +42,18 @@ class TfExamples(FileSource):
 
     def read_file(self, name: str) -> Iterator[Document]:
         try:
-            import tensorflow as tf
+            tf = tensorflow()
         except ImportError as error:
             raise UsageError(f"'{name}' is read by TensorFlow: pip install 'vortaro[tfds]'.") from error
-        count, read, size = 0, 0, files.size(name)
+        with _readable(name) as path:
+            yield from self._examples(tf, path, name)
+
+    def _examples(self, tf: Any, path: str, name: str) -> Iterator[Document]:
+        """The documents of a file that TensorFlow can read; `name` is what messages call it."""
+        count, read, size = 0, 0, files.size(path)
         try:
-            packing = "GZIP" if name.endswith(".gz") else None
-            records: Any = tf.data.TFRecordDataset(name, packing).as_numpy_iterator()
+            packing = "GZIP" if path.endswith(".gz") else None
+            records: Any = tf.data.TFRecordDataset(path, packing).as_numpy_iterator()
             for record in records:
                 yield self._document(_example(tf, record, count, name), name, count > 0)
                 count, read = count + 1, read + FRAME + len(record)
@@ -70,6 +80,38 @@ class TfExamples(FileSource):
         if len(values) > 1:
             return NO_DOCUMENT
         return as_document(values[0] if values else None)
+
+
+@contextlib.contextmanager
+def _readable(name: str) -> Iterator[str]:
+    """A name that TensorFlow can read: the file's, or for as long as the block lasts that of an unpacked copy here.
+
+    TensorFlow unpacks gzip alone, and knows the servers that it was built for.
+    """
+    if "://" not in name and not name.endswith(tuple(ending for ending in PACKED if ending != ".gz")):
+        yield name
+        return
+    with contextlib.ExitStack() as temporary:
+        with _to_temporary(name):
+            copy = temporary.enter_context(tempfile.NamedTemporaryFile(prefix="vortaro-", suffix=".tfrecord"))
+        with files.reading(name) as stream:
+            while block := stream.read(BLOCK):
+                with _to_temporary(name):
+                    copy.write(block)
+                    copy.flush()
+        yield copy.name
+
+
+@contextlib.contextmanager
+def _to_temporary(name: str) -> Iterator[None]:
+    """Errors of writing a copy, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"'{name}' is copied into '{tempfile.gettempdir()}' to be read, which fails ({error.strerror}): set "
+            f"TMPDIR to a folder with room for it."
+        ) from error
 
 
 def _example(tf: Any, record: bytes, number: int, name: str) -> Any:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import os
 from itertools import count
 
 import fsspec
@@ -10,6 +11,7 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.inputs.sources import files
+from tasks.inputs.sources.text_files import TextLines
 
 TEXT = b"first\nsecond\r\n\nlast"
 LINES = [b"first", b"second", b"", b"last"]
@@ -50,6 +52,74 @@ def test_names_patterns_braces_commas_and_lists(folder):
     assert expand(f"{folder}/odd,{{name}}[1].txt", folder) == ["odd,{name}[1].txt"], "a file that is called so"
     (folder / "list").write_text(f"# shards\n{folder}/b.txt  # one\n\n{folder}/c-*.txt\n")
     assert expand(f"@{folder}/list", folder) == ["b.txt", "c-00.txt", "c-01.txt"]
+
+
+def test_a_file_of_several_names_is_read_once(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "link.txt").symlink_to(folder / "a.txt")
+    (folder / "again").symlink_to(folder, target_is_directory=True)
+    assert files.expand("a.txt,./a.txt,sub/../a.txt", "text") == ["a.txt"], "as it was written first"
+    assert files.expand(["./a.txt", f"{folder}/a.txt", "again/a.txt", "file://" + str(folder / "a.txt")], "text") == [
+        "./a.txt"
+    ]
+    assert files.expand("[ab].txt,link.txt,again/*.txt", "text")[:2] == ["a.txt", "b.txt"]
+    assert "link.txt" not in files.expand("*.txt", "text")
+
+
+def test_each_file_is_looked_at_once(folder, monkeypatch):
+    """Over a network each look is a request."""
+    looks = []
+    for name in ("stat", "lstat"):
+        look = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda path, *a, look=look, **k: (looks.append(str(path)), look(path, *a, **k))[1]
+        )
+    held = TextLines(files=f"{folder}/c-*.txt", validation_files=f"{folder}/{{a,b}}.txt", test_files=f"{folder}/sub/*")
+    for split in ("train", "validation"):
+        looks.clear()
+        held.parts(split)
+        seen = [path for path in looks if path.endswith("c-00.txt")]
+        assert seen == [f"{folder}/c-00.txt"]
+        assert len([path for path in looks if path.endswith("/a.txt")]) <= 2, "a name may be a pattern or a file"
+
+
+def test_a_listing_tells_of_remote_files(remote, monkeypatch):
+    system = fsspec.filesystem("memory")
+    asked = []
+    info, pattern = type(system).info, type(system).glob
+    tagged = lambda found: {name: {**entry, "ETag": "7"} for name, entry in found.items()}
+    monkeypatch.setattr(type(system), "glob", lambda self, *a, **k: tagged(pattern(self, *a, **k)))
+    monkeypatch.setattr(type(system), "info", lambda self, path, **k: (asked.append(path), info(self, path, **k))[1])
+    parts = TextLines(files=f"{remote}/*.txt").parts(None)
+    assert [part.version for part in parts] == [f"{len(TEXT)} 7 text lines"] * 2
+    assert not [path for path in asked if path.endswith(".txt")]
+
+
+def test_a_copy_is_the_same_and_another_file_is_not(tmp_path):
+    """Tools that copy keep times: to the second, where files come out of an archive."""
+    middle = bytes(files.END_BYTES * 3)
+    path, copy = tmp_path / "a.txt", tmp_path / "b.txt"
+    versions = set()
+    for content in (
+        b"one",
+        b"two",
+        b"head" + middle,
+        middle + b"tail",
+        middle + b"cow!",
+        middle[:-9] + b"else" + b"tail",
+    ):
+        for place in (path, copy):
+            place.write_bytes(content)
+            os.utime(place, ns=(10**18, 10**18))
+        assert files.version(str(path)) == files.version(str(copy))
+        versions.add(files.version(str(path)))
+    assert len(versions) == 6
+
+
+def test_a_pipe_is_not_read_for_its_version(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert files.expand(str(tmp_path / "pipe"), "text")
+    assert files.version(str(tmp_path / "pipe"))
 
 
 def test_names_of_no_file(folder):

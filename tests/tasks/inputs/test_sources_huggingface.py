@@ -2,12 +2,18 @@
 
 import json
 import pickle
+import re
+import shlex
 import sys
 
 import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from registry.build import build, to_json
+from registry.diff import diff
+from registry.resolve import resolve
+from registry.snapshot import flat_config, snapshot
 from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.huggingface import HuggingFace
 
@@ -120,6 +126,41 @@ def test_a_folder_with_split_names_in_its_files_and_one_with_configurations(tmp_
         HuggingFace(dataset=str(several), config="germn").parts(None)
     with pytest.raises(UsageError, match=r"several configurations, and none is named. .*'english', 'german'"):
         HuggingFace(dataset=str(several)).parts(None)
+
+
+def test_a_data_set_without_validation_says_the_knob_that_goes_on(tmp_path, monkeypatch):
+    """What a run is told to add is right as it stands."""
+    for split in ("train", "test"):
+        jsonl(tmp_path / "two" / f"{split}.jsonl", [f"{split} {i}" for i in range(3)])
+    knobs = ["DATA=huggingface", f"DATASET={tmp_path}/two"]
+    source = lambda *sets: build(resolve("gpt.GptStdlib", [*knobs, *sets]).documents("huggingface", None), "source")
+    with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'test': say what stands") as error:
+        source().parts("validation")
+    instead, all_of_one = [shlex.split(flag)[0] for flag in re.findall(r"--set='[^']*'", str(error.value))]
+    assert instead == '--set=DATA_SPLITS=(("train","train"),("validation","test"),("test","test"))'
+    assert all_of_one == '--set=DATA_SPLITS=(("train","train"),)'
+    found = source(instead.removeprefix("--set="))
+    texts = {split: read(found, split) for split in ("train", "validation", "test")}
+    assert texts["train"] == [f"train {i}" for i in range(3)]
+    assert texts["validation"] == texts["test"] == [f"test {i}" for i in range(3)]
+    assert read(source(all_of_one.removeprefix("--set="))) == texts["train"]
+    with pytest.raises(UsageError, match=r"none that trains: say --set='DATA_SPLITS=\(\(\"train\",\"train\"\),"):
+        source('DATA_SPLITS=(("test","test"),)').parts("test")
+    with pytest.raises(UsageError, match=r"two splits for 'test', 'test' and 'train': choose one"):
+        source('DATA_SPLITS=(("test","test"),("test","train"))')
+    with pytest.raises(UsageError, match=r"no split 'valid'. Did you mean 'validation'"):
+        source('DATA_SPLITS=(("valid","test"),)')
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "tfds"])
+def test_named_splits_are_shown_compared_and_kept(kind):
+    """A config that holds a dict."""
+    sets = [f"DATA={kind}", "DATASET=x", 'DATA_SPLITS=(("train","train"),("test","held"))']
+    plain, named = (resolve("gpt.GptStdlib", chosen) for chosen in (sets[:2], sets))
+    assert flat_config(named)["train.input.source.source.splits.test"] == "'held'"
+    assert json.loads(to_json(named.Train()))
+    rows = diff(snapshot(plain), snapshot(named))["config"]
+    assert "train.input.source.source.splits" in [row["path"] for row in rows]
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

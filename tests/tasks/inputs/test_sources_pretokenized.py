@@ -101,6 +101,15 @@ def test_official_splits(tmp_path):
         both.arrays("train")
 
 
+def test_ids_by_another_name_do_not_validate(tmp_path, monkeypatch):
+    path = megatron(tmp_path, "m", [[[1, 2, 3]], [[4]]])
+    monkeypatch.chdir(tmp_path)
+    for name in ("./m.bin", "m.bin", path):
+        with pytest.raises(UsageError, match=r"m.bin' is named to train on .*for the validation split"):
+            TokenFiles(files="m.idx", validation_files=name).arrays("train")
+    assert len(TokenFiles(files=f"m.bin,./m.idx,{path}", fractions=WHOLE).arrays("train")) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

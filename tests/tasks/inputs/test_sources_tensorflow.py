@@ -1,15 +1,22 @@
 """Data sets that TFDS prepared, TFRecord files of tf.train.Example."""
 
+import bz2
 import gzip
+import lzma
 import pickle
 import sys
+import tempfile
+from pathlib import Path
 
+import fsspec
 import pytest
 
 from layers.errors import UsageError
 from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.sources.tfrecords import TfExamples
+from tasks.inputs.tf_cursor import TfCursor
+from tasks.quiet import tensorflow
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs TFDS: pip install -e '.[tfds]'")
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install -e '.[tfds]'")
@@ -137,6 +144,53 @@ def test_examples(tmp_path):
     assert read(TfExamples(files=f"{path}.gz")) == read(TfExamples(files=path))
     held = TfExamples(files=path, validation_files=f"{path}.gz")
     assert read(held, "validation") == read(TfExamples(files=path))
+
+
+def test_examples_that_tensorflow_cannot_reach_itself(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tfrecord", *(example(text=[text]) for text in (b"one", b"two")))
+    content = Path(path).read_bytes()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    for suffix, pack in ((".bz2", bz2.compress), (".xz", lzma.compress)):
+        Path(path + suffix).write_bytes(pack(content))
+        assert read(TfExamples(files=path + suffix)) == ["one", "two"]
+        Path(path + suffix).write_bytes(pack(content[:-3]))
+        with pytest.raises(UsageError, match=rf"a.tfrecord{suffix}' is cut off or damaged behind its record 1"):
+            read(TfExamples(files=path + suffix))
+        Path(path + suffix).write_bytes(pack(content)[:-3])
+        with pytest.raises(UsageError, match=rf"a.tfrecord{suffix}' is damaged or cut off: "):
+            read(TfExamples(files=path + suffix))
+    far = fsspec.filesystem("memory")
+    far.pipe_file("/records/a.tfrecord", content)
+    far.pipe_file("/records/a.tfrecord.gz", gzip.compress(content))
+    assert read(TfExamples(files="memory://records/a.tfrecord*")) == ["one", "two"] * 2
+    assert not list((tmp_path / "temporary").iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    with pytest.raises(UsageError, match=r"a.tfrecord' is copied into '/proc' .*: set TMPDIR to a folder"):
+        read(TfExamples(files="memory://records/a.tfrecord"))
+
+
+def test_accelerators_are_left_to_jax(folder, tmp_path, monkeypatch):
+    hidden = []
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda devices, kind: hidden.append((devices, kind)))
+    sources = [
+        TfExamples(files=write(tmp_path / "a.tfrecord", example(text=[b"a"]))).parts(None)[0].read,
+        lambda: Tfds(name="wiki", data_dir=folder).parts(None),
+        Tfds(name="wiki", data_dir=folder).parts(None)[0].read,
+        lambda: [TfCursor(lambda: tf.data.Dataset.from_tensors({"n": 1}), snapshot_every=2).element(0)],
+    ]
+    for source in sources:
+        hidden.clear()
+        next(iter(source()))
+        assert ([], "GPU") in hidden
+
+
+def test_who_has_used_tensorflow_before_goes_on(monkeypatch):
+    def refuses(devices, kind):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", refuses)
+    assert tensorflow() is tf
 
 
 def test_what_can_be_wrong_with_examples(tmp_path):

@@ -99,3 +99,17 @@ def test_files_to_validate_and_test_on(tmp_path):
     both = TextLines(files=at("*"), validation_files=at("v"))
     with pytest.raises(UsageError, match=r"'.*/v' is named to train on and for the validation split"):
         both.parts("validation")
+
+
+def test_training_text_by_another_name_does_not_validate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, a=b"train", v=b"validate")
+    (tmp_path / "link").symlink_to("a")
+    for name in ("./a", str(tmp_path / "a"), "link", f"../{tmp_path.name}/a"):
+        source = TextLines(files="a", validation_files=name)
+        for split in ("train", "validation"):
+            with pytest.raises(
+                UsageError, match=r"'a' is named to train on and as '.*(a|link)' for the validation split"
+            ):
+                source.parts(split)
+    assert read(TextLines(files="a", validation_files="./v"), "validation") == ["validate"]
