@@ -56,7 +56,8 @@ def test_byte_level_text_comes_back_and_every_byte_is_counted(made, name):
     for text in (TEXT, ODD, "é", " "):
         ids = vocabulary.encode(text)
         assert vocabulary.decode(ids) == text
-        assert vocabulary.token_bytes()[ids].sum() == len(text.encode())
+        ends = text.count("\0") if name == "bytes" else 0  # byte 0 ends a document, and is no text
+        assert vocabulary.token_bytes()[ids].sum() == len(text.encode()) - ends
 
 
 @pytest.mark.parametrize("name", ["unigram", "pieces", "fallback"])
