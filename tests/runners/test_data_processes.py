@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import formats
 from tests.conftest import ROOT, xla_flags
+from tests.tasks.vocabularies import byte_pairs, sentence_piece
 
 WORDS = ("one", "of", "the", "many", "small", "things", "that", "a", "model", "may", "learn", "from", "its", "data")
 TASKS = """
@@ -55,6 +56,12 @@ def kinds(tmp_path_factory):
     kinds["function"] = ["DATA=function", "DATASET=own_documents:documents", "ROWS=truncate"]
     parts = [[f"jsonl:{folder}/jsonl/*.jsonl", 3], [f"lines:{folder}/lines/a.txt", 1], ["text:", 1]]
     kinds["mixture"] = ["DATA=mixture", f"MIXTURE={tuple(map(tuple, parts))!r}"]
+    byte_pairs(folder / "pairs")
+    sentence_piece(folder / "words.model")
+    larger = ["VOCAB_SIZE=290", "ROWS=pack"]
+    kinds["gpt2's files"] = [*kinds["webdataset"], *larger, "VOCABULARY=gpt2", f"VOCABULARY_PATH={folder}/pairs"]
+    sentences = ["VOCABULARY=sentencepiece", f"VOCABULARY_PATH={folder}/words.model"]
+    kinds["sentencepiece"] = [*kinds["tfds"], *larger, *sentences]
     (folder / "own_tasks.py").write_text(TASKS.format(train=f"{folder}/lines/a.txt"))
     kinds["seqio"] = ["DATA=seqio", "SEQIO_TASK=vortaro_lines:own", "VOCAB_SIZE=264", "train.input.snapshot_every=1"]
     (folder / "kinds.json").write_text(json.dumps(kinds))
