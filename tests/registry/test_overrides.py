@@ -88,7 +88,7 @@ def test_config_paths():
 def test_held_out_data_follows_the_training_path():
     """A run on a user's file is judged on that file."""
     experiment = resolve("StdlibTiny", ["train.input.source.path=/some/file"])
-    assert experiment.Test().inputs["validation"].path == "/some/file"
+    assert experiment.Test().inputs["validation"].source.path == "/some/file"
     assert experiment.Test().inputs["validation"].split == "validation"
 
 

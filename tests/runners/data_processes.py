@@ -32,6 +32,18 @@ def digest(tree) -> str:
     return content.hexdigest()[:16]
 
 
+COMPILED = {}
+
+
+def _update(session: Session, batch):
+    """The compiled update, one for all kinds whose models and batches have the same arrays."""
+    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(session.abstract_state)]
+    key = str((shapes, jax.tree.structure(batch)))
+    if key not in COMPILED:
+        COMPILED[key] = session.compile_step(batch)
+    return COMPILED[key]
+
+
 def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int) -> dict:
     """Updates `first` to `last` of an entry; what was read and what came of it."""
     knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8", f"CACHE_DIR={workdir}/cache"]
@@ -41,15 +53,15 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int)
     checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4)
     read, saved = [], {"input": None}
     with session.placed():
-        state = session.settle(session.init())
         if first:
             state, saved = checkpoints.require(session.abstract_state, str(first))
+        else:
+            state = session.settle(session.init())
         start = own(saved["input"])
         batches = session.batches(session.train.input, start)
-        update = None
         for step in range(first + 1, last + 1):
             batch, position = next(batches)
-            update = session.compile_step(batch) if update is None else update
+            update = _update(session, batch)
             read.append(digest(batch))
             state = session.settle(update(state, batch, session.seed))
             if step == SAVED:

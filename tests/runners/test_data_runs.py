@@ -70,7 +70,10 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
             "'jsonl:a.jsonl' in MIXTURE has no use for TEST_PATH",
         ),
         (("DATA=synthetic", "ROWS=pack"), "ROWS and DOCUMENT_MASKS do nothing for DATA = synthetic"),
-        (("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"), "a.jsonl' is named both"),
+        (
+            ("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"),
+            "'a.jsonl' is named to train on and as './a.jsonl' for the validation split",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(data, capsys, knobs, says):
