@@ -226,7 +226,7 @@ BAD = [
     ({"objective": "prefix_lm"}, r"no feature 'inputs', which the objective prefix_lm needs. Valid: 'targets'."),
     (
         {"use_cached": True, "cache_dir": "cache"},
-        r"not cached in 'cache': run `seqio_cache_tasks --tasks=vortaro_lines:",
+        r"not cached in .*'cache': run `seqio_cache_tasks --tasks=vortaro_lines:",
     ),
     ({"batch_size": 400}, r"makes \d+ rows of 64 positions, fewer than the 400 of a batch"),
     ({"task": "vortaro_tfds:pg19"}, r"cannot read the data of task 'vortaro_tfds:pg19'"),
