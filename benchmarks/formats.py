@@ -66,7 +66,7 @@ def tfds(documents: Documents, folder: Path) -> list[str]:
     features = tensorflow_datasets.features.FeaturesDict({"text": tensorflow_datasets.features.Text()})
     held_out = max(1, len(documents) // 10)
 
-    class Builder(core.GeneratorBasedBuilder):
+    class Builder(core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = core.Version("1.0.0")
         name = "small_text"
 

@@ -112,7 +112,7 @@ def prepared(tmp_path_factory):
 
     books = {"train": ["One book.\n", "Another."], "validation": ["Held out."], "test": ["At last."]}
 
-    class Pg19Like(tfds.core.GeneratorBasedBuilder):
+    class Pg19Like(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # other tests have one of that name
         VERSION = tfds.core.Version("0.1.1")
         name = "pg19"
 
@@ -129,7 +129,7 @@ def prepared(tmp_path_factory):
 
     images = np.random.default_rng(0).integers(0, 256, (7, 64, 64, 3)).astype(np.uint8)
 
-    class ImageNetLike(tfds.core.GeneratorBasedBuilder):
+    class ImageNetLike(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("0.1.0")
         BUILDER_CONFIGS = (tfds.core.BuilderConfig(name="64x64"),)
         name = "imagenet_resized"
