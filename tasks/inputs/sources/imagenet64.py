@@ -50,8 +50,9 @@ class ImageNet64(DocumentSource):
 
     def _images(self, builder: Any, name: str, start: int, stop: int) -> Iterator[Document]:
         tfds = tensorflow_datasets()
+        pixels = tfds.decode.PartialDecoding({"image": True})
         rows = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
-        for example in tfds.as_numpy(builder.as_dataset(split=rows, shuffle_files=False)):
+        for example in tfds.as_numpy(builder.as_dataset(split=rows, shuffle_files=False, decoders=pixels)):
             yield np.asarray(example["image"], np.uint16).reshape(-1) + np.uint16(self.first_id)
 
     def describe(self) -> str:
