@@ -25,7 +25,7 @@ from registry.build import build
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.inputs.corpus import ByteText
-from tasks.inputs.indexed import IndexedInput
+from tasks.inputs.indexed import IndexedInput, InputIterator
 
 ROUNDS = 3
 SECONDS = 1.0  # of reading, in each round
@@ -57,12 +57,12 @@ def prepared(overrides: list[str], cache: Path) -> tuple[IndexedInput, float | N
     return source, made
 
 
-def reading(source: IndexedInput, start: int) -> float:
-    """Tokens per second of batches from `start` on."""
-    began, count, index = time.perf_counter(), 0, start
+def reading(batches: InputIterator) -> float:
+    """Tokens per second of the next batches, the first of them left out."""
+    next(batches)
+    began, count = time.perf_counter(), 0
     while time.perf_counter() - began < SECONDS:
-        count += source.batch(index).inputs.size
-        index += 1
+        count += next(batches).inputs.size
     return count / (time.perf_counter() - began)
 
 
@@ -91,11 +91,13 @@ def main() -> int:
         kinds["standard library, masks"] = ["DOCUMENT_MASKS=true"]
         kinds["mixture of jsonl and tokens"] = _mixture(kinds)
         kinds["synthetic"] = ["DATA=synthetic"]
+        kinds["seqio, lines packed as they are read"] = _seqio(f"{folder}/data/lines/a.txt")
         inputs = {name: prepared(sets, Path(folder, f"cache-{i}")) for i, (name, sets) in enumerate(kinds.items())}
         rates: dict[str, list[float]] = {name: [] for name in inputs}
-        for turn in range(ROUNDS):
-            for name, (source, _) in inputs.items():
-                rates[name].append(reading(source, 1000 * turn))
+        readers = {name: source.iterator() for name, (source, _) in inputs.items()}
+        for _ in range(ROUNDS):
+            for name, reader in readers.items():
+                rates[name].append(reading(reader))
     _show(inputs, rates, demo, large)
     return 0
 
@@ -104,6 +106,13 @@ def _mixture(kinds: dict[str, list[str]]) -> list[str]:
     path = dict(item.split("=", 1) for item in [*kinds["jsonl"], *kinds["tokens"]])["DATA_PATH"]
     first = dict(item.split("=", 1) for item in kinds["jsonl"])["DATA_PATH"]
     return ["DATA=mixture", f"MIXTURE={((f'jsonl:{first}', 0.5), (f'tokens:{path}', 0.5))!r}"]
+
+
+def _seqio(path: str) -> list[str]:
+    from tasks.seqio_tasks import lines_task
+
+    lines_task("benchmark", {"train": path, "validation": path})
+    return ["DATA=seqio", "SEQIO_TASK=vortaro_lines:benchmark", "VOCAB_SIZE=264"]
 
 
 def _show(inputs, rates, demo: float, large: float) -> None:

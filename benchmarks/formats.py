@@ -66,7 +66,7 @@ def tfds(documents: Documents, folder: Path) -> list[str]:
     features = tensorflow_datasets.features.FeaturesDict({"text": tensorflow_datasets.features.Text()})
     held_out = max(1, len(documents) // 10)
 
-    class Builder(core.GeneratorBasedBuilder, skip_registration=True):
+    class Builder(core.GeneratorBasedBuilder):
         VERSION = core.Version("1.0.0")
         name = "small_text"
 
