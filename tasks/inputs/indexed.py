@@ -106,22 +106,46 @@ class IndexedInput(abc.ABC):
         return
 
     def snapshot(self, shard: Shard) -> dict[str, Any]:
-        """What gets to the next batch quickly, as JSON; nothing where any batch is at hand.
-
-        An input that is made of another one (`source`) has that one's.
-        """
-        inner = getattr(self, "source", None)
-        return inner.snapshot(shard) if isinstance(inner, IndexedInput) else {}
+        """What gets to the next batch quickly, as JSON; nothing where any batch is at hand."""
+        return {}
 
     def resume(self, state: dict[str, Any], shard: Shard) -> None:
         """Goes on from an iterator's state, which holds what `snapshot` gave."""
-        inner = getattr(self, "source", None)
-        if isinstance(inner, IndexedInput):
-            inner.resume(state, shard)
+        return
 
     def iterator(self, shard: Shard = Shard()) -> "InputIterator":
         """Batches from the first on, with a position that can be saved and restored."""
         return InputIterator(self, shard)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrappedInput(IndexedInput):
+    """An input whose batches are made of those of another one; its data are that one's."""
+
+    source: IndexedInput
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.source.fingerprint
+
+    @property
+    def byte_counts(self) -> ByteCounts | None:
+        return self.source.byte_counts
+
+    def num_batches(self) -> int | None:
+        return self.source.num_batches()
+
+    def require_data(self) -> None:
+        self.source.require_data()
+
+    def texts(self) -> Iterator[str]:
+        return self.source.texts()
+
+    def snapshot(self, shard: Shard) -> dict[str, Any]:
+        return self.source.snapshot(shard)
+
+    def resume(self, state: dict[str, Any], shard: Shard) -> None:
+        self.source.resume(state, shard)
 
 
 class RowInput(IndexedInput):

@@ -1,23 +1,21 @@
 """Masked language modelling: some tokens are hidden, and are to be told from those around them."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard, generator
+from tasks.inputs.indexed import Shard, WrappedInput, generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedInput(IndexedInput):
+class MaskedInput(WrappedInput):
     """The rows of `source` with tokens to be predicted where they stand (Devlin et al. 2019, BERT, section 3.1).
 
     Of all real tokens a share of mask_rate + random_rate + same_rate is drawn. Those become `mask_id`, a random token,
     or stay as they are; they alone have weight 1. What is drawn in a row follows from the seed and the row's place.
     """
 
-    source: IndexedInput
     vocab_size: int  # random tokens are below it
     mask_id: int  # token that stands for a hidden one
     mask_rate: float = 0.12  # share of tokens that become mask_id
@@ -40,23 +38,6 @@ class MaskedInput(IndexedInput):
     def describe(self) -> str:
         chosen = self.mask_rate + self.random_rate + self.same_rate
         return f"{self.source.describe()}, {chosen:.1%} of the tokens to be told from the others"
-
-    def require_data(self) -> None:
-        self.source.require_data()
-
-    @property
-    def fingerprint(self) -> str | None:
-        return self.source.fingerprint
-
-    @property
-    def byte_counts(self) -> ByteCounts | None:
-        return self.source.byte_counts
-
-    def texts(self) -> Iterator[str]:
-        return self.source.texts()
-
-    def num_batches(self) -> int | None:
-        return self.source.num_batches()
 
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         batch = self.source.batch(index, shard)

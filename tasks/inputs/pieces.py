@@ -1,19 +1,16 @@
 """Rows in pieces, for truncated back-propagation: consecutive batches go on with the same rows."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard
+from tasks.inputs.indexed import Shard, WrappedInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PiecesInput(IndexedInput):
+class PiecesInput(WrappedInput):
     """The rows of `source`, `seq_len` positions at a time: batch k is piece k % n of the source's batch k // n."""
-
-    source: IndexedInput
 
     def __post_init__(self):
         super().__post_init__()
@@ -46,17 +43,3 @@ class PiecesInput(IndexedInput):
 
     def describe(self) -> str:
         return f"{self.source.describe()}, rows of {self.source.seq_len} in {self.pieces} pieces"
-
-    def require_data(self) -> None:
-        self.source.require_data()
-
-    @property
-    def fingerprint(self) -> str | None:
-        return self.source.fingerprint
-
-    @property
-    def byte_counts(self) -> ByteCounts | None:
-        return self.source.byte_counts
-
-    def texts(self) -> Iterator[str]:
-        return self.source.texts()

@@ -1,17 +1,16 @@
 """Short rows first: the length of rows grows in stages over the first batches."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Literal
 
 import jax
 
 from tasks.batch import Batch
-from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard
+from tasks.inputs.indexed import Shard, WrappedInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StagedInput(IndexedInput):
+class StagedInput(WrappedInput):
     """The rows of `source`, shorter in the first `steps` batches (Press et al. 2021, Shortformer; Li et al. 2021).
 
     Batch k < steps belongs to stage k * n // steps of n and has rows of `lengths[stage]` positions: the beginnings of
@@ -19,7 +18,6 @@ class StagedInput(IndexedInput):
     `batch_size` and `seq_len` are those of whole rows.
     """
 
-    source: IndexedInput
     lengths: tuple[int, ...]  # of rows in each stage; all stages are equally long
     steps: int  # batches of all stages together
     rows: Literal["truncate", "reshape"] = "truncate"  # drop what is behind the length, or make more rows of it
@@ -61,24 +59,7 @@ class StagedInput(IndexedInput):
             return jax.tree.map(lambda array: array.reshape(-1, length), whole)
         return jax.tree.map(lambda array: array[:, :length], whole)
 
-    def num_batches(self) -> int | None:
-        return self.source.num_batches()
-
     def describe(self) -> str:
         stages = ", ".join(map(str, self.lengths))
         how = "cut to" if self.rows == "truncate" else "divided into"
         return f"{self.source.describe()}, rows {how} {stages} in the first {self.steps} updates"
-
-    def require_data(self) -> None:
-        self.source.require_data()
-
-    @property
-    def fingerprint(self) -> str | None:
-        return self.source.fingerprint
-
-    @property
-    def byte_counts(self) -> ByteCounts | None:
-        return self.source.byte_counts
-
-    def texts(self) -> Iterator[str]:
-        return self.source.texts()
