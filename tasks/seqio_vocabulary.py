@@ -9,6 +9,7 @@ import numpy as np
 
 from layers.errors import UsageError
 from tasks.seqio_library import feature_of, find_task, libraries
+from tasks.subwords import piece_bytes
 from tasks.vocabulary import IdVocabulary, Vocabulary, fingerprint_of
 
 
@@ -93,9 +94,8 @@ class SeqioVocabulary:
         if isinstance(self.inner, seqio.ByteVocabulary):
             sizes[3:259] = 1
         elif isinstance(self.inner, seqio.SentencePieceVocabulary):
-            pieces = self.inner.tokenizer
-            for token in range(pieces.GetPieceSize()):
-                sizes[token] = _piece_bytes(pieces, token)
+            counted = piece_bytes(self.inner.tokenizer)
+            sizes[: len(counted)] = counted
         return sizes
 
 
@@ -106,14 +106,6 @@ def _pieces(inner: Any) -> list[bytes]:
         return []
     # Half a surrogate pair may be a token.
     return [str(inner.decode([token])).encode("utf-8", "surrogatepass") for token in range(inner.vocab_size)]
-
-
-def _piece_bytes(pieces: Any, token: int) -> int:
-    if pieces.IsControl(token) or pieces.IsUnknown(token) or pieces.IsUnused(token):
-        return 0
-    if pieces.IsByte(token):
-        return 1
-    return len(pieces.IdToPiece(token).replace("\u2581", " ").encode())
 
 
 _MEETS: Callable[..., Vocabulary] = SeqioVocabulary  # the type checker holds it to the protocol

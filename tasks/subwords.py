@@ -87,10 +87,14 @@ class SentencePieceVocabulary(_ReadOnce):
         return self._model.decode([int(i) for i in ids if 0 <= i < self.size])
 
     def token_bytes(self) -> np.ndarray:
-        model = self._model
-        silent = lambda i: model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
-        length = lambda i: 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
-        return np.array([0 if silent(i) else length(i) for i in range(self.size)], np.float32)
+        return piece_bytes(self._model)
+
+
+def piece_bytes(model: Any) -> np.ndarray:
+    """float32 (pieces,): bytes of text that each piece of a SentencePieceProcessor stands for; "▁" is a space."""
+    silent = lambda i: model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
+    length = lambda i: 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
+    return np.array([0 if silent(i) else length(i) for i in range(model.get_piece_size())], np.float32)
 
 
 @functools.lru_cache(maxsize=8)

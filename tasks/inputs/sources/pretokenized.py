@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.corpus import SPLITS, check_split
+from tasks.inputs.corpus import SPLITS, check_fractions, check_split
 from tasks.inputs.sources import files
 from tasks.inputs.sources.file_source import Names, refuse_shared
 from tasks.inputs.sources.files import File
@@ -72,8 +72,7 @@ class TokenFiles:
         return "\n".join(f"{file.name} {file.version}" for file in found)
 
     def _carved(self, split: str) -> list[Tokens]:
-        if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
-            raise UsageError(f"Split fractions {self.fractions} must be three numbers from 0 up that add to 1.")
+        check_fractions(self.fractions)
         whole = self._read(self._find(self.files))
         total, place = sum(len(tokens.ids) for tokens in whole), SPLITS.index(split)
         start, stop = (round(total * sum(self.fractions[:i])) for i in (place, place + 1))

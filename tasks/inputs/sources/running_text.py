@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.inputs.corpus import DOCUMENT_END, ByteText, StandardLibrary, check_split, stretches
+from tasks.inputs.corpus import ByteText, StandardLibrary, check_split, stretches
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.files import version
 
@@ -30,22 +30,20 @@ class RunningText(DocumentSource):
         return True
 
     def parts(self, split: str | None) -> list[Part]:
-        data = self._bytes.text.read(check_split(split or "train"))
-        written = f"{version(self.path)} {self.fractions}" if self.path else StandardLibrary().version()
-        starts = range(0, len(data), PART_BYTES) if self.path else [0]
+        split = check_split(split or "train")
+        if self.path is None:
+            files = functools.partial(self._bytes.texts, split)
+            return [Part(f"{self.describe()} ({split}, byte 0)", StandardLibrary().version(), files)]
+        data, written = self._bytes.text.read(split), f"{version(self.path)} {self.fractions}"
         return [
-            Part(f"{self.describe()} ({split}, byte {start})", written, functools.partial(self._documents, data, start))
-            for start in starts
+            Part(f"{self.describe()} ({split}, byte {start})", written, functools.partial(self._stretches, data, start))
+            for start in range(0, len(data), PART_BYTES)
         ]
 
-    def _documents(self, data: np.ndarray, start: int) -> Iterator[Document]:
-        if self.path is None:
-            for stretch in stretches(data, DOCUMENT_END):
-                yield from (_text(file) for file in stretch.removesuffix(DOCUMENT_END).split(DOCUMENT_END))
-            return
+    def _stretches(self, data: np.ndarray, start: int) -> Iterator[Document]:
         low, high = (_line_end(data, place) for place in (start, start + PART_BYTES))
         for stretch in stretches(data[low:high], b"\n", STRETCH_BYTES):
-            yield _text(stretch)
+            yield stretch.decode("utf-8", errors="replace")
 
     @property
     def is_running_text(self) -> bool:
@@ -68,7 +66,3 @@ def _line_end(data: np.ndarray, start: int) -> int:
         if len(found):
             return low + int(found[0]) + 1
     return len(data)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
