@@ -1,5 +1,6 @@
 """Checkpoints of a run: the last k and the best, written while training goes on."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,13 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from layers.errors import UsageError, VortaroError
+from runners.checksums import checksums
+from runners.peers import peers
 from tasks.train_step import TrainState
 
 FOLDER = "checkpoints"
 DAMAGED = "damaged_checkpoints"
+CHECKSUMS = "checksums"
 
 
 class Checkpoints:
@@ -41,6 +45,7 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known."""
+        extra = extra | {CHECKSUMS: _checksums(state)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
         self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
 
@@ -48,10 +53,14 @@ class Checkpoints:
         """Steps with a checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
+    def _steps_of_all(self) -> list[int]:
+        """What process 0 finds, the same on all of them."""
+        return json.loads(peers().decide(json.dumps(self.steps()), lambda found: found[0]))
+
     def restore(self, abstract: TrainState, which: str = "last") -> tuple[TrainState, dict[str, Any]] | None:
         """The newest checkpoint that can be read, or the one asked for; None where there is none.
 
-        Those that cannot be read are named, moved to `damaged_checkpoints` and passed over.
+        Those that one of the processes cannot read are named, moved to `damaged_checkpoints` and passed over by all.
 
         Args:
           abstract: shapes, dtypes and shardings to restore to.
@@ -59,19 +68,17 @@ class Checkpoints:
         """
         if which != "last":
             step = self.find(which)
-            try:
-                return self._restore(step, abstract)
-            except (OSError, ValueError, KeyError) as error:
-                raise UsageError(f"Checkpoint {step} cannot be read: {_reason(error)}") from error
-        steps = self.steps()
+            restored, wrong = self._restore(step, abstract)
+            if restored is None:
+                raise UsageError(f"Checkpoint {step} cannot be read: {wrong}")
+            return restored
+        steps = self._steps_of_all()
         for step in reversed(steps):
-            try:
-                return self._restore(step, abstract)
-            except (VortaroError, MemoryError, jax.errors.JaxRuntimeError):
-                raise  # nothing is wrong with the files
-            except Exception as error:  # orbax raises what its storage layers raise: any of it means unreadable
-                print(f"Checkpoint {step} is damaged and passed over: {_reason(error)}", flush=True)
-                self._put_aside(step)
+            restored, wrong = self._restore(step, abstract)
+            if restored is not None:
+                return restored
+            print(f"Checkpoint {step} is damaged and passed over: {wrong}", flush=True)
+            self._put_aside(step)
         if steps:
             raise UsageError(
                 f"None of the checkpoints {steps} in '{self._workdir}' can be read: choose another workdir."
@@ -85,11 +92,37 @@ class Checkpoints:
             raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
         return restored
 
-    def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _restore(self, step: int, abstract: TrainState) -> tuple[tuple[TrainState, dict[str, Any]] | None, str]:
+        """A checkpoint; or None and what is wrong with it, in whichever process."""
+        restored, error = None, None
+        try:
+            restored = self._load(step, abstract)
+        except (VortaroError, MemoryError, jax.errors.JaxRuntimeError):
+            raise  # nothing is wrong with the files
+        except Exception as unreadable:  # orbax raises what its storage layers raise: any of it means unreadable
+            error = unreadable
+        if wrong := peers().all_succeed(None if error is None else _reason(error)):
+            return None, wrong
+        assert restored is not None
+        state, extra = restored
+        saved, found = extra.pop(CHECKSUMS, None), _checksums(state)
+        changed = [path for path in found if saved is not None and saved.get(path) != found[path]]
+        if changed:
+            return None, f"{changed[0]} does not have the bits that were saved"
+        return restored, ""
+
+    def _load(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """What this process reads of a checkpoint, without waiting for others: one of them may fail to."""
         self._compare(step, abstract)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), extra=ocp.args.JsonRestore())
-        restored = self._manager.restore(step, args=items)
-        return restored["state"], restored["extra"]
+        index = peers().index
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"load{index}"
+        )
+        handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+        reader = ocp.Checkpointer(handler, multiprocessing_options=alone)
+        state = reader.restore(self._state(step), args=ocp.args.StandardRestore(abstract))
+        extra = json.loads((self._state(step).parent / "extra" / "metadata").read_text())
+        return state, extra
 
     def restore_part(self, step: int, abstract: Any) -> Any:
         """Some of a checkpoint's arrays: those that `abstract` has, placed as it says."""
@@ -142,10 +175,14 @@ class Checkpoints:
         if self._read_only:
             return
         aside = self._workdir / DAMAGED
-        aside.mkdir(exist_ok=True)
         target = aside / str(step)
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.move(self._workdir / FOLDER / str(step), target)
+
+        def move() -> None:
+            aside.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.move(self._workdir / FOLDER / str(step), target)
+
+        peers().in_turn(move)
         self._manager.reload()
 
     def close(self) -> None:
@@ -178,6 +215,12 @@ def shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 def path_name(path: Sequence[Any]) -> str:
     """Where a leaf stands in a tree: `variables/params/head/unembedding_mv`."""
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+def _checksums(state: TrainState) -> dict[str, int]:
+    """The checksum of each array by its path."""
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    return dict(zip(paths, checksums(state), strict=True))
 
 
 def _reason(error: Exception) -> str:

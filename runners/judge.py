@@ -5,6 +5,7 @@ from pathlib import Path
 from runners import metrics_log
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate
+from runners.peers import peers
 from runners.progress import summary
 from runners.session import Session
 
@@ -21,7 +22,7 @@ def judge(session: Session, workdir: Path, split: str, checkpoint: str) -> int:
     step = int(state.step)
     print(f"{session.name} step {step} {split}: {summary(scalars)}")
     known = {(line["step"], line["split"]) for line in metrics_log.read(workdir)}
-    if (step, split) not in known:
+    if (step, split) not in known and peers().primary:
         with (workdir / metrics_log.METRICS).open("a") as file:
             file.write(metrics_log.dump({"step": step, "split": split, **scalars}))
     return 0

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
 
+SEVERAL = ("train", "profile", "validation", "test", "sample")  # modes that several processes carry out together
 MODES = (
     "train",
     "validation",
@@ -55,7 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="import a module first; repeatable",
     )
     add("--allow_changes", action="store_true", help="go on in a workdir of a changed experiment")
-    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
+    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices in this process")
     add(
         "--tensorboard",
         action=argparse.BooleanOptionalAction,
@@ -63,6 +64,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="write TensorBoard events (needs the extra)",
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
+    _add_process_flags(parser)
     _add_mode_flags(parser)
     options = parser.parse_known(arguments)
     if options.mode not in MODES:
@@ -74,6 +76,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not options.workdir and (options.mode != "train_vocab" or options.exp is None):
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
     return options
+
+
+def _add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say how this process finds the others of its run."""
+    add = parser.add_argument_group("several processes (found out on clusters)").add_argument
+    add("--coordinator", metavar="HOST:PORT", help="where process 0 listens, the same for all processes")
+    add("--num_processes", type=int, metavar="N", help="how many processes run this command")
+    add("--process_id", type=int, metavar="I", help="which of them this is, from 0 on")
+    add("--join_timeout", type=int, default=300, metavar="SECONDS", help="how long to wait for others at the start")
+    add(
+        "--peer_timeout",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="silence after which a process is held to be dead",
+    )
 
 
 def _check_flags_of_modes(options: argparse.Namespace) -> None:
@@ -127,11 +145,22 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carries out what the flags say; returns the exit code."""
+    """Carries out what the flags say, with the other processes of this run; returns the exit code."""
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
+    from runners.joining import joined
+
+    with joined(options) as others:
+        if others.several and options.mode not in SEVERAL:
+            raise UsageError(f"--mode={options.mode} runs in one process, and there are {others.count}.")
+        return _run(options)
+    raise AssertionError  # joined() lets no error pass
+
+
+def _run(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
+    from runners.agreement import require_same_data_everywhere, require_same_run
     from runners.checkpoints import require_checkpoints
     from runners.session import Session
     from runners.warm_start import check_warm_start
@@ -156,11 +185,13 @@ def run(options: argparse.Namespace) -> int:
         from runners.train_vocab import train_vocab
 
         return train_vocab(experiment)
+    require_same_run(experiment, overrides, options)
     require_same_vocabulary(options.workdir, experiment, allow_changes=options.allow_changes)
     session = Session(experiment)
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
     session.require_data(options.mode)
+    require_same_data_everywhere(session, options.mode)
     if options.mode == "train":
         check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
     record = {"allow_changes": options.allow_changes, "record": options.mode in ("train", "profile")}

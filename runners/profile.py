@@ -1,5 +1,6 @@
 """Profiling: a few steps under the profiler, and where their time goes."""
 
+import contextlib
 import statistics
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax
 
 from layers.errors import UsageError
 from registry.render import amount
+from runners.peers import peers
 from runners.session import Session
 
 WARMUP = 3
@@ -34,7 +36,9 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
             began = time.perf_counter()
             state = jax.block_until_ready(update(state, batch, session.seed))
             times.append(time.perf_counter() - began)
-        with jax.profiler.trace(str(workdir / FOLDER), create_perfetto_trace=True):
+        # One process traces its own devices, which all are alike.
+        trace = jax.profiler.trace(str(workdir / FOLDER), create_perfetto_trace=True)
+        with trace if peers().primary else contextlib.nullcontext():
             for number in range(steps):
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))

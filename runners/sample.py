@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.decoding_state import read_memory, write_memory
+from runners.peers import peers
 from runners.session import Session
 from tasks.decoding import Memory, Sampler, generate, pad_prompts
 from tasks.vocabulary import Vocabulary
@@ -42,6 +44,8 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     """
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
+    if peers().several and (options.load_state or options.save_state):
+        raise UsageError("--load_state and --save_state are for one process: what each remembers is not one file.")
     vocabulary, goes_on = session.task.vocabulary, options.load_state is not None
     encoded = [prompt_ids(vocabulary, text, goes_on) for text in options.prompts]
     prompts = [ids for ids in encoded for _ in range(options.copies)]
@@ -72,6 +76,8 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
         print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
+    if not peers().primary:
+        return 0
     folder = workdir / "samples"
     folder.mkdir(exist_ok=True)
     name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if goes_on else ''}.txt"
@@ -124,6 +130,8 @@ class _Drawing:
             drawn, memory = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
             assert memory is not None
+            if not drawn.is_fully_addressable:
+                drawn = multihost_utils.process_allgather(drawn, tiled=True)
             yield np.asarray(drawn), memory
             tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
 

@@ -2,14 +2,17 @@
 
 import collections
 import dataclasses
+import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
@@ -20,9 +23,11 @@ from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
 from runners.input_state import gathered, own, require_same_data
 from runners.metrics_log import MetricsLog
+from runners.peers import peers
 from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session, Updates
+from runners.vigil import watchdog
 from runners.warm_start import begin
 from runners.workdir import sole_use
 from tasks.batch import Batch
@@ -42,8 +47,18 @@ class TrainOptions:
 
 def train(session: Session, workdir: Path, options: TrainOptions) -> int:
     """Trains to the end, or until a signal asks to stop; returns the exit code."""
-    with sole_use(workdir), session.placed():
+    with sole_use(workdir), session.placed(), watchdog().watching(session.train.step_timeout, workdir):
         return _Run(session, workdir, options).run()
+
+
+class _Nowhere:
+    """The log of metrics of a process that writes none."""
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Has nothing to wait for."""
 
 
 class _Run:
@@ -63,15 +78,19 @@ class _Run:
             if not options.allow_changes:
                 require_same_data(self.extra["input"], self.program.input)
         self.start = int(self.state.step)
-        self.log = MetricsLog(
-            workdir,
-            resume_at=self.start,
-            tensorboard=options.tensorboard,
-            wandb=options.wandb,
-            config=load(workdir)["config"],
+        self.log: Any = (
+            _Nowhere()
+            if not peers().primary
+            else MetricsLog(
+                workdir,
+                resume_at=self.start,
+                tensorboard=options.tensorboard,
+                wandb=options.wandb,
+                config=load(workdir)["config"],
+            )
         )
         self.progress = TrainingProgress(self.program.num_steps, self.start)
-        self.trace = TraceWindow(workdir, options.profile_at, options.profile_steps)
+        self.trace = TraceWindow(workdir, options.profile_at if peers().primary else None, options.profile_steps)
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.signal: int | None = None
@@ -83,7 +102,9 @@ class _Run:
         self.loss_step = -1
 
     def run(self) -> int:
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
+        heard = (signal.SIGINT,) if peers().several else (signal.SIGTERM, signal.SIGINT)
+        handlers = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             with self.progress:
                 self._announce()
@@ -96,7 +117,20 @@ class _Run:
             self.log.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        if peers().several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.signal = number
+
+    def _asked_to_stop(self, step: int) -> bool:
+        """Whether to save this step and stop; all processes hear the same, at the same step.
+
+        One that gets SIGTERM tells the others, and all go on to the step behind the furthest of them.
+        """
+        # Counted from where this launch began: the first call of all processes has the same number.
+        if peers().several and multihost_utils.reached_preemption_sync_point(step - self.start):
+            self.signal = signal.SIGTERM
+        return self.signal is not None
 
     def _announce(self) -> None:
         table = self.session.task.weight_table()
@@ -125,6 +159,7 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
+            watchdog().expect(step, updates=self.program.log_every)  # so many may be queued ahead
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
@@ -135,13 +170,14 @@ class _Run:
                 self._beside(self._evaluate, step)
             if step % self.program.save_every == 0 and step < self.program.num_steps:
                 self._beside(self._save, step)
-            if self.signal is not None:
+            if self._asked_to_stop(step):
                 self._report()
                 self._save(step)
                 return
             if step < self.program.num_steps:
                 batch, position = next(batches)
         self._report()
+        watchdog().rest()
         self.trace.close()
 
     def _compile(self, step: int, batch: Batch) -> None:
@@ -199,6 +235,7 @@ class _Run:
         """Does something that is not training, and leaves its time out of the throughput."""
         self._report()
         jax.block_until_ready(self.state.step)  # steps under way are training
+        watchdog().rest()
         began = time.perf_counter()
         work(step, *arguments)
         self.aside += time.perf_counter() - began
@@ -211,7 +248,7 @@ class _Run:
         self.loss, self.loss_step = scalars["loss"], step
         self.log.write(step, "validation", scalars)
         self.progress.say(f"step {step:>6} validation  {summary(scalars)}")
-        report.write(self.workdir)
+        self._write_report()
 
     def _save(self, step: int) -> None:
         if self.saved == step:
@@ -232,6 +269,10 @@ class _Run:
                 f"{self.workdir}. A lower learning rate, longer warm-up or --set=task.non_finite=skip may help."
             )
 
+    def _write_report(self) -> None:
+        if peers().primary:
+            report.write(self.workdir)
+
     def _finish(self) -> int:
         step = int(self.state.step)
         if self.saved != step:
@@ -241,7 +282,7 @@ class _Run:
                 self.state = self.state.replace(sums=jax.tree.map(jnp.zeros_like, self.state.sums))
             self._save(step)
         self.checkpoints.close()
-        report.write(self.workdir)
+        self._write_report()
         if self.signal is not None:
             name = signal.Signals(self.signal).name
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)

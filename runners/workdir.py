@@ -19,8 +19,12 @@ from registry.diff import diff
 from registry.experiment import Experiment
 from registry.overrides import ROOTS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
+from runners.peers import peers
 
 EXPERIMENT = "experiment.json"
+# Where weights live, and how long to wait for them, is no part of what is learned: a run goes on with others.
+NOT_LEARNED = ("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT")
+NOT_LEARNED_PATHS = ("task.zero", "train.step_timeout")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
 
 
@@ -71,13 +75,20 @@ def open_workdir(
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
     """
     folder = Path(path)
+    peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record))
+    if record:
+        peers().require_shared(folder)
+    return folder
+
+
+def _open(folder: Path, experiment: Experiment, mesh: dict[str, int], allow_changes: bool, record: bool) -> None:
     now = {**snapshot(experiment, mesh), "vocabulary": vocabulary_record(experiment)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / EXPERIMENT).exists():
             _refuse_changes(folder, now, allow_changes)
         if not record:
-            return folder
+            return
         write_atomically(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
         with (folder / "experiment.txt").open("w") as file:
             render.experiment(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
@@ -85,18 +96,22 @@ def open_workdir(
             render.weights(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
     except OSError as error:
         raise UsageError(
-            f"The workdir '{path}' cannot be written: {error.strerror or error}. Choose another --workdir."
+            f"The workdir '{folder}' cannot be written: {error.strerror or error}. Choose another --workdir."
         ) from error
-    return folder
 
 
 @contextlib.contextmanager
 def sole_use(workdir: Path) -> Iterator[None]:
-    """Inside, no other process may train in the folder; the system lets go of the lock when this one dies.
+    """Inside, no other run may train in the folder; the system lets go of the lock when this process dies.
+
+    Process 0 holds it for all of a run's.
 
     Raises:
       UsageError: another process has it.
     """
+    if not peers().primary:
+        yield
+        return
     with (workdir / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,8 +154,8 @@ def _is_name(path: str) -> bool:
 def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
     before = load(folder)
     difference = diff(before, now)
-    # The mesh may differ: where weights live is no part of what is learned.
-    knobs = [row for row in difference["knobs"] if row["knob"] != "DEVICE_MESH_SHAPE"]
+    knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
+    difference["config"] = [row for row in difference["config"] if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]
     if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under

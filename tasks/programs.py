@@ -27,11 +27,14 @@ class TrainProgram:
     keep_last: int = 2  # checkpoints kept for resuming
     keep_best: int = 1  # checkpoints kept beside those, lowest validation loss first
     warm_start: WarmStart | None = None  # None begins with initial weights
+    step_timeout: float | None = 1800.0  # seconds after which an update that has not ended ends the run; None never
 
     def __post_init__(self):
         for name in ("num_steps", "log_every", "save_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.step_timeout is not None and self.step_timeout <= 0:
+            raise ValueError(f"step_timeout = {self.step_timeout:g} must be above 0 seconds (None never ends a run)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

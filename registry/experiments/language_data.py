@@ -47,6 +47,7 @@ class LanguageData(DataSources):
     LOG_EVERY: int = 50
     EVAL_EVERY: int | None = 250
     SAVE_EVERY: int = 250
+    STEP_TIMEOUT: float | None = 1800.0  # seconds after which an update that has not ended ends the run; None never
     WARM_START: str | None = None  # a run folder to take weights from, of as many layers or fewer
     WARM_START_CHECKPOINT: str = "last"  # last, best or a step
     WARM_START_OPTIMIZER: bool = False  # take the optimizer's moments and count too
@@ -80,6 +81,7 @@ class LanguageData(DataSources):
             eval_every=self.EVAL_EVERY,
             save_every=self.SAVE_EVERY,
             warm_start=self.warm_start(),
+            step_timeout=self.STEP_TIMEOUT,
         )
 
     def Test(self) -> fdl.Config:

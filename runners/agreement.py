@@ -1,0 +1,91 @@
+"""Do all processes of a run do the same? What each is about to do is compared before anything is."""
+
+import argparse
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+import layers
+import registry
+import runners
+import tasks
+from registry.experiment import Experiment, cls_key
+from registry.snapshot import flat_config
+from runners.peers import peers
+from runners.session import Session
+from runners.workdir import PACKAGES
+
+
+def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
+    """Raises a UsageError where processes differ in what they run; called by all of them."""
+    if not peers().several:
+        return
+    local = jax.local_devices()
+    card = {
+        "--mode": options.mode,
+        "--exp": cls_key(type(experiment)),
+        "--set": " ".join(overrides) or "nothing",
+        "--smoke": str(experiment.smoke).lower(),
+        "--workdir": str(options.workdir),
+        "SEED": str(experiment.SEED),
+        "devices": f"{len(local)} x {local[0].device_kind}",
+        "Python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        "code": code_digest((*options.imports, type(experiment).__module__)),
+        "config": _digest(repr(sorted(flat_config(experiment).items())).encode()),
+        "flags": " ".join(_other_flags(options)) or "nothing",
+    }
+    peers().agree(card)
+
+
+def require_same_data_everywhere(session: Session, mode: str) -> None:
+    """Raises a UsageError where processes see other data; called by all of them."""
+    if not peers().several or mode == "sample":
+        return
+    inputs = {"train.input": session.train.input} if mode in ("train", "profile") else {}
+    inputs |= {f"test.inputs.{split}": source for split, source in session.test.inputs.items()}
+    peers().agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
+
+
+def code_digest(modules: Sequence[str] = ()) -> str:
+    """A digest of this program's source, and of some other modules'."""
+    roots = [Path(package.__path__[0]) for package in (layers, tasks, registry, runners)]
+    files = [
+        (f"{root.name}/{path.relative_to(root).as_posix()}", path) for root in roots for path in root.rglob("*.py")
+    ]
+    for name in modules:
+        if (module := sys.modules.get(name)) is not None and (source := inspect.getsourcefile(module)) is not None:
+            files.append((name, Path(source)))
+    return _digest(b"\0".join(name.encode() + b"\0" + _content(path) for name, path in sorted(set(files))))
+
+
+@functools.cache
+def _content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _other_flags(options: argparse.Namespace) -> list[str]:
+    """Flags that say what is done, beside those that a card names and those that differ by process."""
+    own = (
+        "coordinator",
+        "num_processes",
+        "process_id",
+        "join_timeout",
+        "host_devices",
+        "tensorboard",
+        "wandb",
+        "stream",
+    )
+    named = ("mode", "exp", "set", "smoke", "workdir")
+    return [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
