@@ -33,6 +33,9 @@ from runners.workdir import sole_use
 from tasks.batch import Batch
 from tasks.metrics import language_scalars
 
+# Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
@@ -103,7 +106,7 @@ class _Run:
 
     def run(self) -> int:
         # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
-        heard = (signal.SIGINT,) if peers().several else (signal.SIGTERM, signal.SIGINT)
+        heard = NOTICES[1:] if peers().several else NOTICES
         handlers = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             with self.progress:
@@ -286,7 +289,7 @@ class _Run:
         if self.signal is not None:
             name = signal.Signals(self.signal).name
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
-            return 0 if self.signal == signal.SIGTERM else 130
+            return 130 if self.signal == signal.SIGINT else 0
         spent = clock(time.perf_counter() - self.began)
         done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
         print(f"Done: {done} in {spent}. Report: {self.workdir / report.REPORT}", flush=True)
