@@ -36,6 +36,9 @@ from tasks.metrics import language_scalars
 # Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
+# Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
+AHEAD = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
@@ -100,6 +103,7 @@ class _Run:
         self.updates = Updates(session)
         self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
+        self.under_way = collections.deque[jax.Array]()  # numbers of updates that may not have ended
         self.saved = self.start if restored else -1
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
@@ -162,7 +166,8 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            watchdog().expect(step, updates=self.program.log_every)  # so many may be queued ahead
+            watchdog().expect(step, updates=AHEAD + 1)
+            self._keep_up()
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
@@ -182,6 +187,12 @@ class _Run:
         self._report()
         watchdog().rest()
         self.trace.close()
+
+    def _keep_up(self) -> None:
+        """Waits until no more than AHEAD updates are under way."""
+        self.under_way.append(self.session.settle(jnp.copy(self.state.step)))  # the next update overwrites the original
+        if len(self.under_way) > AHEAD:
+            jax.block_until_ready(self.under_way.popleft())
 
     def _compile(self, step: int, batch: Batch) -> None:
         """Compiles the update that the batch of a step wants."""

@@ -95,10 +95,8 @@ def cards(*seeds):
 )
 def test_the_odd_ones_are_named(seeds, said):
     found = disagreement(cards(*seeds))
-    assert found == (
-        said
-        and f"The processes of this run disagree: {said}. Start all of them with the same command and the same code."
-    )
+    advice = "Start all of them with the same command and the same code."
+    assert found == (said and f"The processes of this run disagree: {said}. {advice}")
 
 
 class Store:

@@ -75,18 +75,31 @@ def test_an_update_that_does_not_end_is_noticed_and_stacks_are_written(tmp_path)
     assert ended[1].returncode == 1
 
 
+STUCK = """
+import time
+from registry.experiment import register
+from registry.experiments.tiny import StdlibTiny
+from runners import train
+
+@register
+class Stuck(StdlibTiny):
+    '''Its third report never ends.'''
+
+def ask(self, step, before=train._Run._ask):
+    time.sleep(600 if step == 3 else 0)
+    before(self, step)
+
+train._Run._ask = ask
+"""
+
+
 def test_one_process_alone_is_watched_too(tmp_path):
-    (tmp_path / "stuck.py").write_text(
-        "import time\nfrom registry.experiment import register\nfrom registry.experiments.tiny import StdlibTiny\n"
-        "from runners import train\n\n@register\nclass Stuck(StdlibTiny):\n    '''Its third report never ends.'''\n\n"
-        "def ask(self, step, before=train._Run._ask):\n    time.sleep(600 if step == 3 else 0)\n    before(self, step)\n\n"
-        "train._Run._ask = ask\n"
-    )
+    (tmp_path / "stuck.py").write_text(STUCK)
     arguments = [*SMALL, "--exp=stuck.Stuck", "--workdir=run", "--set=LOG_EVERY=1", "--set=STEP_TIMEOUT=2"]
     [ended] = finish(start(MAIN, 1, 1, arguments, tmp_path))
     assert ended.returncode == 1
     assert "Update 3 has not ended within train.step_timeout = 2 s: it is stuck" in ended.stderr
-    assert 'stuck.py", line 10 in ask' in (tmp_path / "run/stacks/process_0.txt").read_text()
+    assert 'stuck.py", line 12 in ask' in (tmp_path / "run/stacks/process_0.txt").read_text()
 
 
 DIFFERENT = {
