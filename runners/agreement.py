@@ -31,10 +31,10 @@ def require_same_run(experiment: Experiment, overrides: Sequence[str], options: 
     card = {
         "--mode": options.mode,
         "--exp": cls_key(type(experiment)),
+        "SEED": str(experiment.SEED),
         "--set": " ".join(overrides) or "nothing",
         "--smoke": str(experiment.smoke).lower(),
         "--workdir": str(options.workdir),
-        "SEED": str(experiment.SEED),
         "devices": f"{len(local)} x {local[0].device_kind}",
         "Python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},

@@ -16,8 +16,8 @@ import jax
 from jax._src import distributed  # its key-value store has no public name; orbax takes it from here too
 
 from layers.errors import UsageError, VortaroError
-from runners.peers import Peers, peers, use
-from runners.vigil import Vigil
+from runners.peers import Peers, end, peers, use
+from runners.vigil import Vigil, on_abort
 
 # What an Open MPI, a Slurm step and Kubernetes say to each process: how many there are, and which one it is.
 COUNTS = ("JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -90,7 +90,7 @@ def _checked(coordinator: str | None, count: int | None, index: int | None) -> P
 
 def _on_cloud_tpu(environment: Mapping[str, str]) -> bool:
     """Whether TPU chips are in this machine, and JAX will use them: then JAX asks the slice who its hosts are."""
-    if environment.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu" or importlib.util.find_spec("libtpu") is None:
+    if (environment.get("JAX_PLATFORMS") or "tpu").split(",")[0] != "tpu" or importlib.util.find_spec("libtpu") is None:
         return False
     return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
@@ -114,6 +114,7 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
         yield peers()
         return
     with _connected(place, options.join_timeout, options.peer_timeout):
+        _require_one_runtime()
         others = Peers(distributed.global_state.client, jax.process_index(), jax.process_count())
         with use(others):
             if not others.primary:
@@ -129,6 +130,7 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
 
 @contextlib.contextmanager
 def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
+    on_abort(lambda: (_say(f"{_meeting(place)} within --join_timeout={patience} seconds."), end(1)))
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -138,9 +140,19 @@ def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
             heartbeat_timeout_seconds=silence + 60,  # JAX ends a process with a C++ stack: ours speak before
         )
     except (RuntimeError, ValueError) as error:
-        raise VortaroError(f"{_meeting(place)}: {_reason(error)}") from error
+        raise VortaroError(f"{_meeting(place)}: {_reason(error)}.") from error
     yield
     jax.distributed.shutdown()
+
+
+def _require_one_runtime() -> None:
+    """Raises a VortaroError where JAX computes in each process alone, as on a CPU that it was not told to use."""
+    met, used = distributed.global_state.num_processes, jax.process_count()
+    if met != used:
+        raise VortaroError(
+            f"{met} processes met, but JAX uses the {jax.default_backend()} devices of each alone: say "
+            f"JAX_PLATFORMS=cpu to train on CPUs together, or find out why no accelerator is seen."
+        )
 
 
 def _meeting(place: Place) -> str:
@@ -151,6 +163,10 @@ def _meeting(place: Place) -> str:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:300]
+
+
+def _say(sentence: str) -> None:
+    print(f"vortaro: {sentence}", file=sys.stderr, flush=True)
 
 
 def _silence() -> None:

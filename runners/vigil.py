@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Vigil:
 
     def start(self) -> None:
         """Begins; from here on this process ends when another one fails."""
-        _on_abort(lambda: self._end(f"Contact with process 0, the coordinator of this run, is lost. {GO_ON}"))
+        on_abort(lambda: self._end(f"Contact with process 0, the coordinator of this run, is lost. {GO_ON}"))
         self._thread.start()
 
     def close(self) -> None:
@@ -123,6 +123,8 @@ class Vigil:
     def _end(self, said: str, code: int = 1) -> None:
         if not self._once.acquire(blocking=False):
             time.sleep(60)
+        if self._peers.primary:
+            time.sleep(2)  # the coordination service ends with this process: the others hear why before
         print(f"vortaro: {said}", file=sys.stderr, flush=True)
         end(code)
 
@@ -145,7 +147,7 @@ class Watchdog:
         self._limit, self._folder = limit, folder
         closed = threading.Event()
         if limit is not None:
-            threading.Thread(target=self._watch, args=(closed,), name="watchdog", daemon=True).start()
+            threading.Thread(target=self._watch, args=(closed, limit), name="watchdog", daemon=True).start()
         try:
             yield
         finally:
@@ -172,9 +174,8 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
         return target
 
-    def _watch(self, closed: threading.Event) -> None:
-        assert self._limit is not None
-        while not closed.wait(min(1.0, self._limit / 4)):
+    def _watch(self, closed: threading.Event, limit: float) -> None:
+        while not closed.wait(min(1.0, limit / 4)):
             if time.monotonic() > self._until:
                 self._bark()
 
@@ -203,8 +204,8 @@ def watchdog() -> Watchdog:
 _handlers: list[Any] = []  # C functions that must outlive this module's calls
 
 
-def _on_abort(say: Any) -> None:
-    """Calls a function when the process aborts: JAX's service ends it so when it loses its coordinator."""
+def on_abort(say: Callable[[], Any]) -> None:
+    """Calls a function when the process aborts: JAX's service ends it so when it loses or misses its coordinator."""
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
     handler = kind(lambda number: say())
     _handlers.append(handler)

@@ -19,16 +19,20 @@ def flags(count: int, index: int, port: int) -> list[str]:
     return [f"--coordinator=localhost:{port}", f"--num_processes={count}", f"--process_id={index}"]
 
 
+def launch(module: str, arguments, cwd, devices: int, **environment: str) -> subprocess.Popen:
+    """One process of a module, with so many virtual devices."""
+    env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{cwd}:{ROOT}", **environment}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=cwd, env=env, **pipes)
+
+
 def start(module: str, count: int, devices: int, arguments, cwd, **environment: str) -> list[subprocess.Popen]:
     """So many processes of a module; `arguments` and `cwd` are the same for all, or what a function says of each."""
     port, started = free_port(), []
     for index in range(count):
         own, folder = (given(index) if callable(given) else given for given in (arguments, cwd))
-        env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{folder}:{ROOT}", **environment}
         where = flags(count, index, port) if count > 1 else []
-        command = [sys.executable, "-m", module, *where, *own]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, cwd=folder, env=env, **pipes))
+        started.append(launch(module, [*where, *own], folder, devices, **environment))
     return started
 
 

@@ -103,7 +103,7 @@ def test_one_process_alone_is_watched_too(tmp_path):
 
 
 DIFFERENT = {
-    "seed": (lambda i: [f"--set=SEED={i}"], "process 1 ({host}) has --set SEED=1, process 0 has SEED=0"),
+    "seed": (lambda i: [f"--set=SEED={i}"], "process 1 ({host}) has SEED 1, process 0 has 0"),
     "experiment": (
         lambda i: ["--exp=tiny.CharTiny"] if i else [],
         "has --exp tiny.CharTiny, process 0 has tiny.StdlibTiny",
@@ -171,7 +171,7 @@ def test_other_modes_run_in_one_process(tmp_path):
 def calm(tmp_path_factory):
     """A run of one process with four devices, and the flags that made it."""
     folder = tmp_path_factory.mktemp("calm")
-    flags = [*SMALL, "--set=NUM_STEPS=6", "--set=SAVE_EVERY=3", "--set=LOG_EVERY=1", "--set=DROPOUT=0.1"]
+    flags = [*SMALL, "--set=NUM_STEPS=6", "--set=SAVE_EVERY=3", "--set=LOG_EVERY=1"]
     run(MAIN, 1, 4, [*flags, "--workdir=run"], folder)
     return folder / "run", flags
 
