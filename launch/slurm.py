@@ -18,7 +18,7 @@ def render(job: Slurm, folder: Path) -> Path:
     batch = script(
         "job.sbatch",
         directives=Verbatim("\n".join(directives)),
-        activate=Verbatim(job.activate),
+        activate=Verbatim(_activation(job.activate)),
         srun=[*srun, python, "-m", "runners.main", *job.flags],
     )
     path = write(folder, "job.sbatch", batch)
@@ -45,3 +45,8 @@ def _options(job: Slurm, folder: Path) -> list[str]:
         "account": job.account,
     }
     return [*options, *(f"--{name}={value}" for name, value in given.items() if value), *job.sbatch]
+
+
+def _activation(line: str) -> str:
+    """A line of shell, run without `set -u`: scripts that activate ask for variables that are not set."""
+    return f'if [ -z "$dry_run" ]; then\n  set +u\n  {line}\n  set -u\nfi' if line else ""

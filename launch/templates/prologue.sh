@@ -1,4 +1,4 @@
-# shellcheck disable=SC2016 # what is quoted is meant as it stands
+# shellcheck disable=SC1091,SC2016 # what is sourced is elsewhere, what is quoted is meant as it stands
 set -euo pipefail
 
 dry_run=

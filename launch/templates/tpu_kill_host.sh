@@ -4,21 +4,23 @@
 
 need tmux 'this script is for a TPU VM'
 cd "$HOME"
-if [ -z "$dry_run" ] && ! tmux has-session -t =vortaro 2> /dev/null; then
+if [ -n "$dry_run" ]; then
+  say kill -TERM PID
+  exit 0
+fi
+if ! tmux has-session -t =vortaro 2> /dev/null; then
   echo "Nothing runs on $HOSTNAME."
   exit 0
 fi
-pid=PID
-if [ -z "$dry_run" ]; then
-  pid=$(cat vortaro/pid)
-fi
+pid=$(cat vortaro/pid)
 run kill -TERM "$pid" || true # one that ends just now needs none
 for _ in $(seq %%{grace}); do
-  if [ -n "$dry_run" ] || ! tmux has-session -t =vortaro 2> /dev/null; then
+  if ! tmux has-session -t =vortaro 2> /dev/null; then
     exit 0
   fi
   sleep 1
 done
-echo "It did not end within $((%%{grace})) seconds." >&2
+echo "vortaro: The run on $HOSTNAME did not end within %%{grace} seconds and is killed." >&2
 run kill -KILL "$pid" || true
-run tmux kill-session -t =vortaro
+run tmux kill-session -t =vortaro || true
+exit 1

@@ -9,7 +9,7 @@ if [ -z "$dry_run" ] && [ ! -x vortaro/venv/bin/python ]; then
   exit 2
 fi
 if [ -z "$dry_run" ] && tmux has-session -t =vortaro 2> /dev/null; then
-  echo "vortaro: A run goes on on $HOSTNAME: end it first, by \`python -m launch tpu kill\`." >&2
+  echo "vortaro: A run is under way on $HOSTNAME: end it first, by \`python -m launch tpu kill\`." >&2
   exit 2
 fi
 run tmux new-session -d -s vortaro 'bash launch_session.sh'

@@ -6,11 +6,13 @@
 need tee 'this script is for a TPU VM'
 cd "$HOME"
 if [ -z "$dry_run" ]; then
-  exec > >(tee -a vortaro/run.log) 2>&1
+  exec > >(tee -ai vortaro/run.log) 2>&1
   cd vortaro/code
 fi
 trap : INT # Ctrl-C in the session is for the run, which saves
 code=0
 run bash -c 'echo "$$" > ../pid; exec "$@"' bash %%{command} || code=$?
-echo "The run ended with exit code $code."
+if [ -z "$dry_run" ]; then
+  echo "The run ended with exit code $code."
+fi
 exit "$code"

@@ -24,7 +24,7 @@ RUNNER = ["-m", "runners.main", *FLAGS[1:]]
 SLICE = ["--name=slice", "--zone=us-central2-b"]
 LAUNCHES = {
     "slurm": ["slurm", "--nodes=2", "--gpus_per_node=8", "--cpus_per_task=4", "--time=1:00:00", "--account=a", *FLAGS],
-    "slurm, activated": ["slurm", "--nodes=2", "--activate=true && export X=1", "--sbatch=--comment=so so", *FLAGS],
+    "slurm, activated": ["slurm", "--nodes=2", "--activate=. ./activate", "--sbatch=--comment=so so", *FLAGS],
     "mpirun": ["mpirun", "--num_processes=4", "--hosts=a:2,b:2", "--export=XLA_FLAGS", *FLAGS],
     "mpirun, activated": ["mpirun", "--num_processes=4", "--hostfile=my hosts", "--activate=export X=1", *FLAGS],
     "jobset, tpu": [
@@ -58,6 +58,7 @@ SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os
 def checkout(tmp_path, monkeypatch):
     """A folder to launch from, with a commit to install."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "activate").write_text('export X="1$NOT_SET"\n')
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     (tmp_path / "checkout" / "constraints.txt").write_text("")
@@ -95,6 +96,24 @@ def test_the_script_of_pods_is_sound():
         pytest.skip("shellcheck is not installed: pip install -e '.[dev]'")
     done = subprocess.run([SHELLCHECK, str(rendering.TEMPLATES / "pod.sh")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_each_script_can_be_asked_what_it_would_do(launch, checkout):
+    machine = Machine(checkout)
+    scripts = [path for path in rendered(LAUNCHES[launch], checkout / "out") if path.suffix != ".yaml"]
+    environment = {**os.environ, **machine.environment, "HOME": str(checkout / "home")}
+    environment["PATH"] = f"{machine.hosts}/bin:{environment['PATH']}"
+    (checkout / "home" / "vortaro" / "code").mkdir(parents=True)
+    before = sorted(checkout.rglob("*"))
+    for path in scripts:
+        done = subprocess.run(["bash", str(path), "--dry_run"], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("+ ")
+        assert (machine.calls(), sorted(checkout.rglob("*"))) == ([], before)
+        done = subprocess.run(["bash", str(path), "--dryrun"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "vortaro: There is no argument '--dryrun'. Valid: '--dry_run'.\n"
 
 
 @pytest.mark.parametrize("launch", [name for name in LAUNCHES if not name.startswith("tpu ")])
@@ -177,14 +196,14 @@ def kubernetes(text):
 
 
 def manifest(launch, folder):
-    """The manifest that a launch writes."""
-    return yaml.safe_load(
-        next(path for path in rendered(LAUNCHES[launch], folder) if path.suffix == ".yaml").read_text()
-    )
+    """The manifest that a launch writes, and its pods' part."""
+    rendered(LAUNCHES[launch], folder)
+    made = yaml.safe_load((folder / "jobset.yaml").read_text())
+    return made, made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 def test_the_jobset_is_one_indexed_job_that_restarts_whole(checkout):
-    made = manifest("jobset, tpu", checkout / "out")
+    made, pod = manifest("jobset, tpu", checkout / "out")
     assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert made["metadata"]["name"] == "one"
     spec = made["spec"]
@@ -197,7 +216,6 @@ def test_the_jobset_is_one_indexed_job_that_restarts_whole(checkout):
     [rule], [pod_rule] = spec["failurePolicy"]["rules"], job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
     assert pod_rule == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    pod = job["template"]["spec"]
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 300)
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
@@ -208,9 +226,8 @@ def test_the_jobset_is_one_indexed_job_that_restarts_whole(checkout):
 
 
 def test_pods_get_every_word_and_find_process_0(checkout):
-    [container] = manifest("jobset, tpu", checkout / "out")["spec"]["replicatedJobs"][0]["template"]["spec"][
-        "template"
-    ]["spec"]["containers"]
+    _, pod = manifest("jobset, tpu", checkout / "out")
+    [container] = pod["containers"]
     assert [kubernetes(word) for word in container["args"]] == ["python", *RUNNER]
     said = {entry["name"]: entry for entry in container["env"]}
     path = said["COORDINATOR_HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
@@ -224,7 +241,7 @@ def test_pods_get_every_word_and_find_process_0(checkout):
 
 
 def test_pods_with_gpus_mount_what_they_share(checkout):
-    pod = manifest("jobset, gpu", checkout / "out")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    _, pod = manifest("jobset, gpu", checkout / "out")
     [container] = pod["containers"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["volumes"] == [{"name": "shared-0", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -314,7 +331,7 @@ def test_a_slice_is_installed_and_run_and_stopped(checkout, command):
     eventually(lambda: all(log.exists() and "[" in log.read_text() for log in logs))
     again = command("launch", *LAUNCHES["tpu run"], **machine.environment)
     assert again.returncode == 2
-    assert "A run goes on on" in again.stderr
+    assert "A run is under way on" in again.stderr
     said = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
     assert said.returncode == 0, said.stderr
     for log in logs:
@@ -327,21 +344,14 @@ def test_a_slice_is_installed_and_run_and_stopped(checkout, command):
 VM, QUEUED = ["gcloud", "compute", "tpus", "tpu-vm"], ["gcloud", "compute", "tpus", "queued-resources"]
 ZONE = "--zone=us-central2-b"
 NEW = "--accelerator-type=v4-32"
+RUNTIME = "tpu-ubuntu2204-base"
 CALLS = {
-    "tpu create": [*VM, "create", "slice", "--version=tpu-ubuntu2204-base", NEW, "--spot", ZONE, "--project=p"],
+    "tpu create": [*VM, "create", "slice", f"--version={RUNTIME}", NEW, "--spot", ZONE, "--project=p"],
     "tpu attach": [*VM, "ssh", "slice", "--worker=0", ZONE, "--", "-t", "tmux attach -t =vortaro"],
     "tpu delete": [*VM, "delete", "slice", "--quiet", ZONE],
     "tpu queue create": [
-        *(
-            *QUEUED,
-            "create",
-            "slice",
-            "--node-id=slice",
-            "--runtime-version=tpu-ubuntu2204-base",
-            NEW,
-            "--reserved",
-            ZONE,
-        )
+        *QUEUED,
+        *("create", "slice", "--node-id=slice", f"--runtime-version={RUNTIME}", NEW, "--reserved", ZONE),
     ],
     "tpu queue state": [*QUEUED, "describe", "slice", "--format=value(state.state)", ZONE],
     "tpu queue delete": [*QUEUED, "delete", "slice", "--force", "--quiet", ZONE],
