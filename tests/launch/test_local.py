@@ -12,15 +12,16 @@ import pytest
 from tests.conftest import ROOT
 
 
-def start(folder, count, what):
+def start(folder, count, what, out=subprocess.PIPE):
     """The launcher with stand-ins for the runner."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.launch.stand_in", "start", str(folder), str(count), what],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
+        stdout=out,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -61,15 +62,14 @@ def test_one_that_outlives_a_failed_one_is_killed(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_each_process_once(tmp_path, number):
-    started = start(tmp_path, 3, "wait")
-    logs = [tmp_path / "process_1.log", tmp_path / "process_2.log"]
-    while started.stdout.readline() != "up\n" or not all(log.exists() and "up" in log.read_text() for log in logs):
+    logs = [tmp_path / f"process_{index}.log" for index in range(3)]
+    with logs[0].open("w") as terminal:
+        started = start(tmp_path, 3, "wait", terminal)
+    while not all(log.exists() and "up\n" in log.read_text() for log in logs):
+        assert started.poll() is None
         time.sleep(0.05)
-        if all(log.exists() and "up" in log.read_text() for log in logs):
-            break
-    started.send_signal(number)
-    out, err = started.communicate(timeout=30)
+    os.killpg(started.pid, number)  # as a terminal does
+    _, err = started.communicate(timeout=30)
     assert (started.returncode, err) == (0, "")
-    assert f"told [{int(number)}]" in out
     for log in logs:
         assert log.read_text().endswith(f"told [{int(number)}]\n")

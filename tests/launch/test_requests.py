@@ -47,6 +47,7 @@ REFUSED = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_it_is_refused_in_one_sentence(said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.execvp", lambda *_: pytest.fail("it was launched"))
     assert main(REFUSED[said]) == 2
     out, err = capsys.readouterr()
     assert out == ""

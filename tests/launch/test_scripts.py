@@ -232,9 +232,9 @@ def test_pods_get_every_word_and_find_process_0(checkout):
     said = {entry["name"]: entry for entry in container["env"]}
     path = said["COORDINATOR_HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
-    assert kubernetes(said["JAX_COORDINATOR_ADDRESS"]["value"]) == "<COORDINATOR_HOST>:8476"
+    assert kubernetes(said["JAX_COORDINATOR_ADDRESS"]["value"]) == "<COORDINATOR_HOST>:8482"
     assert said["JAX_NUM_PROCESSES"]["value"] == "4"
-    assert container["ports"] == [{"containerPort": 8476}]
+    assert container["ports"] == [{"containerPort": 8482}]
     shell, flag, script, name = map(kubernetes, container["command"])
     assert (shell, flag, name) == ("sh", "-c", "pod")
     assert script.strip() == (rendering.TEMPLATES / "pod.sh").read_text().strip()
