@@ -121,9 +121,9 @@ def run(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     folder = Path(job.folder or f"launches/{job.name}")
-    if isinstance(job, jobs.Local):
-        return local.start(job, folder)
     try:
+        if isinstance(job, jobs.Local):
+            return local.start(job, folder)
         written = RENDER[target][1](job, folder)
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be written: {error.strerror}. Choose another --folder.") from error

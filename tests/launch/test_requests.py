@@ -57,6 +57,15 @@ def test_it_is_refused_in_one_sentence(said, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("target", [["local", "--num_processes=2"], ["slurm", "--nodes=1"]])
+def test_a_folder_that_cannot_be_written_is_named(target, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.local.PATIENCE", 0)
+    (tmp_path / "file").write_text("")
+    assert main([*target, "--folder=file/x", *RUN]) == 2
+    assert "'file/x' cannot be written: Not a directory. Choose another --folder." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workdir", ["/mnt/data", "/mnt/data/x", "s3://b/x"])
 def test_a_workdir_that_all_pods_see_is_taken(workdir, tmp_path, command):
     words = [*PODS, "--name=x", "--volume=data:/mnt/data", "--dry_run", "--", f"--workdir={workdir}"]
