@@ -55,7 +55,7 @@ def test_the_diff_in_the_readme_is_what_the_tool_prints():
 
 def test_the_map_names_every_module():
     text = (ROOT / "WORKSPACE.md").read_text()
-    for folder in ("registry", "runners", "benchmarks"):
+    for folder in ("registry", "runners", "launch", "benchmarks"):
         for path in (ROOT / folder).glob("[!_]*.py"):
             assert path.name in text or path.stem in text, path
 

@@ -1,0 +1,137 @@
+"""The command `python -m launch`."""
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launch import jobs, jobset, local, mpirun, slurm, tpu
+from launch.runner_flags import checked, require_shared
+from layers.errors import UsageError, did_you_mean
+from runners.flags import Parser, exit_code
+
+USAGE = """python -m launch TARGET [options] -- RUNNER FLAGS
+
+TARGET: local | slurm | mpirun | jobset | tpu ACTION | tpu queue ACTION
+`python -m launch TARGET --help` lists its options. What each does: docs/launch.md."""
+
+RENDER: dict[str, tuple[type[jobs.Job], Callable[..., Path]]] = {
+    "slurm": (jobs.Slurm, slurm.render),
+    "mpirun": (jobs.Mpirun, mpirun.render),
+    "jobset": (jobs.JobSet, jobset.render),
+    "tpu create": (jobs.NewTpu, tpu.create),
+    "tpu install": (jobs.Installation, tpu.install),
+    "tpu run": (jobs.Tpu, tpu.run),
+    "tpu attach": (jobs.Watch, tpu.attach),
+    "tpu logs": (jobs.Watch, tpu.logs),
+    "tpu kill": (jobs.Stop, tpu.kill),
+    "tpu delete": (jobs.Tpu, tpu.delete),
+    "tpu queue create": (jobs.QueuedTpu, tpu.queue_create),
+    "tpu queue state": (jobs.Tpu, tpu.queue_state),
+    "tpu queue delete": (jobs.Tpu, tpu.queue_delete),
+}
+TARGETS = {"local": jobs.Local, **{name: cls for name, (cls, _) in RENDER.items()}}
+WITH_RUNNER = ("local", "slurm", "mpirun", "jobset", "tpu run")
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
+    """The target and what is to be launched.
+
+    Raises:
+      UsageError: no such target or option, a wrong value, or runner flags that the runner would refuse.
+    """
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, flags = arguments[:end], tuple(arguments[end + 1 :])
+    target, own = _target(own)
+    cls = TARGETS[target]
+    parser = Parser(f"launch {target}", cls.__doc__)
+    _add_options(parser, cls)
+    given = vars(parser.parse_known(own))
+    for field in dataclasses.fields(cls):
+        if field.name in given and given[field.name] is dataclasses.MISSING:
+            raise UsageError(f"`python -m launch {target}` must be told --{field.name}: {field.metadata['help']}.")
+    workdir = None
+    if target in WITH_RUNNER:
+        if not flags:
+            raise UsageError(f"`python -m launch {target}` starts the runner: give its flags behind `--`.")
+        workdir = checked(flags, ["--host_devices"] if given.get("host_devices") else []).workdir
+    elif flags:
+        raise UsageError(f"`python -m launch {target}` starts no run: leave out `--` and what follows.")
+    if not given["name"]:
+        if target.startswith("tpu"):
+            raise UsageError("Say which slice: --name=NAME.")
+        given["name"] = re.sub(r"[^\w.-]", "-", Path(workdir or "").name)
+    job = cls(flags=flags, **given)
+    _require_workdir(job, workdir)
+    return target, job
+
+
+def _target(words: list[str]) -> tuple[str, list[str]]:
+    """The target's name, of one to three words, and what follows."""
+    leading = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    for count in (3, 2, 1):
+        if count <= leading and (name := " ".join(words[:count])) in TARGETS:
+            return name, words[count:]
+    if not words or words[0] in ("-h", "--help"):
+        raise _Help
+    said = " ".join(words[:leading]) or words[0]
+    raise UsageError(f"There is no target '{said}'. {did_you_mean(said, TARGETS)}")
+
+
+class _Help(Exception):
+    """Nothing but help was asked for."""
+
+
+def _add_options(parser: argparse.ArgumentParser, cls: type[jobs.Job]) -> None:
+    kinds = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:
+            continue
+        kind, flag, text = kinds[field.name], f"--{field.name}", field.metadata["help"]
+        if isinstance(kind, types.UnionType):
+            kind = kind.__args__[0]
+        if kind is bool:
+            parser.add_argument(flag, action="store_true", help=text)
+        elif kind is int or kind is str:
+            parser.add_argument(
+                flag, type=kind, default=field.default, metavar="N" if kind is int else "TEXT", help=text
+            )
+        else:
+            parser.add_argument(flag, action="append", default=[], metavar="TEXT", help=text)
+
+
+def _require_workdir(job: jobs.Job, workdir: str | None) -> None:
+    if isinstance(job, jobs.JobSet):
+        require_shared(workdir, jobset.mounts(job), "a folder on a --volume=CLAIM:/path")
+    elif isinstance(job, jobs.Tpu):
+        require_shared(workdir, ["/"], "the absolute path of a mounted folder")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Writes the scripts and runs the first of them; returns its exit code."""
+    try:
+        target, job = parse(arguments)
+    except _Help:
+        print(USAGE)
+        return 0
+    folder = Path(job.folder or f"launches/{job.name}")
+    try:
+        if isinstance(job, jobs.Local):
+            return local.start(job, folder)
+        written = RENDER[target][1](job, folder)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be written: {error.strerror}. Choose another --folder.") from error
+    sys.stdout.flush()
+    # In this process's place, so that signals and the terminal are the script's.
+    os.execvp("bash", ["bash", str(written), *(["--dry_run"] if job.dry_run else [])])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Launches; a known error ends in one sentence and its exit code."""
+    return exit_code(run, arguments)

@@ -1,0 +1,105 @@
+"""Processes on this machine."""
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.jobs import Local
+
+PATIENCE = 120  # seconds that others have to end by themselves when one process has failed
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def start(job: Local, folder: Path) -> int:
+    """Starts the runner in so many processes and waits for them; returns the first exit code that is not zero."""
+    more = [] if job.host_devices is None else [f"--host_devices={job.host_devices}"]
+    command = [sys.executable, "-m", "runners.main", *job.flags, *more]
+    return processes(command, job.num_processes, folder / "logs", dry_run=job.dry_run)
+
+
+def processes(command: Sequence[str], count: int, logs: Path, *, dry_run: bool = False) -> int:
+    """Runs a command in so many processes that find each other; returns the first exit code that is not zero.
+
+    The first process writes to the terminal, the others into `logs`. SIGTERM and SIGINT are passed on, once to each.
+    """
+    port = _free_port()
+    lines = [[*command, *_place(port, count, index)] for index in range(count)]
+    for line in lines:
+        print("+", shlex.join(line))
+    if count > 1:
+        print(f"Output of process 0 follows; the others write to {_log(logs, '*')}", flush=True)
+    if dry_run:
+        return 0
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in SIGNALS}
+    started: list[subprocess.Popen] = []
+    try:
+        started += [_started(line, index, logs) for index, line in enumerate(lines)]
+        return _first_failure(started, asked, logs)
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def _place(port: int, count: int, index: int) -> list[str]:
+    return [f"--coordinator=localhost:{port}", f"--num_processes={count}", f"--process_id={index}"]
+
+
+def _log(logs: Path, index: int | str) -> Path:
+    return logs.absolute() / f"process_{index}.log"
+
+
+def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
+    # In sessions of their own, so that Ctrl-C reaches each of them through us alone, and once.
+    if index == 0:
+        return subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
+    logs.mkdir(parents=True, exist_ok=True)
+    with _log(logs, index).open("w") as file:
+        return subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: Path) -> int:
+    """Waits for all; says how those that failed did, and returns the code of the first."""
+    running, passed, code, deadline = dict(enumerate(started)), 0, 0, float("inf")
+    while running:
+        while passed < len(asked):
+            for process in running.values():
+                process.send_signal(asked[passed])
+            passed += 1
+        for index, process in list(running.items()):
+            if (ended := process.poll()) is None:
+                continue
+            del running[index]
+            if ended != 0:
+                _say(index, ended, logs)
+                code = code or (ended if ended > 0 else 128 - ended)
+                deadline = min(deadline, time.monotonic() + PATIENCE)
+        if time.monotonic() > deadline:
+            for index, process in running.items():
+                print(f"vortaro: Process {index} did not end by itself and is killed.", file=sys.stderr)
+                process.kill()
+            deadline = float("inf")
+        time.sleep(0.05)
+    return code
+
+
+def _say(index: int, code: int, logs: Path) -> None:
+    where = "" if index == 0 else f" (its output: {_log(logs, index)})"
+    what = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    print(f"vortaro: Process {index} {what}{where}.", file=sys.stderr, flush=True)

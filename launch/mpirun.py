@@ -1,0 +1,27 @@
+"""Open MPI's mpirun."""
+
+import sys
+from pathlib import Path
+
+from launch.jobs import Mpirun
+from launch.rendering import script, write
+
+
+def render(job: Mpirun, folder: Path) -> Path:
+    """Writes the script that runs mpirun; returns it."""
+    line = ["mpirun", "-n", str(job.num_processes), "--bind-to", "none"]  # else two processes get one core each
+    if job.hosts:
+        line += ["--host", job.hosts]
+    if job.hostfile:
+        line += ["--hostfile", str(Path(job.hostfile).absolute())]
+    if job.processes_per_host:
+        line += ["--map-by", f"ppr:{job.processes_per_host}:node"]
+    for name in job.export:
+        line += ["-x", name]
+    line += ["--wdir", str(Path.cwd())]
+    runner = ["-m", "runners.main", *job.flags]
+    if job.activate:
+        line += ["bash", "-c", f'{job.activate}\nexec "$@"', "bash", "python", *runner]
+    else:
+        line += [sys.executable, *runner]
+    return write(folder, "mpirun.sh", script("mpirun.sh", grace=job.grace, mpirun=line))

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Written by `python -m launch`. With --dry_run it says its commands and runs none.
+%%{prologue}
+
+need %%{tool} %%{where}
+%%{commands}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Written by `python -m launch tpu kill`, for each host. With --dry_run it says its commands and runs none.
+%%{prologue}
+
+need tmux 'this script is for a TPU VM'
+cd "$HOME"
+if [ -n "$dry_run" ]; then
+  say kill -TERM PID
+  exit 0
+fi
+if ! tmux has-session -t =vortaro 2> /dev/null; then
+  echo "Nothing runs on $HOSTNAME."
+  exit 0
+fi
+pid=$(cat vortaro/pid)
+run kill -TERM "$pid" || true # one that ends just now needs none
+for _ in $(seq %%{grace}); do
+  if ! tmux has-session -t =vortaro 2> /dev/null; then
+    exit 0
+  fi
+  sleep 1
+done
+echo "vortaro: The run on $HOSTNAME did not end within %%{grace} seconds and is killed." >&2
+run kill -KILL "$pid" || true
+run tmux kill-session -t =vortaro || true
+exit 1

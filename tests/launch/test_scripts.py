@@ -1,0 +1,369 @@
+"""Every script and manifest that is written is sound, and does with every word what was asked for."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import rendering
+from launch.command_line import RENDER, parse
+from tests.launch.stand_ins import Machine, executable
+
+HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
+FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--prompt=def f():\n\treturn ''", "--stop"]
+RUNNER = ["-m", "runners.main", *FLAGS[1:]]
+SLICE = ["--name=slice", "--zone=us-central2-b"]
+LAUNCHES = {
+    "slurm": ["slurm", "--nodes=2", "--gpus_per_node=8", "--cpus_per_task=4", "--time=1:00:00", "--account=a", *FLAGS],
+    "slurm, activated": ["slurm", "--nodes=2", "--activate=. ./activate", "--sbatch=--comment=so so", *FLAGS],
+    "mpirun": ["mpirun", "--num_processes=4", "--hosts=a:2,b:2", "--export=XLA_FLAGS", *FLAGS],
+    "mpirun, activated": ["mpirun", "--num_processes=4", "--hostfile=my hosts", "--activate=export X=1", *FLAGS],
+    "jobset, tpu": [
+        *("jobset", "--image=images/vortaro:1", "--num_hosts=4", "--tpu_type=tpu-v5-lite-podslice", "--topology=4x4"),
+        *FLAGS,
+    ],
+    "jobset, gpu": [
+        "jobset",
+        "--image=i",
+        "--num_hosts=2",
+        "--gpus=8",
+        "--volume=data:/mnt/data",
+        "--grace=60",
+        *FLAGS,
+    ],
+    "tpu create": ["tpu", "create", *SLICE, "--accelerator_type=v4-32", "--spot", "--project=p"],
+    "tpu install": ["tpu", "install", *SLICE, "--source=checkout"],
+    "tpu run": ["tpu", "run", *SLICE, *FLAGS],
+    "tpu attach": ["tpu", "attach", *SLICE],
+    "tpu logs": ["tpu", "logs", *SLICE, "--worker=all"],
+    "tpu kill": ["tpu", "kill", *SLICE, "--grace=60"],
+    "tpu delete": ["tpu", "delete", *SLICE],
+    "tpu queue create": ["tpu", "queue", "create", *SLICE, "--accelerator_type=v4-32", "--reserved"],
+    "tpu queue state": ["tpu", "queue", "state", *SLICE],
+    "tpu queue delete": ["tpu", "queue", "delete", *SLICE],
+}
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder to launch from, with a commit to install."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "activate").write_text('export X="1$NOT_SET"\n')
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (tmp_path / "checkout" / "constraints.txt").write_text("")
+    git = ["git", "-C", "checkout", "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *words], check=True)
+    return tmp_path
+
+
+def rendered(arguments, folder):
+    """Writes what a launch writes; returns the files."""
+    target, job = parse(arguments)
+    RENDER[target][1](job, folder)
+    return sorted(path for path in folder.iterdir() if path.suffix != ".gz")
+
+
+def test_all_targets_are_here():
+    assert {name.partition(",")[0] for name in LAUNCHES} == set(RENDER)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_scripts_are_sound(launch, checkout):
+    scripts = [path for path in rendered(LAUNCHES[launch], checkout / "out") if path.suffix != ".yaml"]
+    assert scripts
+    for path in scripts:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+    if SHELLCHECK is None:
+        pytest.skip("shellcheck is not installed: pip install -e '.[dev]'")
+    done = subprocess.run([SHELLCHECK, *map(str, scripts)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_script_of_pods_is_sound():
+    if SHELLCHECK is None:
+        pytest.skip("shellcheck is not installed: pip install -e '.[dev]'")
+    done = subprocess.run([SHELLCHECK, str(rendering.TEMPLATES / "pod.sh")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_each_script_can_be_asked_what_it_would_do(launch, checkout):
+    machine = Machine(checkout)
+    scripts = [path for path in rendered(LAUNCHES[launch], checkout / "out") if path.suffix != ".yaml"]
+    environment = {**os.environ, **machine.environment, "HOME": str(checkout / "home")}
+    environment["PATH"] = f"{machine.hosts}/bin:{environment['PATH']}"
+    (checkout / "home" / "vortaro" / "code").mkdir(parents=True)
+    before = sorted(checkout.rglob("*"))
+    for path in scripts:
+        done = subprocess.run(["bash", str(path), "--dry_run"], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("+ ")
+        assert (machine.calls(), sorted(checkout.rglob("*"))) == ([], before)
+        done = subprocess.run(["bash", str(path), "--dryrun"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "vortaro: There is no argument '--dryrun'. Valid: '--dry_run'.\n"
+
+
+@pytest.mark.parametrize("launch", [name for name in LAUNCHES if not name.startswith("tpu ")])
+def test_what_a_dry_run_says_can_be_pasted(launch, checkout, command):
+    machine, (target, *rest) = Machine(checkout), LAUNCHES[launch]
+    said = command("launch", target, "--dry_run", *rest, **machine.environment)
+    assert said.returncode == 0, said.stderr
+    assert machine.calls() == []
+    done = command("launch", target, *rest, **machine.environment)
+    assert done.returncode == 0, done.stderr
+    launched = machine.calls()
+    assert launched
+    machine.record.unlink()
+    lines = [line[2:] for line in said.stdout.splitlines() if line.startswith("+ ")]
+    environment = {**os.environ, **machine.environment}
+    subprocess.run(["bash", "-c", "\n".join(lines)], env=environment, cwd=checkout, check=True)
+    assert machine.calls() == launched
+
+
+def test_slurm_gets_every_word(checkout, command):
+    machine = Machine(checkout)
+    done = command("launch", *LAUNCHES["slurm"], **machine.environment)
+    assert done.returncode == 0, done.stderr
+    script = checkout / "launches/one/job.sbatch"
+    assert machine.calls() == [
+        ["sbatch", str(script)],
+        ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4", sys.executable, *RUNNER],
+    ]
+    text = script.read_text()
+    head = text.partition("\n# ")[0].splitlines()[1:]
+    assert all(line.startswith("#SBATCH ") for line in head)  # sbatch reads up to the first command
+    options = [word for line in head for word in shlex.split(line)[1:]]
+    assert {
+        "--job-name=one",
+        "--nodes=2",
+        "--ntasks-per-node=8",
+        "--gpus-per-node=8",
+        "--time=1:00:00",
+        "--account=a",
+        "--requeue",
+        "--open-mode=append",
+        "--signal=TERM@300",
+        f"--chdir={checkout}",
+        f"--output={script.parent}/%j.out",
+    } < set(options)
+
+
+def test_slurm_activates_what_it_is_told(checkout):
+    [job, _] = rendered(LAUNCHES["slurm, activated"], checkout / "out")
+    executable(checkout / "bin" / "srun", '#!/usr/bin/env bash\necho "$X" "$2"\n')
+    environment = {**os.environ, "PATH": f"{checkout}/bin:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", str(job)], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "1 python"
+    assert "\n#SBATCH '--comment=so so'\n" in job.read_text()
+
+
+def test_mpirun_gets_every_word_and_time_to_save(checkout, command):
+    machine = Machine(checkout)
+    done = command("launch", *LAUNCHES["mpirun"], **machine.environment)
+    assert done.returncode == 0, done.stderr
+    line = ["mpirun", "-n", "4", "--bind-to", "none", "--host", "a:2,b:2", "-x", "XLA_FLAGS", "--wdir", str(checkout)]
+    grace = ["OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout"]
+    assert machine.calls() == [[*line, sys.executable, *RUNNER, *grace]]
+
+
+def test_mpirun_activates_on_each_host(checkout, command):
+    machine = Machine(checkout)
+    done = command("launch", *LAUNCHES["mpirun, activated"], **machine.environment)
+    assert done.returncode == 0, done.stderr
+    [called] = machine.calls()
+    executable(checkout / "python", f"#!{sys.executable}\nimport os, sys\nprint(os.environ['X'], sys.argv[1:])\n")
+    on_host = called[called.index("bash") : -2]
+    done = subprocess.run(on_host, env={"PATH": f"{checkout}:/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.stdout == f"1 {RUNNER}\n"
+
+
+def kubernetes(text):
+    """What Kubernetes makes of a word of a container's command: $$ is $, and $(NAME) a variable's value."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda m: f"<{m[1]}>" if m[1] else "$", text)
+
+
+def manifest(launch, folder):
+    """The manifest that a launch writes, and its pods' part."""
+    rendered(LAUNCHES[launch], folder)
+    made = yaml.safe_load((folder / "jobset.yaml").read_text())
+    return made, made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def test_the_jobset_is_one_indexed_job_that_restarts_whole(checkout):
+    made, pod = manifest("jobset, tpu", checkout / "out")
+    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert made["metadata"]["name"] == "one"
+    spec = made["spec"]
+    assert spec["network"]["enableDNSHostnames"] is True
+    [group] = spec["replicatedJobs"]
+    assert spec["coordinator"] == {"replicatedJob": group["name"], "jobIndex": 0, "podIndex": 0}
+    job = group["template"]["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"], job["backoffLimit"]) == ("Indexed", 4, 4, 0)
+    assert spec["failurePolicy"]["maxRestarts"] == 10
+    [rule], [pod_rule] = spec["failurePolicy"]["rules"], job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    assert pod_rule == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 300)
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    [container] = pod["containers"]
+    assert container["resources"] == {"limits": {"google.com/tpu": 4}}
+
+
+def test_pods_get_every_word_and_find_process_0(checkout):
+    _, pod = manifest("jobset, tpu", checkout / "out")
+    [container] = pod["containers"]
+    assert [kubernetes(word) for word in container["args"]] == ["python", *RUNNER]
+    said = {entry["name"]: entry for entry in container["env"]}
+    path = said["COORDINATOR_HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
+    assert kubernetes(said["JAX_COORDINATOR_ADDRESS"]["value"]) == "<COORDINATOR_HOST>:8482"
+    assert said["JAX_NUM_PROCESSES"]["value"] == "4"
+    assert container["ports"] == [{"containerPort": 8482}]
+    shell, flag, script, name = map(kubernetes, container["command"])
+    assert (shell, flag, name) == ("sh", "-c", "pod")
+    assert script.strip() == (rendering.TEMPLATES / "pod.sh").read_text().strip()
+
+
+def test_pods_with_gpus_mount_what_they_share(checkout):
+    _, pod = manifest("jobset, gpu", checkout / "out")
+    [container] = pod["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["volumes"] == [{"name": "shared-0", "persistentVolumeClaim": {"claimName": "data"}}]
+    assert container["volumeMounts"] == [{"name": "shared-0", "mountPath": "/mnt/data"}]
+    assert pod["terminationGracePeriodSeconds"] == 60
+
+
+RUN = """
+import signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("up", flush=True)
+for _ in range(600 if sys.argv[1] == "long" else 1):
+    time.sleep(0.05)
+    if told:
+        time.sleep(0.2)
+        print("saved", flush=True)
+        sys.exit(0)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def pod(*arguments):
+    """A pod's script around a run."""
+    words = ["sh", "-c", (rendering.TEMPLATES / "pod.sh").read_text(), "pod", sys.executable, "-c", RUN, *arguments]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_pod_that_is_told_to_stop_saves_and_is_no_success():
+    started = pod("long", "0")
+    assert started.stdout.readline() == "up\n"
+    started.send_signal(signal.SIGTERM)
+    assert started.communicate(timeout=30)[0] == "saved\n"
+    assert started.returncode == 143
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_pod_ends_as_its_run(code):
+    started = pod("short", str(code))
+    started.communicate(timeout=30)
+    assert started.returncode == code
+
+
+def test_every_place_of_a_template_is_filled(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendering, "TEMPLATES", tmp_path)
+    (tmp_path / "a.sh").write_text("%%{one} %%{two}\n")
+    assert rendering.render("a.sh", one="a b", two=["c", "d e"]) == "'a b' c 'd e'\n"
+    for values in ({"one": 1}, {"one": 1, "two": 2, "three": 3}):
+        with pytest.raises(ValueError, match="has the places"):
+            rendering.render("a.sh", **values)
+    (tmp_path / "a.sh").write_text("%%{one} %%{two\n")
+    with pytest.raises(ValueError, match="has the places"):
+        rendering.render("a.sh", one=1)
+
+
+PYTHON = """#!{python}
+import json, os, signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print(json.dumps(sys.argv[1:]), flush=True)
+while not told:
+    time.sleep(0.05)
+print("saved", flush=True)
+"""
+
+
+def eventually(condition, seconds=20):
+    """Waits until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_slice_is_installed_and_run_and_stopped(checkout, command):
+    machine = Machine(checkout)
+    executable(machine.hosts / "bin" / "python3", '#!/usr/bin/env bash\necho "$PWD: python3 $*"\n')
+    said = command("launch", *LAUNCHES["tpu install"], **machine.environment)
+    assert said.returncode == 0, said.stderr
+    for host in (machine.hosts / "host0", machine.hosts / "host1"):
+        assert (host / "vortaro/code/pyproject.toml").exists()
+        assert f"{host}/vortaro/code: python3 -m uv pip install --quiet --python ../venv/bin/python " in said.stdout
+        executable(host / "vortaro/venv/bin/python", PYTHON.format(python=sys.executable))
+    logs = [machine.hosts / host / "vortaro/run.log" for host in ("host0", "host1")]
+    said = command("launch", *LAUNCHES["tpu run"], **machine.environment)
+    assert said.returncode == 0, said.stderr
+    eventually(lambda: all(log.exists() and "[" in log.read_text() for log in logs))
+    again = command("launch", *LAUNCHES["tpu run"], **machine.environment)
+    assert again.returncode == 2
+    assert "A run is under way on" in again.stderr
+    said = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
+    assert said.returncode == 0, said.stderr
+    for log in logs:
+        shown = log.read_text().splitlines()
+        assert shown[-3:] == [json.dumps(RUNNER), "saved", "The run ended with exit code 0."]
+    said = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
+    assert said.stdout.count("Nothing runs on") == 2
+
+
+VM, QUEUED = ["gcloud", "compute", "tpus", "tpu-vm"], ["gcloud", "compute", "tpus", "queued-resources"]
+ZONE = "--zone=us-central2-b"
+NEW = "--accelerator-type=v4-32"
+RUNTIME = "tpu-ubuntu2204-base"
+CALLS = {
+    "tpu create": [*VM, "create", "slice", f"--version={RUNTIME}", NEW, "--spot", ZONE, "--project=p"],
+    "tpu attach": [*VM, "ssh", "slice", "--worker=0", ZONE, "--", "-t", "tmux attach -t =vortaro"],
+    "tpu delete": [*VM, "delete", "slice", "--quiet", ZONE],
+    "tpu queue create": [
+        *QUEUED,
+        *("create", "slice", "--node-id=slice", f"--runtime-version={RUNTIME}", NEW, "--reserved", ZONE),
+    ],
+    "tpu queue state": [*QUEUED, "describe", "slice", "--format=value(state.state)", ZONE],
+    "tpu queue delete": [*QUEUED, "delete", "slice", "--force", "--quiet", ZONE],
+}
+
+
+@pytest.mark.parametrize("launch", CALLS)
+def test_gcloud_gets_every_word(launch, checkout, command):
+    machine = Machine(checkout)
+    words = LAUNCHES[launch]
+    assert command("launch", *words, "--dry_run", **machine.environment).returncode == 0
+    assert machine.calls() == []
+    said = command("launch", *words, **machine.environment)
+    assert said.returncode == 0, said.stderr
+    assert machine.calls() == [CALLS[launch]]
