@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm import missing, slurm
+from tests.cluster.slurm import environment, missing, slurm
 from tests.conftest import QUICK_COMPILE, ROOT
 
 EXPERIMENT = ("--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard")
@@ -28,9 +28,9 @@ class Lab:
         self.folder = folder
         (folder / ".venv").symlink_to(sys.prefix)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_JOB", "OMPI_"))},
+            **environment(folder / "slurm" / "slurm.conf"),
             "XLA_FLAGS": QUICK_COMPILE,
-            "PYTHONPATH": f"{ROOT}:/tmp/launchonly",
+            "PYTHONPATH": str(ROOT),
             "PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -114,12 +114,12 @@ class Lab:
 
 
 def shortened(text: str) -> str:
-    """A run's output without Gloo's lines, and with one of every ten steps."""
+    """A run's output without Gloo's lines, and with every tenth step."""
     kept = []
     for line in text.splitlines():
         words = line.split()
         step = words[1].split("/")[0] if words[:1] == ["step"] and "/" in words[1] else ""
-        if "[Gloo]" not in line and (not step or step == "1" or int(step) % 10 == 0):
+        if "peer ranks" not in line and (not step or step == "1" or int(step) % 10 == 0):
             kept.append(line)
     return "\n".join(kept)
 
@@ -152,12 +152,11 @@ def lab(tmp_path_factory) -> Lab:
 
 
 @pytest.fixture(scope="session")
-def cluster(lab, tmp_path_factory):
+def cluster(lab):
     """The folder for runs, with a Slurm that takes jobs."""
     if (why := missing()) is not None:
         pytest.skip(why)
-    with slurm(tmp_path_factory.mktemp("slurm")) as conf:
-        lab.environment["SLURM_CONF"] = str(conf)
+    with slurm(lab.folder / "slurm"):
         print()
         lab.shell("scontrol", "--version")
         lab.shell("sinfo", "--Node", "--Format=NodeList:12,CPUs:6,StateLong:8")

@@ -2,8 +2,8 @@
 
     python -m tests.cluster.slurm COMMAND...
 
-runs a command in mount and process namespaces of its own: node names are put into /etc/hosts there alone, and whatever
-runs in them ends with the command. A Slurm that the machine has is never asked: ours has a configuration of its own.
+runs a command in namespaces of its own: node names are put into /etc/hosts there alone, and what runs in them
+ends with the command. A Slurm that the machine has is never asked: ours has a configuration of its own.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 INSIDE = "VORTARO_CLUSTER_NAMESPACE"  # set in the namespaces
+HOST = "vortaro"  # what the machine is called meanwhile
 NODES = ("vortaro1", "vortaro2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "unshare", "mount")
 READY_SECONDS = 60.0
@@ -64,7 +65,7 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "Slurm's daemons want root: run make test-cluster as root, in a container say."
     if INSIDE not in os.environ:
-        return "Namespaces are missing: make test-cluster makes them, where `unshare --mount --pid` is allowed."
+        return "Namespaces are missing: make test-cluster makes them, where `unshare --mount --uts --pid` is allowed."
     return None
 
 
@@ -85,11 +86,15 @@ def _free_ports(count: int) -> list[int]:
 def _start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
     """Starts a daemon in the foreground, what it says in FOLDER/PROGRAM.out."""
     with open(folder / f"{program}.out", "ab") as out:
-        return subprocess.Popen([_program(program), *arguments], env=_environment(folder), stdout=out, stderr=out)
+        return subprocess.Popen(
+            [_program(program), *arguments], env=environment(folder / "slurm.conf"), stdout=out, stderr=out
+        )
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+def environment(conf: Path) -> dict[str, str]:
+    """This process's environment, with our slurm.conf and nothing of a cluster that it may itself run in."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_", "PMIX_"))}
+    return {**ours, "SLURM_CONF": str(conf)}
 
 
 def _wait_ready(folder: Path, daemons: list[subprocess.Popen]) -> None:
@@ -97,7 +102,10 @@ def _wait_ready(folder: Path, daemons: list[subprocess.Popen]) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         state = subprocess.run(
-            ["sinfo", "--noheader", "--format=%T %D"], capture_output=True, text=True, env=_environment(folder)
+            ["sinfo", "--noheader", "--format=%T %D"],
+            capture_output=True,
+            text=True,
+            env=environment(folder / "slurm.conf"),
         )
         if state.stdout.split() == ["idle", str(len(NODES))]:
             return
@@ -113,14 +121,15 @@ def _wait_ready(folder: Path, daemons: list[subprocess.Popen]) -> None:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Path]:
-    """Runs a Slurm of two nodes with all its files in folder; gives the slurm.conf by which its commands find it."""
+def slurm(folder: Path) -> Iterator[None]:
+    """Runs a Slurm of two nodes with all its files in folder; commands find it by `environment(slurm.conf)`."""
     (folder / "state").mkdir(parents=True)
     key, hosts, conf = folder / "munge.key", folder / "hosts", folder / "slurm.conf"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
-    hosts.write_text(Path("/etc/hosts").read_text() + "".join(f"127.0.0.1 {node}\n" for node in NODES))
+    hosts.write_text(Path("/etc/hosts").read_text() + "".join(f"127.0.0.1 {node}\n" for node in (HOST, *NODES)))
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
+    socket.sethostname(HOST)
     first_job = random.randrange(1, 4000)  # JAX takes a port by the job's number
     conf.write_text(
         CONF.format(folder=folder, ports=_free_ports(3), nodes=NODES, first_job=first_job, kill_wait=KILL_WAIT)
@@ -138,12 +147,13 @@ def slurm(folder: Path) -> Iterator[Path]:
     daemons = []
     try:
         daemons.append(_start(folder, "munged", "--foreground", "--force", *munge))
-        while not (folder / "munge.socket").exists() and daemons[0].poll() is None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not (folder / "munge.socket").exists() and daemons[0].poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         daemons.append(_start(folder, "slurmctld", "-D"))
         daemons.extend(_start(folder, "slurmd", "-D", "-N", node) for node in NODES)
         _wait_ready(folder, daemons)
-        yield conf
+        yield
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -157,7 +167,7 @@ def slurm(folder: Path) -> Iterator[Path]:
 
 def main(command: list[str]) -> None:
     """Runs a command in namespaces of its own where they can be had, and as it is where they cannot."""
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if _program("unshare") and subprocess.run([*unshare, "true"], capture_output=True).returncode == 0:
         os.execvpe("unshare", [*unshare, *command], {**os.environ, INSIDE: "1"})
     os.execvp(command[0], command)
