@@ -43,7 +43,7 @@ class Vigil:
 
     def start(self) -> None:
         """Begins; from here on this process ends when another one fails."""
-        _on_abort(lambda: self._end(f"Contact with process 0, the coordinator, or between others is lost. {GO_ON}"))
+        _on_abort(lambda: self._end(f"Contact with process 0, the coordinator of this run, is lost. {GO_ON}"))
         self._thread.start()
 
     def close(self) -> None:

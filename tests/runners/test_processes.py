@@ -1,0 +1,55 @@
+"""Several real processes: they learn what one learns, write once, and go on as fewer or more."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.kills import last_state
+from tests.runners.processes import finish, run, start
+
+SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
+# One entry of every family, by what is special about it over processes.
+FAMILIES = {
+    "tiny.StdlibTinyLlama": [],
+    "gshard.MoeLm8x2B": [],  # experts exchange tokens
+    "wiki_bert.MLPerfTrainBertDense2B": [],
+    "vq.VQStdlib": [],  # codebooks are averaged over all rows
+    "mu.MuTiny": ["DEVICE_MESH_SHAPE=4,2"],
+    "gpt.GptStdlib": ["DROPOUT=0.1"],
+    "gpt2.Gpt2Small": [],
+    "little_gpt.LittleGpt124M": [],
+    "zero.ZeroTestStage3": ["DEVICE_MESH_SHAPE=8,1"],  # weights in parts
+}
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Where 1 x 8, 2 x 4 and 4 x 2 processes and devices have trained every family."""
+    root = tmp_path_factory.mktemp("families")
+    entries = json.dumps({name: [*SETTINGS, *sets] for name, sets in FAMILIES.items()})
+    for count in (1, 2, 4):
+        run("tests.runners.family_runs", count, 8 // count, [str(root / str(count)), entries], root)
+    return root
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_learn_what_one_learns(folders, name, count):
+    alone, together = (lines(folders / str(n) / name) for n in (1, count))
+    assert [(line["step"], line["split"]) for line in together] == [(line["step"], line["split"]) for line in alone]
+    assert len(alone) >= 4  # three updates and the validation split
+    for one, other in zip(alone, together, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=2e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_weights_are_those_of_one_process(folders, name):
+    one, other = (last_state(folders / str(n) / name) for n in (1, 4))
+    assert one.keys() == other.keys()
+    for path in one:
+        np.testing.assert_allclose(other[path], one[path], rtol=1e-3, atol=1e-5, err_msg=path)
