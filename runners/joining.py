@@ -107,6 +107,9 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
       VortaroError: the others did not come.
     """
     place = None if jax.distributed.is_initialized() else find_place(options, os.environ)
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if place is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
+        print(f"This process is alone, in a Slurm job of {tasks} tasks: put srun in front of the command to use all.")
     if place is None:
         yield peers()
         return

@@ -1,5 +1,6 @@
 """What a person sees of a running training: a bar on a terminal, plain lines elsewhere."""
 
+import os
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -10,7 +11,9 @@ class TrainingProgress:
     """Use as a context; `report` at every line of metrics."""
 
     def __init__(self, total: int, start: int):
-        self._console = Console(highlight=False, soft_wrap=True)
+        # mpirun gives its processes a terminal, even where its own output is a file.
+        plain = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
+        self._console = Console(highlight=False, soft_wrap=True, force_terminal=plain)
         self._total = total
         self._bar = None
         if self._console.is_terminal:

@@ -33,6 +33,12 @@ from runners.workdir import sole_use
 from tasks.batch import Batch
 from tasks.metrics import language_scalars
 
+# Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+# Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
+AHEAD = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
@@ -97,13 +103,14 @@ class _Run:
         self.updates = Updates(session)
         self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
+        self.under_way = collections.deque[jax.Array]()  # numbers of updates that may not have ended
         self.saved = self.start if restored else -1
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
 
     def run(self) -> int:
         # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
-        heard = (signal.SIGINT,) if peers().several else (signal.SIGTERM, signal.SIGINT)
+        heard = NOTICES[1:] if peers().several else NOTICES
         handlers = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             with self.progress:
@@ -159,7 +166,8 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            watchdog().expect(step, updates=self.program.log_every)  # so many may be queued ahead
+            watchdog().expect(step, updates=AHEAD + 1)
+            self._keep_up()
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
@@ -179,6 +187,12 @@ class _Run:
         self._report()
         watchdog().rest()
         self.trace.close()
+
+    def _keep_up(self) -> None:
+        """Waits until no more than AHEAD updates are under way."""
+        self.under_way.append(self.session.settle(jnp.copy(self.state.step)))  # the next update overwrites the original
+        if len(self.under_way) > AHEAD:
+            jax.block_until_ready(self.under_way.popleft())
 
     def _compile(self, step: int, batch: Batch) -> None:
         """Compiles the update that the batch of a step wants."""
@@ -286,7 +300,7 @@ class _Run:
         if self.signal is not None:
             name = signal.Signals(self.signal).name
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
-            return 0 if self.signal == signal.SIGTERM else 130
+            return 130 if self.signal == signal.SIGINT else 0
         spent = clock(time.perf_counter() - self.began)
         done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
         print(f"Done: {done} in {spent}. Report: {self.workdir / report.REPORT}", flush=True)

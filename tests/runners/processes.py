@@ -20,14 +20,16 @@ def flags(count: int, index: int, port: int) -> list[str]:
 
 
 def start(module: str, count: int, devices: int, arguments, cwd, **environment: str) -> list[subprocess.Popen]:
-    """So many processes of a module; `arguments` of each are the same, or what a function says of its number."""
-    port = free_port()
-    env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{cwd}:{ROOT}", **environment}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd, "env": env}
-    of = arguments if callable(arguments) else lambda index: arguments
-    where = lambda index: flags(count, index, port) if count > 1 else []
-    command = lambda index: [sys.executable, "-m", module, *where(index), *of(index)]
-    return [subprocess.Popen(command(index), **pipes) for index in range(count)]
+    """So many processes of a module; `arguments` and `cwd` are the same for all, or what a function says of each."""
+    port, started = free_port(), []
+    for index in range(count):
+        own, folder = (given(index) if callable(given) else given for given in (arguments, cwd))
+        env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{folder}:{ROOT}", **environment}
+        where = flags(count, index, port) if count > 1 else []
+        command = [sys.executable, "-m", module, *where, *own]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=folder, env=env, **pipes))
+    return started
 
 
 def finish(started: Sequence[subprocess.Popen], timeout: float = 900) -> list[subprocess.CompletedProcess]:
@@ -46,5 +48,7 @@ def finish(started: Sequence[subprocess.Popen], timeout: float = 900) -> list[su
 def run(module: str, count: int, devices: int, arguments, cwd, **environment: str):
     """`start`, and `finish` with success."""
     ended = finish(start(module, count, devices, arguments, cwd, **environment))
-    assert all(process.returncode == 0 for process in ended), [(p.returncode, p.stdout[-2000:], p.stderr) for p in ended]
+    assert all(process.returncode == 0 for process in ended), [
+        (p.returncode, p.stdout[-2000:], p.stderr) for p in ended
+    ]
     return ended

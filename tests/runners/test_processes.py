@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kills import last_state
-from tests.runners.processes import finish, run, start
+from tests.runners.processes import run
 
 SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
 # One entry of every family, by what is special about it over processes.

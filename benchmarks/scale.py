@@ -1,0 +1,133 @@
+"""Does start-up grow with the number of machines: plans on 256 and 2048 virtual devices, and hosts that agree.
+
+    python -m benchmarks.scale
+
+Plans are made in processes of their own. Hosts are clients of one real coordination service, as many as slices with four
+devices a host have, all in this process: their calls are counted, and the time until all have heard the verdict.
+"""
+
+import json
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ENTRY = "gshard.DenseLm8B2x2"
+DEVICES = (8, 256, 2048)
+HOSTS = (2, 64, 512)
+ROWS_PER_DEVICE = 2
+
+
+def plan(devices: int) -> dict[str, float]:
+    """Seconds and memory of getting ready for so many devices; run in a process of its own."""
+    from runners.virtual_devices import make_virtual_devices
+
+    make_virtual_devices(devices)
+    import jax
+
+    from registry.resolve import resolve
+    from runners.session import Session
+
+    jax.devices()
+    began = time.perf_counter()
+    sets = [f"DEVICE_MESH_SHAPE={devices // 8},8", f"BATCH_SIZE={ROWS_PER_DEVICE * devices}", "DATA=synthetic"]
+    session = Session(resolve(ENTRY, sets))
+    checked = time.perf_counter()
+    with session.placed():
+        states = len(jax.tree.leaves(session.abstract_state))
+        placed = time.perf_counter()
+        session.lower_step(session.abstract_batch, session.abstract_seed).compile()
+    compiled = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    times = {"check": checked - began, "shapes": placed - checked, "compile": compiled - placed}
+    return {"devices": devices, "arrays": states, "peak_gib": peak, **times}
+
+
+class Counted:
+    """A client that counts its calls."""
+
+    def __init__(self, client: Any):
+        self._client, self.calls = client, 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            return call(*arguments, **named)
+
+        return counted
+
+
+def agree(hosts: int) -> dict[str, float]:
+    """Calls and seconds of one agreement among so many hosts."""
+    from jax._src.lib import _jax
+
+    from runners.peers import Peers
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    service = _jax.get_distributed_runtime_service(f"[::]:{port}", hosts, heartbeat_timeout=300, shutdown_timeout=60)
+    clients = [
+        _jax.get_distributed_runtime_client(f"localhost:{port}", index, init_timeout=200, heartbeat_timeout=300)
+        for index in range(hosts)
+    ]
+    _all(client.connect for client in clients)
+    counted = [Counted(client) for client in clients]
+    everyone = [Peers(client, index, hosts) for index, client in enumerate(counted)]
+    card = {"--exp": ENTRY, "SEED": "0", "config": "0" * 12, "code": "1" * 12}
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        _all((lambda one=one: one.agree(card)) for one in everyone)
+        times.append(time.perf_counter() - began)
+    calls = [client.calls / len(times) for client in counted[1:]]
+    _all(client.shutdown for client in clients)
+    service.shutdown()
+    return {"hosts": hosts, "calls": max(calls), "seconds": statistics.median(times)}
+
+
+def _all(works: Any) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main(arguments: list[str]) -> int:
+    """Prints both tables."""
+    if arguments:
+        print(json.dumps(plan(int(arguments[0]))))
+        return 0
+    plans = []
+    for devices in DEVICES:
+        done = subprocess.run([sys.executable, "-m", "benchmarks.scale", str(devices)], capture_output=True, text=True)
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            return 1
+        plans.append(json.loads(done.stdout.splitlines()[-1]))
+    console = Console(width=120)
+    table = Table("devices", "config, check, mesh", "shapes and places", "compile", "peak memory", title=f"Plans of {ENTRY}")
+    for found in plans:
+        seconds = [f"{found[name]:.1f} s" for name in ("check", "shapes", "compile")]
+        table.add_row(str(found["devices"]), *seconds, f"{found['peak_gib']:.1f} GiB")
+    console.print(table)
+    table = Table("hosts", "calls of a host", "all have agreed after", title="Agreeing at the start")
+    for hosts in HOSTS:
+        found = agree(hosts)
+        table.add_row(str(hosts), f"{found['calls']:.0f}", f"{found['seconds'] * 1e3:.0f} ms")
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

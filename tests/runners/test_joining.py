@@ -1,0 +1,229 @@
+"""What a process knows of the others: from flags, from what started it; and what they find out about each other."""
+
+import argparse
+import json
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from layers.errors import UsageError
+from runners import vigil
+from runners.checksums import checksums
+from runners.joining import Place, find_place
+from runners.peers import Peers, disagreement
+
+NO_FLAGS = {"coordinator": None, "num_processes": None, "process_id": None}
+
+
+def place(environment, **flags):
+    return find_place(argparse.Namespace(**{**NO_FLAGS, **flags}), environment)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+KUBERNETES = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JOB_COMPLETION_INDEX": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "expected"),
+    [
+        ({}, {}, None),
+        ({}, {"coordinator": "a:1", "num_processes": 2, "process_id": 1}, Place("a:1", 2, 1)),
+        (SLURM, {}, Place()),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, {}, None),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, {}, None),  # a batch script, which has no srun in front
+        (SLURM, {"coordinator": "a:1"}, Place("a:1", 2, 1)),
+        (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5"}, {}, Place()),
+        (MPI, {"coordinator": "a:1"}, Place("a:1", 4, 3)),  # Open MPI 5 says no more
+        (KUBERNETES, {}, Place("a:1", 4, 2)),
+        (KUBERNETES | {"JAX_PROCESS_ID": "3"}, {}, Place("a:1", 4, 3)),
+        (KUBERNETES, {"process_id": 0}, Place("a:1", 4, 0)),
+    ],
+)
+def test_the_place_of_a_process(environment, flags, expected):
+    assert place(environment, **flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "said"),
+    [
+        ({}, {"coordinator": "a:1"}, "--num_processes and --process_id are missing"),
+        ({}, {"num_processes": 2, "process_id": 1}, "--coordinator is missing"),
+        ({}, {"coordinator": "a", "num_processes": 2, "process_id": 1}, "must be HOST:PORT"),
+        ({}, {"coordinator": "a:0", "num_processes": 2, "process_id": 1}, "must be HOST:PORT"),
+        ({}, {"coordinator": "a:1", "num_processes": 2, "process_id": 2}, "must be one of 0 to 1"),
+        ({}, {"coordinator": "a:1", "num_processes": 0, "process_id": 0}, "must be at least 1"),
+        (MPI, {}, "There are 4 processes, and nothing says where process 0 is"),
+        (KUBERNETES | {"JAX_NUM_PROCESSES": "four"}, {}, "JAX_NUM_PROCESSES=four, which is no number"),
+    ],
+)
+def test_a_place_that_is_not_clear_is_refused(environment, flags, said):
+    with pytest.raises(UsageError, match=said):
+        place(environment, **flags)
+
+
+def test_cloud_tpu_hosts_ask_jax(monkeypatch):
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/accel0"] if "accel" in pattern else [])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "libtpu")
+    assert place({}) == Place()
+    assert place({"JAX_PLATFORMS": "cpu"}) is None
+
+
+def cards(*seeds):
+    return [{"host": f"h{i}", "--exp": "tiny.StdlibTiny", "SEED": str(seed)} for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ((1, 1, 1), ""),
+        ((1, 2), "process 1 (h1) has SEED 2, process 0 has 1"),
+        ((1, 2, 2), "process 0 (h0) has SEED 1, the others have 2"),
+        ((1, 2, 2, 1), "process 1 (h1), process 2 (h2) have SEED 2, the others have 1"),
+        ((1, 2, 3, 1, 1), "process 1 (h1), process 2 (h2) have SEED 2 or 3, the others have 1"),
+        (
+            (1, *[2] * 5, *[1] * 6),
+            "process 1 (h1), process 2 (h2), process 3 (h3), process 4 (h4) and 1 more have SEED 2, the others have 1",
+        ),
+    ],
+)
+def test_the_odd_ones_are_named(seeds, said):
+    found = disagreement(cards(*seeds))
+    advice = "Start all of them with the same command and the same code."
+    assert found == (said and f"The processes of this run disagree: {said}. {advice}")
+
+
+class Store:
+    """The key-value store of a coordination service, in this process."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            if key in self.values and not allow_overwrite:
+                raise RuntimeError(f"ALREADY_EXISTS: {key}")
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def key_value_increment(self, key, by):
+        with self.changed:
+            self.values[key] = str(int(self.values.get(key, 0)) + by)
+
+    def key_value_try_get(self, key):
+        return self.values[key]
+
+    def key_value_dir_get(self, folder):
+        return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise RuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+
+def test_all_hear_one_verdict():
+    store, heard = Store(), {}
+
+    def ask(index):
+        one = Peers(store, index, 8)
+        heard[index] = [one.decide(f"{index} {n}", lambda answers: "+".join(answers)) for n in range(3)]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert list(heard.values()) == [["+".join(f"{i} {n}" for i in range(8)) for n in range(3)]] * 8
+
+
+def watch(patience, count=3):
+    one = vigil.Vigil(Peers(Store(), 0, count), patience)
+    one._interval = 0.05
+    return one
+
+
+def beat(one, index, number, lost=""):
+    one._peers.tell(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
+
+
+def stop_said(one):
+    said = one._peers.client.values.get("vortaro/stop")
+    return said and json.loads(said)["said"]
+
+
+def test_who_goes_silent_is_called_dead():
+    one = watch(patience=0.3)
+    for number in range(8):
+        for index in (0, 1):
+            beat(one, index, number)
+        if number < 2:
+            beat(one, 2, number)
+        one._look()
+        if number < 3:
+            assert stop_said(one) is None
+        time.sleep(0.1)
+    assert stop_said(one).startswith("Process 2 (h2) has not been heard of for")
+
+
+def test_who_took_leave_is_not_missed():
+    one = watch(patience=0.1)
+    for number in range(5):
+        beat(one, 0, number)
+        one._peers.tell("beats/1", "gone", again=True)
+        one._look()
+        time.sleep(0.05)
+    assert stop_said(one) is None
+
+
+def test_a_lost_connection_makes_the_watch_impatient():
+    one = watch(patience=1000)
+    beat(one, 2, 0)
+    for number in range(8):
+        beat(one, 0, number)
+        beat(one, 1, number, lost="Gloo all-reduce failed")
+        one._look()
+        time.sleep(0.06)
+    assert stop_said(one).startswith("Process 2 (h2) has not been heard of")
+    one = watch(patience=1000, count=2)
+    for number in range(16):
+        beat(one, 0, number)
+        beat(one, 1, number, lost="Gloo all-reduce failed")
+        one._look()
+        time.sleep(0.06)
+    assert stop_said(one).startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
+
+
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint32, jnp.bool_)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_checksum_sees_every_changed_bit(dtype):
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.integers(0, 2, (6, 5)) if dtype == jnp.bool_ else rng.normal(size=(6, 5)) * 100).astype(
+        dtype
+    )
+    [whole] = checksums([values])
+    host = np.asarray(values)
+    for _ in range(40):
+        changed = host.copy()
+        raw = changed.view(np.uint8).reshape(-1)
+        bit = 0 if dtype == jnp.bool_ else rng.integers(8)
+        raw[rng.integers(raw.size)] ^= 1 << bit
+        assert checksums([jnp.asarray(changed)]) != [whole]
+    distinct = np.arange(30, dtype=np.float32).reshape(6, 5)
+    assert checksums([jnp.asarray(distinct)]) != checksums([jnp.asarray(distinct[::-1])])  # rows that traded places
+
+
+def test_a_checksum_does_not_depend_on_how_an_array_is_split():
+    values = jax.random.normal(jax.random.key(0), (16, 24))
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    split = [jax.device_put(values, NamedSharding(mesh, spec)) for spec in (P(), P("data"), P("model", "data"))]
+    assert len({checksums([array])[0] for array in (values, *split)}) == 1
