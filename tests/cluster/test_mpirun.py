@@ -11,17 +11,19 @@ GRACE = 10
 
 
 def start(lab, name) -> subprocess.Popen:
-    """Starts the script of a run, what it says in launches/NAME/mpirun.out."""
+    """Starts the script of a run, what it says in launches/NAME/1.out, 2.out, ..."""
+    folder = lab.folder / "launches" / name
     print(f"$ bash launches/{name}/mpirun.sh", flush=True)
-    with (lab.folder / "launches" / name / "mpirun.out").open("a") as out:
+    with (folder / f"{len(list(folder.glob('*.out'))) + 1}.out").open("w") as out:
         return subprocess.Popen(
-            ["bash", f"launches/{name}/mpirun.sh"], cwd=lab.folder, env=lab.environment, stdout=out, stderr=out
+            ["bash", folder / "mpirun.sh"], cwd=lab.folder, env=lab.environment, stdout=out, stderr=out
         )
 
 
 def finish(lab, name, process) -> int:
+    """Waits for the script, and prints what it said; returns its exit code."""
     code = process.wait(timeout=240)
-    print(shortened(lab.said(name)), flush=True)
+    print(shortened(max((lab.folder / "launches" / name).glob("*.out")).read_text()), flush=True)
     print(f"$ echo $?\n{code}", flush=True)
     return code
 
