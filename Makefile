@@ -9,11 +9,12 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,hf,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-tpu lint bench
+.PHONY: help venv demo test test-tpu test-cluster lint bench
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests"
 	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
+	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make bench  set up, run the side-by-side measurements"
 
@@ -42,6 +43,9 @@ test: $(TESTED)
 test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
 	$(RUN) -m pytest -n 2
+
+test-cluster: $(TESTED)
+	$(RUN) -m tests.cluster.slurm $(RUN) -m pytest -s -rs tests/cluster
 
 lint: $(TESTED)
 	$(RUN) -m ruff format --check .
