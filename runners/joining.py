@@ -9,6 +9,7 @@ import dataclasses
 import glob
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -114,6 +115,8 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
         yield peers()
         return
     with _connected(place, options.join_timeout, options.peer_timeout):
+        if options.mode != "train":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX keeps it for those who save
         _require_one_runtime()
         others = Peers(distributed.global_state.client, jax.process_index(), jax.process_count())
         with use(others):

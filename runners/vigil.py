@@ -39,7 +39,9 @@ class Vigil:
         self._lost = ""  # why this process thinks that another one is gone
         self._once = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="vigil", daemon=True)
-        self._heard: dict[int, tuple[str, float]] = {}  # by process: its last beat, and when it came
+        now = time.monotonic()
+        # By process: its last beat, and when it came; one that never says anything is missed as well.
+        self._heard = {index: (json.dumps([0, 0, "not heard yet", ""]), now) for index in range(others.count)}
 
     def start(self) -> None:
         """Begins; from here on this process ends when another one fails."""

@@ -173,8 +173,17 @@ def test_who_goes_silent_is_called_dead():
     assert stop_said(one).startswith("Process 2 (h2) has not been heard of for")
 
 
+def test_who_never_says_a_word_is_missed():
+    one = watch(patience=0.2, count=2)
+    for number in range(6):
+        beat(one, 0, number)
+        one._look()
+        time.sleep(0.06)
+    assert stop_said(one).startswith("Process 1 (not heard yet) has not been heard of")
+
+
 def test_who_took_leave_is_not_missed():
-    one = watch(patience=0.1)
+    one = watch(patience=0.1, count=2)
     for number in range(5):
         beat(one, 0, number)
         one._peers.tell("beats/1", "gone", again=True)
