@@ -7,7 +7,7 @@ DEMO = runs/demo
 STAMP = .venv/.made-by-make
 TESTED = .venv/.tested-by-make
 
-EXTRAS = tensorboard,dev,hf,sentencepiece,seqio,tfds,webdataset
+EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-tpu test-cluster lint bench
 help:

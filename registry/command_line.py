@@ -140,9 +140,10 @@ def _weights(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from registry.diff import diff, is_equal
     from registry.snapshot import load, snapshot
+    from tasks.storage import place
 
     a, *rest = _names(options, 1, 2, "one or two names")
-    stored = [load(Path(name)) if Path(name).exists() else None for name in (a, *rest)]
+    stored = [load(found) if (found := place(name)).exists() else None for name in (a, *rest)]
     left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
     if rest:
         right = stored[1] or snapshot(_resolve(options, rest[0]))

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
@@ -16,6 +15,7 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import ROOTS, field_names, get_field, is_row
 from registry.values import show
+from tasks.storage import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
 from tasks.zero import placed_table
 
@@ -106,7 +106,7 @@ def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> 
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in slots)
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Place) -> Snapshot:
     """The snapshot in a file, or in a run folder's experiment.json.
 
     Raises:

@@ -1,9 +1,7 @@
 """Checkpoints of a run: the last k and the best, written while training goes on."""
 
 import json
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +11,8 @@ from orbax.checkpoint import checkpoint_managers as managers
 from layers.errors import UsageError, VortaroError
 from runners.checksums import checksums
 from runners.peers import peers
+from runners.s3_checkpoints import use_s3
+from tasks.storage import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
 
 FOLDER = "checkpoints"
@@ -23,7 +23,7 @@ CHECKSUMS = "checksums"
 class Checkpoints:
     """The checkpoints in a run folder. Each is written to a temporary name and renamed when whole."""
 
-    def __init__(self, workdir: Path, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
+    def __init__(self, workdir: Place, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
         self._workdir, self._read_only = workdir, read_only
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep_last)]
         if keep_best:
@@ -40,7 +40,9 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
-        folder = (workdir / FOLDER).absolute()
+        if str(workdir).startswith("s3://"):
+            use_s3()
+        folder = absolute(workdir / FOLDER)
         self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "extra"))
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
@@ -144,8 +146,8 @@ class Checkpoints:
             raise ValueError("it does not say what arrays it holds")
         return stored
 
-    def _state(self, step: int) -> Path:
-        return (self._workdir / FOLDER / str(step) / "state").absolute()
+    def _state(self, step: int) -> Place:
+        return absolute(self._workdir / FOLDER / str(step) / "state")
 
     def _compare(self, step: int, abstract: TrainState) -> None:
         """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
@@ -178,9 +180,8 @@ class Checkpoints:
         target = aside / str(step)
 
         def move() -> None:
-            aside.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.move(self._workdir / FOLDER / str(step), target)
+            make_folder(aside)
+            move_folder(self._workdir / FOLDER / str(step), target)
 
         peers().in_turn(move)
         self._manager.reload()
@@ -200,8 +201,9 @@ class Checkpoints:
 
 def require_checkpoints(workdir: str) -> None:
     """Raises a UsageError unless the run folder has some."""
-    if not Path(workdir, FOLDER).is_dir():
-        if not Path(workdir).is_dir():
+    folder = place(workdir)
+    if not (folder / FOLDER).is_dir():
+        if not folder.is_dir():
             raise UsageError(f"There is no folder '{workdir}': train first (--mode=train --workdir={workdir}).")
         raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
 

@@ -7,12 +7,12 @@ python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.sa
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
 from runners.name_maps import FORMATS
+from tasks.storage import place
 
 VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # what each needs
 ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # and what the other one has no use for
@@ -143,7 +143,7 @@ def _say(names: Any, experiment: Any) -> None:
 def _refuse_checkpoints(workdir: str) -> None:
     from runners.checkpoints import FOLDER
 
-    if any(Path(workdir, FOLDER).glob("[0-9]*")):
+    if any((place(workdir) / FOLDER).glob("[0-9]*")):
         raise UsageError(f"'{workdir}' has checkpoints already: choose another --workdir.")
 
 

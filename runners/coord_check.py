@@ -8,7 +8,6 @@ after one update, where sizes are still those of the initial weights.
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from runners.grids import of_width, rate_text
 from runners.results import finite, make_folder, title
 from runners.session import Session, Updates
 from runners.workdir import write_atomically
+from tasks.storage import Place
 
 # What the check sets where --set does not: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
@@ -50,7 +50,7 @@ class CoordOptions:
     steps: int = 2  # updates
 
 
-def coord_check(experiment: Experiment, folder: Path, options: CoordOptions) -> int:
+def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) -> int:
     """Trains at every width, writes coord_check.json and coord_check.png; exit code 1 where a slope leaves its band."""
     sessions = [_session(experiment, width) for width in options.widths]
     sessions[0].require_data("train")

@@ -1,7 +1,7 @@
 """The picture of a coordinate check: statistics of activations against width, step by step."""
 
+import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from runners.coord_gates import Slopes, parts
 from runners.grids import rate_text
 from runners.results import title
+from tasks.storage import Place, write_whole
 
 # Colour of each activation shown; those of the first layer are drawn through, of the last one dashed.
 COLOURS = {
@@ -25,7 +26,7 @@ COLOURS = {
 
 
 def draw(
-    file: Path, said: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
+    file: Place, said: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
 ) -> None:
     """Writes a picture: a column for each step, sizes above, changes below, slopes in the legends."""
     from matplotlib.figure import Figure
@@ -42,7 +43,9 @@ def draw(
                 _panel(axes[row, step], said["widths"], statistics, slopes, (kind, step), judged)
     axes[1, 0].set_axis_off()
     axes[1, 0].text(0, 0.9, _legend(said), va="top", fontsize=11, transform=axes[1, 0].transAxes)
-    figure.savefig(file, dpi=90)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=90)
+    write_whole(file, picture.getvalue())
 
 
 def _panel(

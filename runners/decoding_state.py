@@ -1,9 +1,6 @@
 """What a model remembers of sequences, as a file: read once, gone on from at any time."""
 
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +11,7 @@ from flax import serialization
 from layers.errors import UsageError
 from runners.session import Session
 from tasks.decoding import Memory
+from tasks.storage import make_folder, place, write_whole
 
 
 def write_memory(path: str, session: Session, memory: Memory, capacity: int, read_by: str) -> None:
@@ -36,13 +34,10 @@ def write_memory(path: str, session: Session, memory: Memory, capacity: int, rea
         "counts": None if memory.counts_bv is None else np.asarray(memory.counts_bv),
         "leaves": {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(memory.state))},
     }
-    target = Path(path)
+    target = place(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".state-") as folder:
-            part = Path(folder, "part")
-            part.write_bytes(serialization.msgpack_serialize(content))
-            os.replace(part, target)
+        make_folder(target.parent)
+        write_whole(target, serialization.msgpack_serialize(content))
     except OSError as error:
         raise UsageError(f"The state cannot be written to '{path}': {error.strerror or error}.") from error
 
@@ -55,7 +50,7 @@ def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], r
         number of rows; or the prompts have different lengths, which would need padding in the middle.
     """
     try:
-        content: Any = serialization.msgpack_restore(Path(path).read_bytes())
+        content: Any = serialization.msgpack_restore(place(path).read_bytes())
         names = ("experiment", "read_by", "capacity", "drawn", "unread", "position")
         name, reader, capacity, drawn, unread, position = (content[key] for key in names)
         leaves = [content["leaves"][str(i)] for i in range(len(content["leaves"]))]

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.inputs.rows import TokensInput
 from tasks.programs import TestProgram, TrainProgram
+from tasks.storage import Place, make_folder
 from tasks.vocabulary import Vocabulary
 
 PAGE = "data.html"
@@ -55,7 +55,7 @@ class Look:
         return self.targets / max(self.positions, 1)
 
 
-def inspect_data(experiment: Experiment, workdir: Path) -> int:
+def inspect_data(experiment: Experiment, workdir: Place) -> int:
     """Reads some of every split, prints what there is and writes a page; returns the exit code."""
     vocabulary: Vocabulary = build(experiment.Task().vocabulary, "task.vocabulary")
     train: TrainProgram = build(experiment.Train(), "train")
@@ -72,7 +72,7 @@ def inspect_data(experiment: Experiment, workdir: Path) -> int:
             continue
         looks.append(look(split, source, vocabulary))
     _show(looks, vocabulary)
-    workdir.mkdir(parents=True, exist_ok=True)
+    make_folder(workdir)
     write_atomically(workdir / PAGE, _page(type(experiment).__name__, looks, vocabulary))
     print(f"Page: {workdir / PAGE}", flush=True)
     return 0

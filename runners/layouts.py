@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +15,13 @@ from runners.plan import PlanOptions, chip_of, planning_devices
 from runners.predict import Plan, predict
 from runners.results import Results, experiment_hash, make_folder
 from runners.session import Session
+from tasks.storage import Place
 
 RESULTS = "layouts.jsonl"
 COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
 
 
-def rank_layouts(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
+def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     """Plans every mesh shape and remat policy on the machine's devices; prints those that fit, fastest first.
 
     Each result is appended to layouts.jsonl as it comes: started again in the same folder, the sweep goes on.

@@ -150,11 +150,13 @@ def run(options: argparse.Namespace) -> int:
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
     from runners.joining import joined
+    from tasks.storage import trouble
 
     with joined(options) as others:
         if others.several and options.mode not in SEVERAL:
             raise UsageError(f"--mode={options.mode} runs in one process, and there are {others.count}.")
-        return _run(options)
+        with trouble(options.workdir):
+            return _run(options)
     raise AssertionError  # joined() lets no error pass
 
 
@@ -176,11 +178,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.mode in ("coord_check", "sweep"):
         return _compare_widths(options, experiment)
     if options.mode == "inspect_data":
-        from pathlib import Path
-
         from runners.inspect_data import inspect_data
+        from tasks.storage import place
 
-        return inspect_data(experiment, Path(options.workdir))
+        return inspect_data(experiment, place(options.workdir))
     if options.mode == "train_vocab":
         from runners.train_vocab import train_vocab
 
@@ -217,22 +218,20 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, experiment) -> int:
-    from pathlib import Path
-
     from runners.layouts import rank_layouts
     from runners.plan import PlanOptions, plan
+    from tasks.storage import place
 
     fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
     chosen = PlanOptions(devices=options.host_devices, **fields)
-    return (rank_layouts if options.sweep else plan)(experiment, Path(options.workdir), chosen)
+    return (rank_layouts if options.sweep else plan)(experiment, place(options.workdir), chosen)
 
 
 def _compare_widths(options: argparse.Namespace, experiment) -> int:
-    from pathlib import Path
-
     from runners.coord_check import CoordOptions, coord_check
     from runners.grids import parse_rates, parse_widths, refuse_settings
     from runners.sweep import SweepOptions, sweep
+    from tasks.storage import place
 
     swept = options.mode == "sweep"
     if (folder := experiment.knobs().get("WARM_START")) is not None:
@@ -241,7 +240,7 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
         if (count := getattr(options, name)) is not None and count < 1:
             raise UsageError(f"--{name}={count} must be at least 1.")
     refuse_settings(experiment, {"MODEL_DIM": "--widths"} | ({"LEARNING_RATE": "--rates"} if swept else {}))
-    widths, seeds, folder = parse_widths(options.widths, experiment), options.seeds or 1, Path(options.workdir)
+    widths, seeds, folder = parse_widths(options.widths, experiment), options.seeds or 1, place(options.workdir)
     if not swept:
         return coord_check(experiment, folder, CoordOptions(widths=widths, seeds=seeds, steps=options.steps or 2))
     rates = parse_rates(options.rates or "2^-11..2^-5")

@@ -6,12 +6,14 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from runners.line_file import LineFile
+from runners.mirror import Mirror
 from runners.results import finite, read_lines
 from runners.workdir import write_atomically
 from tasks.quiet import quiet_native_code, tensorflow
+from tasks.storage import Place, is_remote
 
 METRICS = "metrics.jsonl"
 
@@ -20,57 +22,62 @@ class MetricsLog:
     """Writes one JSON object a line; TensorBoard and W&B get the same scalars in a thread of their own."""
 
     def __init__(
-        self, workdir: Path, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
+        self, workdir: Place, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
     ):
         """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped."""
         self._path = workdir / METRICS
         kept = [line for line in read(workdir) if line["step"] <= resume_at]
-        write_atomically(self._path, "".join(dump(line) for line in kept))
-        self._file = self._path.open("a")
+        self._file = LineFile(self._path, "".join(dump(line) for line in kept))
+        self._events = Mirror(workdir / "tensorboard")
         self._worker = ThreadPoolExecutor(1)
         self._clu: dict[str, Any] = {}
         self._opened: Future[None] | None = None
         self._wandb = None
         if tensorboard and _installed("clu") and _installed("tensorflow"):
             # TensorFlow, which clu writes events with, takes seconds to import: training does not wait for it.
-            self._opened = self._worker.submit(self._open_tensorboard, workdir)
+            self._opened = self._worker.submit(self._open_tensorboard)
         if wandb is not None:
             self._wandb = _open_wandb(workdir, wandb, config)
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a split at a step."""
         self._file.write(dump({"step": step, "split": split, **scalars}))
-        self._file.flush()
         self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
         if self._wandb is not None:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
+
+    def flush(self) -> None:
+        """Writes down every line so far, before a checkpoint that goes on behind them."""
+        self._file.flush()
 
     def close(self) -> None:
         """Waits until all is written."""
         self._worker.shutdown()
         if self._opened is not None and (error := self._opened.exception()) is not None:
             print(f"No TensorBoard events were written: {error}", flush=True)
-        self._file.close()
         for writer in self._clu.values():
             writer.close()
+        self._file.close()
+        self._events.close()
         if self._wandb is not None:
             self._wandb.finish()
 
-    def _open_tensorboard(self, workdir: Path) -> None:
+    def _open_tensorboard(self) -> None:
         with quiet_native_code():
             tensorflow()
             from clu import metric_writers
 
         for split in ("train", "validation", "test"):
-            self._clu[split] = metric_writers.SummaryWriter(str(workdir / "tensorboard" / split))
+            self._clu[split] = metric_writers.SummaryWriter(str(self._events.folder / split))
 
     def _write_tensorboard(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if self._clu:
             self._clu[split].write_scalars(step, scalars)
             self._clu[split].flush()
+            self._events.copy(at_once=False)
 
 
-def read(workdir: Path) -> Iterator[dict[str, Any]]:
+def read(workdir: Place) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
     return read_lines(workdir / METRICS)
 
@@ -84,10 +91,11 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _open_wandb(workdir: Path, project: str, config: Mapping[str, Any]) -> Any:
+def _open_wandb(workdir: Place, project: str, config: Mapping[str, Any]) -> Any:
     wandb = importlib.import_module("wandb")
     # The folder keeps the run's id, so that a resumed run goes on in the same curves.
     file = workdir / "wandb_id.txt"
     if not file.exists():
         write_atomically(file, secrets.token_hex(4))
-    return wandb.init(project=project, id=file.read_text(), dir=str(workdir), config=dict(config), resume="allow")
+    settings: dict[str, Any] = {"project": project, "id": file.read_text(), "config": dict(config), "resume": "allow"}
+    return wandb.init(dir=None if is_remote(workdir) else str(workdir), **settings)

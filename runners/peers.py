@@ -12,10 +12,10 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, VortaroError
+from tasks.storage import Place
 
 FOLDER = "vortaro"
 SHOWN = 4  # processes named in a sentence
@@ -113,7 +113,7 @@ class Peers:
         named = f"{wrong} ({self.name})" if wrong and self.several else wrong or ""
         return self.decide(named, lambda answers: next((said for said in answers if said), ""))
 
-    def require_shared(self, folder: Path) -> None:
+    def require_shared(self, folder: Place) -> None:
         """Finds out whether all processes see the folder that process 0 writes to; to be called by all.
 
         Raises:

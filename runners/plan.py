@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from runners.session import Session
 from runners.topology import parse_topology, topology_devices
 from runners.virtual_devices import make_virtual_devices
 from runners.workdir import write_atomically
+from tasks.storage import Place
 
 SMOKE_DEVICES = 8  # what a small experiment folds onto where no number is given
 
@@ -33,7 +33,7 @@ class PlanOptions:
     step: Step = "train"
 
 
-def plan(experiment: Experiment, folder: Path, options: PlanOptions) -> int:
+def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     """Compiles, prints one screen, writes plan.json and plan.html; exit code 1 where the plan does not fit."""
     chip, devices = chip_of(options), planning_devices(experiment, options)
     session = Session(experiment, devices)
@@ -151,7 +151,7 @@ def show(found: Plan) -> None:
     out.print(render.table(("figure", "value"), numbers(found)))
 
 
-def write(found: Plan, experiment: Experiment, folder: Path) -> None:
+def write(found: Plan, experiment: Experiment, folder: Place) -> None:
     """plan.json and plan.html."""
     write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
     sections = [

@@ -3,21 +3,22 @@
 import contextlib
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from layers.errors import UsageError
 from registry.render import amount
+from runners.mirror import Mirror
 from runners.peers import peers
 from runners.session import Session
+from tasks.storage import Place
 
 WARMUP = 3
 FOLDER = "profile"
 
 
-def profile(session: Session, workdir: Path, steps: int) -> int:
+def profile(session: Session, workdir: Place, steps: int) -> int:
     """Times `steps` training steps, then traces as many into profile/ for Perfetto and TensorBoard."""
     if steps < 1:
         raise UsageError(f"--profile_steps={steps} must be at least 1.")
@@ -37,11 +38,13 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
             state = jax.block_until_ready(update(state, batch, session.seed))
             times.append(time.perf_counter() - began)
         # One process traces its own devices, which all are alike.
-        trace = jax.profiler.trace(str(workdir / FOLDER), create_perfetto_trace=True)
+        files = Mirror(workdir / FOLDER)
+        trace = jax.profiler.trace(str(files.folder), create_perfetto_trace=True)
         with trace if peers().primary else contextlib.nullcontext():
             for number in range(steps):
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
+        files.close()
     median = statistics.median(times)
     shape = batch.inputs.shape
     rate = batch.inputs.size / median
@@ -57,11 +60,12 @@ def profile(session: Session, workdir: Path, steps: int) -> int:
 class TraceWindow:
     """A trace of some updates of a training run, from update `first` on (None: no trace)."""
 
-    def __init__(self, workdir: Path, first: int | None, steps: int):
+    def __init__(self, workdir: Place, first: int | None, steps: int):
         if steps < 1:
             raise UsageError(f"--profile_steps={steps} must be at least 1.")
         self.workdir, self.first, self.steps = workdir, first, steps
         self.running = False
+        self._files: Mirror | None = None
 
     def before(self, step: int, state: Any) -> None:
         """Called in front of update `step`: what was queued before a trace starts or ends is waited for."""
@@ -69,7 +73,8 @@ class TraceWindow:
             return
         if step == self.first:
             jax.block_until_ready(state)
-            jax.profiler.start_trace(str(self.workdir / FOLDER), create_perfetto_trace=True)
+            self._files = Mirror(self.workdir / FOLDER)
+            jax.profiler.start_trace(str(self._files.folder), create_perfetto_trace=True)
             self.running = True
         elif step == self.first + self.steps:
             jax.block_until_ready(state)
@@ -77,11 +82,12 @@ class TraceWindow:
 
     def close(self) -> None:
         """Ends the trace, where one is under way."""
-        if self.running:
+        if self._files is not None and self.running:
             jax.profiler.stop_trace()
+            self._files.close()
             print(_where(self.workdir), flush=True)
         self.running = False
 
 
-def _where(workdir: Path) -> str:
+def _where(workdir: Place) -> str:
     return f"Trace: {workdir / FOLDER} (perfetto_trace.json.gz opens at ui.perfetto.dev)"

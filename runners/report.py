@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from registry import render
 from runners import metrics_log, page
 from runners.workdir import EXPERIMENT, write_atomically
+from tasks.storage import Place
 
 REPORT = "report.html"
 CURVES = (
@@ -22,7 +22,7 @@ PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy
 PLAIN += ("tokens_per_second", "steps_per_second", "skipped_updates")
 
 
-def write(workdir: Path) -> Path:
+def write(workdir: Place) -> Place:
     """Writes the page from what the run folder holds; returns its path."""
     data = json.loads((workdir / EXPERIMENT).read_text())
     lines = list(metrics_log.read(workdir))
@@ -65,7 +65,7 @@ def _cards(data: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
     return page.cards(cards)
 
 
-def _samples(workdir: Path) -> str:
+def _samples(workdir: Place) -> str:
     files = sorted((workdir / "samples").glob("*.txt"))
     return f"<h2>Latest sample</h2><pre>{page.text(files[-1].read_text())}</pre>" if files else ""
 

@@ -4,12 +4,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from registry.snapshot import flat_config
+from tasks import storage
+from tasks.storage import Place, append
 
 Key = dict[str, Any]
 
@@ -19,10 +20,10 @@ def experiment_hash(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(flat_config(experiment), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Place) -> None:
     """Makes the folder that results go to, before anything is computed for them."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.make_folder(folder)
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be made a folder for results: {error.strerror}.") from error
 
@@ -33,7 +34,7 @@ def title(said: Mapping[str, Any]) -> str:
     return f"{said['experiment']}{' --smoke' if said['smoke'] else ''}{sets}"
 
 
-def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+def read_lines(file: Place) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines, which need not be there; a line that a crash cut short is left out."""
     if not file.exists():
         return
@@ -56,7 +57,7 @@ def finite(value: Any) -> Any:
 class Results:
     """The lines of a file: each has a key, which says of what case it is, and a result."""
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Place):
         self.file = file
         self.lines = list(read_lines(file))  # a case whose line was cut off by a kill is done again
         self.torn = file.exists() and not f"\n{file.read_text()}".endswith("\n")
@@ -69,8 +70,7 @@ class Results:
     def add(self, key: Key, result: dict[str, Any]) -> dict[str, Any]:
         """Appends a result; returns its line."""
         line = json.loads(json.dumps({**key, **result}))
-        with self.file.open("a") as stream:
-            stream.write(("\n" if self.torn else "") + json.dumps(line) + "\n")
+        append(self.file, ("\n" if self.torn else "") + json.dumps(line) + "\n")
         self.torn = False
         self.lines.append(line)
         return line

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from runners.decoding_state import read_memory, write_memory
 from runners.peers import peers
 from runners.session import Session
 from tasks.decoding import Memory, Sampler, generate, pad_prompts
+from tasks.storage import Place, make_folder, write_whole
 from tasks.vocabulary import Vocabulary
 
 
@@ -36,7 +36,7 @@ class SampleOptions:
     save_state: str | None = None  # write what was read and drawn to this file
 
 
-def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
+def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     """Prints the continuations, writes them to samples/, and says how fast they came.
 
     Raises:
@@ -79,9 +79,9 @@ def sample(session: Session, workdir: Path, options: SampleOptions) -> int:
     if not peers().primary:
         return 0
     folder = workdir / "samples"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if goes_on else ''}.txt"
-    (folder / name).write_text(text + "\n")
+    write_whole(folder / name, text + "\n")
     report.write(workdir)
     return 0
 

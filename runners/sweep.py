@@ -7,7 +7,6 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from runners.session import Session, Updates
 from runners.sweep_plot import draw
 from runners.workdir import write_atomically
 from tasks.inputs.indexed import IndexedInput
+from tasks.storage import Place
 from tasks.train_step import TrainState
 
 RESULTS = "sweep.jsonl"
@@ -37,7 +37,7 @@ class SweepOptions:
     seeds: int = 1  # initial weights and orders of the data to average over
 
 
-def sweep(experiment: Experiment, folder: Path, options: SweepOptions) -> int:
+def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
     """Trains and evaluates every case, prints a table, writes sweep.jsonl, sweep.json and sweep.png.
 
     Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.

@@ -1,16 +1,17 @@
 """The picture of a sweep: loss against learning rate by width, and loss over training by width at one rate."""
 
+import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runners.grids import rate_text
 from runners.results import title
+from tasks.storage import Place, write_whole
 
 
-def draw(file: Path, summary: Mapping[str, Any]) -> None:
+def draw(file: Place, summary: Mapping[str, Any]) -> None:
     """Writes the picture; a star marks the best rate of each width."""
     from matplotlib.figure import Figure
 
@@ -42,7 +43,9 @@ def draw(file: Path, summary: Mapping[str, Any]) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         if axis.lines:
             axis.legend(frameon=False, fontsize=9)
-    figure.savefig(file, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110)
+    write_whole(file, picture.getvalue())
 
 
 def _leave_out_the_fall(axis: Any) -> None:

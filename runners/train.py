@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,6 +31,7 @@ from runners.warm_start import begin
 from runners.workdir import sole_use
 from tasks.batch import Batch
 from tasks.metrics import language_scalars
+from tasks.storage import Place
 
 # Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -51,7 +51,7 @@ class TrainOptions:
     allow_changes: bool = False  # goes on with other data than the run began with
 
 
-def train(session: Session, workdir: Path, options: TrainOptions) -> int:
+def train(session: Session, workdir: Place, options: TrainOptions) -> int:
     """Trains to the end, or until a signal asks to stop; returns the exit code."""
     with sole_use(workdir), session.placed(), watchdog().watching(session.train.step_timeout, workdir):
         return _Run(session, workdir, options).run()
@@ -63,6 +63,9 @@ class _Nowhere:
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Writes nothing."""
 
+    def flush(self) -> None:
+        """Has nothing to write."""
+
     def close(self) -> None:
         """Has nothing to wait for."""
 
@@ -70,7 +73,7 @@ class _Nowhere:
 class _Run:
     """One run of the loop: its state is on the devices, this holds what is beside them."""
 
-    def __init__(self, session: Session, workdir: Path, options: TrainOptions):
+    def __init__(self, session: Session, workdir: Place, options: TrainOptions):
         self.began = time.perf_counter()
         self.session, self.workdir, self.program = session, workdir, session.train
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
@@ -268,6 +271,7 @@ class _Run:
         if self.saved == step:
             return
         self._stop_if_bad(self.state.bad_step.item())
+        self.log.flush()  # a run that goes on from here has the lines up to here
         # A copy: the checkpoint is written while training goes on.
         extra = self.extra | {"input": gathered(self.extra["input"])}
         self.checkpoints.save(step, self.state, extra, self.loss if self.loss_step == step else None)
@@ -285,6 +289,7 @@ class _Run:
 
     def _write_report(self) -> None:
         if peers().primary:
+            self.log.flush()
             report.write(self.workdir)
 
     def _finish(self) -> int:

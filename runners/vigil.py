@@ -10,15 +10,16 @@ import faulthandler
 import json
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from layers.errors import VortaroError
 from runners.peers import Peers, end, lost_contact, peers
+from tasks.storage import Place, make_folder, write_whole
 
 BEATS_PER_SECOND = 128  # that process 0 listens to at most, of all others together
 STACKS = "stacks"
@@ -141,10 +142,10 @@ class Watchdog:
         self.step = 0  # the update under way
         self._limit: float | None = None
         self._until = float("inf")
-        self._folder: Path | None = None
+        self._folder: Place | None = None
 
     @contextlib.contextmanager
-    def watching(self, limit: float | None, folder: Path) -> Iterator[None]:
+    def watching(self, limit: float | None, folder: Place) -> Iterator[None]:
         """Inside, `expect` counts: an update that takes more than `limit` seconds ends the run (None: none does)."""
         self._limit, self._folder = limit, folder
         closed = threading.Event()
@@ -166,14 +167,16 @@ class Watchdog:
         """Says that something else than an update begins, which may take any time."""
         self._until = float("inf")
 
-    def dump(self) -> Path | None:
+    def dump(self) -> Place | None:
         """Writes the stacks of all threads of this process; says where."""
         if self._folder is None:
             return None
         target = self._folder / STACKS / f"process_{peers().index}.txt"
-        target.parent.mkdir(exist_ok=True)
-        with target.open("w") as file:
+        with tempfile.TemporaryFile("w+") as file:  # where a file has a number, which one on a store has not
             faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            make_folder(target.parent)
+            write_whole(target, file.read())
         return target
 
     def _watch(self, closed: threading.Event, limit: float) -> None:

@@ -1,7 +1,6 @@
 """The beginning of a run: initial weights, or those of another run, its layers repeated where there are more here."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from runners.session import Session
 from runners.workdir import EXPERIMENT, vocabulary_record
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
+from tasks.storage import place
 from tasks.train_step import TrainState, state_of
 from tasks.weight_table import WeightTable
 
@@ -35,9 +35,9 @@ def begin(session: Session) -> tuple[TrainState, str | None]:
         return session.init(), None
     wanted = _wanted(session, warm)
     step, stored = _find(session, warm)
-    place = lambda path, leaf: jax.ShapeDtypeStruct(stored[path_name(path)], leaf.dtype, sharding=leaf.sharding)
-    abstract = jax.tree_util.tree_map_with_path(place, wanted)
-    source = Checkpoints(Path(warm.workdir), read_only=True)
+    placed = lambda path, leaf: jax.ShapeDtypeStruct(stored[path_name(path)], leaf.dtype, sharding=leaf.sharding)
+    abstract = jax.tree_util.tree_map_with_path(placed, wanted)
+    source = Checkpoints(place(warm.workdir), read_only=True)
     old = source.restore_part(step, abstract)
     source.close()
     # One program: nothing but the old arrays and the new state is ever in memory, and both are split over the mesh.
@@ -54,7 +54,7 @@ def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = Fa
     Raises:
       UsageError: the other run has no such checkpoint, weights that do not fit, or other tokens.
     """
-    folder = Path(workdir, FOLDER)
+    folder = place(workdir) / FOLDER
     resumes = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
     if session.train.warm_start is not None and not resumes:
         _find(session, session.train.warm_start)
@@ -63,7 +63,7 @@ def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = Fa
 
 def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None:
     """Raises a UsageError where both runs are of text, and the same tokens stand for other text."""
-    learned = load(Path(other)).get("vocabulary") if Path(other, EXPERIMENT).exists() else None
+    learned = load(place(other)).get("vocabulary") if (place(other) / EXPERIMENT).exists() else None
     ours = vocabulary_record(session.experiment)
     if not learned or not ours or learned["fingerprint"] == ours["fingerprint"]:
         return
@@ -83,7 +83,7 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
     where = f"WARM_START = {warm.workdir}"
     try:
         require_checkpoints(warm.workdir)
-        source = Checkpoints(Path(warm.workdir), read_only=True)
+        source = Checkpoints(place(warm.workdir), read_only=True)
         step = source.find(warm.checkpoint)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error

@@ -3,8 +3,8 @@
 import contextlib
 import fcntl
 import importlib.metadata
+import io
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +19,9 @@ from registry.diff import diff
 from registry.experiment import Experiment
 from registry.overrides import ROOTS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
+from runners import lease
 from runners.peers import peers
+from tasks.storage import Place, make_folder, place, write_whole
 
 EXPERIMENT = "experiment.json"
 # Where weights live, and how long to wait for them, is no part of what is learned: a run goes on with others.
@@ -49,9 +51,9 @@ def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes:
     Raises:
       UsageError: they cannot be read, or other ones lie under the same name.
     """
-    if not Path(path, EXPERIMENT).exists():
+    if not (place(path) / EXPERIMENT).exists():
         return
-    before = load(Path(path))
+    before = load(place(path))
     learned, now = before.get("vocabulary"), vocabulary_record(experiment)
     if not learned or not now or learned["fingerprint"] == now["fingerprint"]:
         return
@@ -68,32 +70,32 @@ def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes:
 
 def open_workdir(
     path: str, experiment: Experiment, mesh: dict[str, int], *, allow_changes: bool = False, record: bool = True
-) -> Path:
+) -> Place:
     """Makes the folder or goes on in it; writes down the experiment, unless not to `record` it.
 
     Raises:
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
     """
-    folder = Path(path)
+    folder = place(path)
     peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record))
     if record:
         peers().require_shared(folder)
     return folder
 
 
-def _open(folder: Path, experiment: Experiment, mesh: dict[str, int], allow_changes: bool, record: bool) -> None:
+def _open(folder: Place, experiment: Experiment, mesh: dict[str, int], allow_changes: bool, record: bool) -> None:
     now = {**snapshot(experiment, mesh), "vocabulary": vocabulary_record(experiment)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if (folder / EXPERIMENT).exists():
             _refuse_changes(folder, now, allow_changes)
         if not record:
             return
         write_atomically(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
-        with (folder / "experiment.txt").open("w") as file:
-            render.experiment(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
-        with (folder / "weights.txt").open("w") as file:
-            render.weights(now, Console(file=file, width=render.PIPE_WIDTH, highlight=False))
+        for name, show in (("experiment.txt", render.experiment), ("weights.txt", render.weights)):
+            text = io.StringIO()
+            show(now, Console(file=text, width=render.PIPE_WIDTH, highlight=False))
+            write_atomically(folder / name, text.getvalue())
     except OSError as error:
         raise UsageError(
             f"The workdir '{folder}' cannot be written: {error.strerror or error}. Choose another --workdir."
@@ -101,7 +103,7 @@ def _open(folder: Path, experiment: Experiment, mesh: dict[str, int], allow_chan
 
 
 @contextlib.contextmanager
-def sole_use(workdir: Path) -> Iterator[None]:
+def sole_use(workdir: Place) -> Iterator[None]:
     """Inside, no other run may train in the folder; the system lets go of the lock when this process dies.
 
     Process 0 holds it for all of a run's.
@@ -111,6 +113,10 @@ def sole_use(workdir: Path) -> Iterator[None]:
     """
     if not peers().primary:
         yield
+        return
+    if not isinstance(workdir, Path):
+        with lease.held(workdir):
+            yield
         return
     with (workdir / ".lock").open("w") as file:
         try:
@@ -128,18 +134,16 @@ def recorded(path: str) -> Snapshot:
     Raises:
       UsageError: it is no run folder.
     """
-    if not Path(path, EXPERIMENT).exists():
+    if not (place(path) / EXPERIMENT).exists():
         raise UsageError(
             f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run."
         )
-    return load(Path(path))
+    return load(place(path))
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Place, text: str) -> None:
     """Writes a file so that a reader finds the old one or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    os.replace(part, path)
+    write_whole(path, text)
 
 
 def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
@@ -151,7 +155,7 @@ def _is_name(path: str) -> bool:
     return path.endswith((".vocabulary.path", ".vocabulary.name"))
 
 
-def _refuse_changes(folder: Path, now: Snapshot, allow_changes: bool) -> None:
+def _refuse_changes(folder: Place, now: Snapshot, allow_changes: bool) -> None:
     before = load(folder)
     difference = diff(before, now)
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from layers.errors import UsageError
+from tasks.storage import place
 from tasks.tokenizer_files import Tokens, gpt2_tokens, hugging_face_tokens
 from tasks.vocabulary import Vocabulary, fingerprint_of
 
@@ -39,7 +39,7 @@ class SentencePieceVocabulary(_ReadOnce):
         if self.path is None:
             raise UsageError("VOCABULARY = sentencepiece needs its file: say --set=VOCABULARY_PATH=/where/it/is.model.")
         try:
-            return epath.Path(self.path).read_bytes()
+            return place(self.path).read_bytes()
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(

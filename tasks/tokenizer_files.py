@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from layers.errors import UsageError
+from tasks.storage import Place, place
 from tasks.vocabulary import fingerprint_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -43,14 +43,14 @@ def hugging_face_tokens(name: str) -> Tokens:
     Raises:
       UsageError: it cannot be read, or is of a form that the Rust library does not know.
     """
-    place = epath.Path(name)
+    where = place(name)
     try:
-        folder = place if place.is_dir() else place.parent
-        file = folder / "tokenizer.json" if place.is_dir() else place
+        folder = where if where.is_dir() else where.parent
+        file = folder / "tokenizer.json" if where.is_dir() else where
         if not file.is_file():
-            if not place.is_dir() and (name.endswith(".json") or name.startswith(("/", ".", "~")) or "://" in name):
+            if not where.is_dir() and (name.endswith(".json") or name.startswith(("/", ".", "~")) or "://" in name):
                 raise UsageError(f"The tokenizer '{name}' cannot be read: there is no such file or folder.")
-            return _by_transformers(name, local=place.is_dir())
+            return _by_transformers(name, local=where.is_dir())
         return _from_json(name, file.read_text(), _end_in(folder))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
@@ -63,18 +63,18 @@ def gpt2_tokens(path: str) -> Tokens:
     Raises:
       UsageError: a file is missing or is none of GPT-2's, or has no <|endoftext|>.
     """
-    place = epath.Path(path)
-    if place.is_dir():
-        pairs = [(place / vocabulary, place / merges) for vocabulary, merges in GPT2_FILES]
+    where = place(path)
+    if where.is_dir():
+        pairs = [(where / vocabulary, where / merges) for vocabulary, merges in GPT2_FILES]
     else:
-        merges = dict(GPT2_FILES).get(place.name, "merges.txt")
-        pairs = [(place, place.parent / merges)]
+        merges = dict(GPT2_FILES).get(where.name, "merges.txt")
+        pairs = [(where, where.parent / merges)]
     found = next((pair for pair in pairs if pair[0].exists() and pair[1].exists()), None)
     if found is None:
-        where, needed = pairs[0][0].parent, [file.name for file in pairs[0]]
+        folder, needed = pairs[0][0].parent, [file.name for file in pairs[0]]
         missing = [file.name for file in pairs[0] if not file.exists()]
         raise UsageError(
-            f"GPT-2's vocabulary is {needed[0]} and {needed[1]}, but '{where}' has no {' and no '.join(missing)}."
+            f"GPT-2's vocabulary is {needed[0]} and {needed[1]}, but '{folder}' has no {' and no '.join(missing)}."
         )
     try:
         return _byte_pairs(*(file.read_text() for file in found))
@@ -174,7 +174,7 @@ def _types(part: Any) -> set[str]:
     return set().union(*map(_types, part)) if isinstance(part, list) else set()
 
 
-def _end_in(folder: epath.Path) -> str | None:
+def _end_in(folder: Place) -> str | None:
     """The eos_token that the files beside a tokenizer.json name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:

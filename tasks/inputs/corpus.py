@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from etils import epath
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.indexed import ByteCounts
+from tasks.inputs.sources.files import local_copy
 from tasks.inputs.tokens import Tokens
+from tasks.storage import is_remote
 
 SPLITS = ("train", "validation", "test")
 DOCUMENT_END = b"\0"
@@ -135,11 +136,10 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 def _map_bytes(path: str) -> np.ndarray:
     try:
-        if epath.Path(path).stat().length == 0:
+        here = local_copy(path, cache_folder()) if is_remote(path) else path
+        if os.path.getsize(here) == 0:
             raise UsageError(f"The text file '{path}' is empty.")
-        if "://" in path:
-            return np.frombuffer(epath.Path(path).read_bytes(), np.uint8)
-        return np.memmap(path, np.uint8, mode="r")
+        return np.memmap(here, np.uint8, mode="r")
     except OSError as error:
         raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from layers.errors import UsageError, VortaroError
 from tasks.inputs.corpus import cache_folder
+from tasks.storage import reason, require_package
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # mappings kept at once
@@ -277,11 +278,13 @@ def _sweep(folder: Path) -> None:
 @contextlib.contextmanager
 def _reached(place: str) -> Iterator[tuple[Any, str]]:
     """The file system of a remote folder, and its path there; whatever fails becomes one sentence."""
+    require_package(place)
     try:
         yield fsspec.core.url_to_fs(place)
-    except (ImportError, ValueError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UsageError(f"The token cache '{place}' cannot be reached: {reason}.") from error
+    except (UsageError, AssertionError):
+        raise
+    except Exception as error:  # packages for stores raise their own: no credentials, no such bucket
+        raise UsageError(f"The token cache '{place}' cannot be reached: {reason(error)}.") from error
 
 
 def _key(*words: str) -> str:

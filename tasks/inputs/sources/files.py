@@ -13,6 +13,7 @@ import lzma
 import os
 import re
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ import fsspec
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.unpacking import PACKED, unpacked
+from tasks.storage import require_package
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 END_BYTES = 1 << 16  # at each end of a file, which its version looks at
@@ -179,6 +181,29 @@ def whole(name: str) -> bytes:
         return stream.read().removeprefix(BYTE_ORDER_MARK)
 
 
+def local_copy(name: str, cache: Path) -> str:
+    """The path of a copy of a remote file, made once for each version of it.
+
+    Raises:
+      UsageError: it cannot be read, or changes while it is copied.
+    """
+    found = look(name)
+    key = hashlib.sha256(f"{name}\n{found.version}".encode()).hexdigest()[:16]
+    target = cache / "copies" / f"{key}-{name.rpartition('/')[2]}"
+    if target.exists():
+        return str(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="copying-") as folder:
+        part = Path(folder, "part")
+        with _opening(name):
+            system, path = fsspec.url_to_fs(name)
+            system.get_file(path, str(part))
+        if part.stat().st_size != found.info["size"] or look(name).version != found.version:
+            raise UsageError(f"The file '{name}' changed while it was copied: start again.")
+        os.replace(part, target)
+    return str(target)
+
+
 def _open(name: str) -> Any:
     if "://" not in name:
         return Path(name).open("rb")
@@ -189,6 +214,7 @@ def _open(name: str) -> Any:
 @contextlib.contextmanager
 def _opening(name: str) -> Iterator[None]:
     """Errors of finding a file, as one sentence each."""
+    require_package(name)
     try:
         yield
     except FileNotFoundError as error:

@@ -1,0 +1,238 @@
+"""Run folders on object stores: stand-ins on this machine, asked through the real packages."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import fsspec
+import pytest
+
+from benchmarks import kills
+from layers.errors import UsageError
+from runners import lease, main
+from runners.checkpoints import Checkpoints
+from tasks.storage import append, move_folder, place, write_whole
+from tests import stores
+
+FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
+FLAGS += [f"--set={each}" for each in ("NUM_STEPS=6", "SAVE_EVERY=2", "LOG_EVERY=1", "EVAL_EVERY=3", "DROPOUT=0.1")]
+# Trains, and is killed as soon as the checkpoint of step 4 is whole.
+KILLED = """
+import os, signal, sys
+from runners import checkpoints, main
+save = checkpoints.Checkpoints.save
+def save_and_die(self, step, *rest):
+    save(self, step, *rest)
+    if step == 4:
+        self._manager.wait_until_finished()
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoints.Checkpoints.save = save_and_die
+main.main(sys.argv[1:])
+"""
+# Holds a folder, and renews often.
+HOLDER = """
+import sys, time
+from runners import lease
+from tasks.storage import place
+lease.RENEW_SECONDS = 0.2
+with lease.held(place(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def bucket(request):
+    with stores.standing(request.param) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The folder of an undisturbed run on this machine's disk."""
+    folder = tmp_path_factory.mktemp("calm")
+    assert main.main([*FLAGS, f"--workdir={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(bucket):
+    """The folder of a run on the store that was killed behind step 4, and went on."""
+    folder = f"{bucket}/runs/killed"
+    first = subprocess.run(
+        [sys.executable, "-c", KILLED, *FLAGS, f"--workdir={folder}"], capture_output=True, text=True
+    )
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert [line[0] for line in kills.metrics(place(folder)) if line[1] == "train"] == [1, 2, 3, 4]
+    assert main.main([*FLAGS, f"--workdir={folder}"]) == 0
+    return folder
+
+
+def checksums(folder, step=6):
+    return json.loads((folder / "checkpoints" / str(step) / "extra" / "metadata").read_text())["checksums"]
+
+
+def test_killed_it_ends_in_the_bits_of_a_run_on_disk(killed, calm):
+    assert kills.metrics(place(killed)) == kills.metrics(calm)
+    assert checksums(place(killed)) == checksums(calm)
+    assert {path.name for path in place(killed).iterdir()} >= {"experiment.json", "weights.txt", "report.html"}
+
+
+def test_sampling_and_a_report_with_the_sample(killed, capsys):
+    assert main.main([f"--workdir={killed}", "--mode=sample", "--prompt=def ", "--max_new_tokens=4"]) == 0
+    (file,) = (place(killed) / "samples").iterdir()
+    assert file.read_text().strip() in capsys.readouterr().out
+    assert "Latest sample" in (place(killed) / "report.html").read_text()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_made_again(killed, calm, capsys):
+    state = place(killed) / "checkpoints" / "6" / "state"
+    for file in (state / "d").iterdir():
+        file.write_bytes(b"damaged")
+    assert main.main([*FLAGS, f"--workdir={killed}"]) == 0
+    out = capsys.readouterr().out
+    assert "Checkpoint 6 is damaged and passed over" in out
+    assert f"Resumed at step 4 from {killed}" in out
+    assert {path.name for path in (place(killed) / "damaged_checkpoints").iterdir()} == {"6"}
+    assert checksums(place(killed)) == checksums(calm)
+
+
+def test_the_registry_reads_run_folders(killed, calm, capsys):
+    from registry.command_line import main as registry
+
+    assert registry(["diff", killed, str(calm)]) == 0
+    capsys.readouterr()
+
+
+def test_who_does_not_write_leaves_no_trace(bucket, capsys):
+    assert main.main([f"--workdir={bucket}/runs/none", "--mode=validation"]) == 2
+    assert f"'{bucket}/runs/none' is no run folder" in capsys.readouterr().err
+    assert not place(f"{bucket}/runs/none").exists()
+
+
+@pytest.fixture
+def holder(bucket):
+    """A folder, and a living process that trains in it."""
+    folder = f"{bucket}/{time.monotonic_ns()}"
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    yield folder, process
+    process.kill()
+    process.communicate()
+
+
+def take(folder):
+    with lease.held(place(folder)):
+        return True
+
+
+def test_a_second_trainer_is_refused_until_the_first_is_dead(holder):
+    folder, process = holder
+    with pytest.raises(UsageError, match=f"Another process trains in '{folder}' .*process {process.pid}"):
+        take(folder)
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    assert take(folder)
+    assert time.monotonic() - began < 5  # a process of this machine is known to be dead
+    assert take(folder)  # and who has let go is not waited for
+
+
+def test_a_silent_process_elsewhere_is_taken_over(bucket, monkeypatch, capsys):
+    folder = f"{bucket}/silent"
+    held = {"host": "far", "pid": 1, "space": "far", "renewals": 3, "released": False}
+    write_whole(place(f"{folder}/lease/00000003"), json.dumps(held))
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 1.0)
+    began = time.monotonic()
+    assert take(folder)
+    assert time.monotonic() - began > 1
+    assert "was trained in by far (process 1): waiting" in capsys.readouterr().out
+    assert [path.name for path in place(f"{folder}/lease").iterdir()] == ["00000004"]
+
+
+def test_who_was_taken_over_ends(holder):
+    folder, process = holder
+    write_whole(place(f"{folder}/lease/00000002"), json.dumps({"released": True}))
+    assert process.wait(10) == 1
+    assert b"another process has taken over" in process.stderr.read()
+
+
+def test_only_one_makes_the_next_lease(bucket):
+    system, root = fsspec.core.url_to_fs(f"{bucket}/race")
+    system.pipe_file(f"{root}/1", b"first", mode="create")
+    with pytest.raises(FileExistsError):
+        system.pipe_file(f"{root}/1", b"second", mode="create")
+    assert system.cat_file(f"{root}/1") == b"first"
+
+
+def test_a_store_that_fails_during_a_run(bucket, capsys, monkeypatch):
+    async def refuse(*arguments, **given):
+        raise PermissionError("Access Denied")
+
+    def save(self, step, *others):
+        system = fsspec.get_filesystem_class(bucket.partition("://")[0])
+        monkeypatch.setattr(system, "_call_s3" if bucket.startswith("s3") else "_call", refuse)
+        return whole(self, step, *others)
+
+    whole = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", save)
+    assert main.main([*FLAGS, f"--workdir={bucket}/fails"]) in (1, 2)
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("vortaro: ")
+    assert "Access Denied" in said
+
+
+def test_files_of_a_store(bucket):
+    folder = place(f"{bucket}/files")
+    append(folder / "a" / "lines", "one\n")
+    append(folder / "a" / "lines", "two\n")
+    write_whole(folder / "b" / "old", "old")
+    move_folder(folder / "a", folder / "b")
+    assert (folder / "b" / "lines").read_text() == "one\ntwo\n"
+    assert not (folder / "a").exists()
+
+
+def test_a_store_that_nobody_may_write_to(capsys):
+    with stores.standing("gs"):
+        assert main.main([*FLAGS, f"--workdir=gs://{stores.READ_ONLY}/run"]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run/experiment.json' cannot be written: Forbidden")
+
+
+def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
+    mistyped = f"{bucket}s"
+    assert main.main([*FLAGS, f"--workdir={mistyped}/run"]) == 2
+    said = f"vortaro: '{mistyped}/run/experiment.json' cannot be written: there is no bucket 'buckets'.\n"
+    assert capsys.readouterr().err == said
+    system, root = fsspec.core.url_to_fs(mistyped)
+    assert not system.exists(root)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_store_that_lets_nobody_in(scheme, command):
+    stores.require(scheme)
+    leads = {"gs": stores.google_environment, "s3": stores.amazon_environment}[scheme]
+    with stores.closed() as address:
+        done = command("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"registry: '{scheme}://{stores.BUCKET}/run' cannot be reached: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gcs://bucket/run", "Did you mean 'gs'"),
+        ("gs://bucket/run", "needs the package gcsfs: pip install -e '.[gcs]'"),
+    ],
+)
+def test_what_a_store_needs(name, said, monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package == "gcsfs" else found(package))
+    with pytest.raises(UsageError, match=said.replace("[", r"\[")):
+        place(name)
