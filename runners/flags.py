@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from layers.errors import UsageError, VortaroError, did_you_mean
 from runners.virtual_devices import make_virtual_devices
@@ -38,11 +39,25 @@ class Parser(argparse.ArgumentParser):
 
 def prepare_devices(count: int | None) -> None:
     """Makes so many virtual CPU devices; None leaves those that are there."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    _quiet_orbax()
     if count is not None:
         if count < 1:
             raise UsageError(f"--host_devices={count} must be at least 1.")
         make_virtual_devices(count)
+
+
+def _quiet_orbax() -> None:
+    """Lets orbax say less: what its threads raise is raised again where it is waited for, and said there."""
+    log, before = logging.getLogger("absl"), sys.excepthook
+    log.setLevel(logging.ERROR)
+    log.addFilter(lambda record: not record.exc_info)
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A write that fails leaves others of its thread without the event loop they would report to.
+        if str(error) != "Event loop is closed":
+            before(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
