@@ -50,6 +50,8 @@ TORN = "a torn directory under a temporary name"  # it was never whole: passed o
 DAMAGES: dict[str, Damage] = {
     "the largest data file cut in half": lambda folder, rng: _truncate(_data(folder)[0]),
     "one bit flipped in the largest data file": lambda folder, rng: _flip(_data(folder)[0], rng),
+    "an empty directory": lambda folder, rng: [shutil.rmtree(folder), folder.mkdir()],
+    "the state missing": lambda folder, rng: shutil.rmtree(folder / "state"),
     "_METADATA of the arrays cut in half": lambda folder, rng: _truncate(folder / "state" / "_METADATA"),
     "`extra` missing": lambda folder, rng: shutil.rmtree(folder / "extra"),
     TORN: _tear,
@@ -57,11 +59,9 @@ DAMAGES: dict[str, Damage] = {
     "the OCDBT manifest zeroed": lambda folder, rng: (folder / "state" / "manifest.ocdbt").write_bytes(bytes(200)),
     "4 KiB of zeros in the largest data file": lambda folder, rng: _zero_block(_data(folder)[0], rng),
     "`extra` no JSON": lambda folder, rng: (folder / "extra" / "metadata").write_text("{"),
-    "the state missing": lambda folder, rng: shutil.rmtree(folder / "state"),
     "every file empty": _empty_all,
     "one bit flipped in the second data file": lambda folder, rng: _flip(_data(folder)[1], rng),
     "a process's OCDBT manifest missing": lambda folder, rng: next(
         (folder / "state").glob("ocdbt.process_*/manifest.ocdbt")
     ).unlink(),
-    "an empty directory": lambda folder, rng: [shutil.rmtree(folder), folder.mkdir()],
 }

@@ -18,6 +18,7 @@ SAME, STOPPED, OTHER, SKIPPED = "same bits", "clear stop", "other", "skipped"
 STEPS = 120
 Shape = tuple[int, int]  # processes, virtual devices of each
 ONE, TWO, TWO_BY_TWO = (1, 1), (2, 1), (2, 2)
+FEW_DAMAGES = list(DAMAGES)[:4]
 GO_ON = "goes on from"  # what every sentence of a run that can be taken up says
 
 

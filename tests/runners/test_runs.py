@@ -122,35 +122,6 @@ def lines_so_far(workdir):
     return (workdir / "metrics.jsonl").read_text().count("\n")
 
 
-DAMAGE = {
-    "a truncated file": lambda folder: [truncate(path) for path in largest(folder)],
-    "missing files": lambda folder: shutil.rmtree(folder / "state"),
-    "an empty folder": lambda folder: [shutil.rmtree(folder), folder.mkdir()],
-}
-
-
-def largest(folder):
-    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 2000]
-    return sorted(files, key=lambda path: -path.stat().st_size)
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_aloud(copy, command, damage, finished):
-    DAMAGE[damage](copy / "checkpoints" / "30")
-    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Checkpoint 30 is damaged and passed over" in done.stdout
-    assert "Resumed at step 20" in done.stdout
-    assert (copy / "damaged_checkpoints" / "30").exists(), "nothing is lost"
-    assert launches.metrics(copy) == launches.metrics(finished[0])
-    a, b = launches.last_state(copy), launches.last_state(finished[0])
-    assert [name for name in a if not np.array_equal(a[name], b[name])] == []
-
-
 def test_all_checkpoints_damaged(copy, command):
     for step in ("20", "30"):
         shutil.rmtree(copy / "checkpoints" / step / "state")
