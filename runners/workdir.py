@@ -138,8 +138,12 @@ def recorded(path: str) -> Snapshot:
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file so that a reader finds the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
