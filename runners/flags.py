@@ -4,10 +4,13 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from layers.errors import UsageError, VortaroError, did_you_mean
 from runners.virtual_devices import make_virtual_devices
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,16 +51,16 @@ def prepare_devices(count: int | None) -> None:
 
 def _quiet_orbax() -> None:
     """Lets orbax say less: what its threads raise is raised again where it is waited for, and said there."""
-    log, before = logging.getLogger("absl"), sys.excepthook
+    log, before = logging.getLogger("absl"), sys.unraisablehook
     log.setLevel(logging.ERROR)
     log.addFilter(lambda record: not record.exc_info)
 
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def show(unraisable: "UnraisableHookArgs") -> None:
         # A write that fails leaves others of its thread without the event loop they would report to.
-        if str(error) != "Event loop is closed":
-            before(kind, error, trace)
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
 
-    sys.excepthook = show
+    sys.unraisablehook = show
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
