@@ -9,7 +9,7 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-tpu test-cluster lint bench
+.PHONY: help venv demo test test-tpu test-cluster lint bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make bench  set up, run the side-by-side measurements"
+	@echo "make faults set up, disturb runs in every way and count what they survive (an hour or less)"
 
 venv: $(TESTED)
 
@@ -60,3 +61,6 @@ bench: $(TESTED)
 	$(RUN) -m benchmarks.vq speed
 	$(RUN) -m benchmarks.vq flat
 	$(RUN) -m benchmarks.vq sampling
+
+faults: $(TESTED)
+	$(RUN) -m benchmarks.faults

@@ -1,7 +1,10 @@
 """Checkpoints of a run: the last k and the best, written while training goes on."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +13,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from layers.errors import UsageError, VortaroError
 from runners.checksums import checksums
-from runners.peers import peers
+from runners.peers import lost_contact, peers
 from runners.s3_checkpoints import use_s3
 from tasks.storage import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
@@ -46,10 +49,15 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "extra"))
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
-        """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known."""
+        """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known.
+
+        Raises:
+          VortaroError: this checkpoint or the one before cannot be written, for want of space say.
+        """
         extra = extra | {CHECKSUMS: _checksums(state)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
-        self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
+        with self._writing():
+            self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, ascending."""
@@ -192,11 +200,24 @@ class Checkpoints:
         Raises:
           VortaroError: writing failed, for want of space say.
         """
-        try:
+        with self._writing():
             self._manager.wait_until_finished()
             self._manager.close()
-        except OSError as error:
-            raise VortaroError(f"Writing a checkpoint failed: {error}.") from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes a sentence of whatever orbax raises where it, or its threads, cannot write."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:
+            raise  # an update failed, not a file
+        except Exception as error:  # what its storage layers raise, as above
+            if lost_contact(error):
+                raise
+            raise VortaroError(
+                f"A checkpoint cannot be written to '{self._workdir}': {_system_error(error)}. Those before it stay; "
+                f"the same command goes on from the last of them."
+            ) from error
 
 
 def require_checkpoints(workdir: str) -> None:
@@ -227,6 +248,14 @@ def _checksums(state: TrainState) -> dict[str, int]:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
+
+
+def _system_error(error: Exception) -> str:
+    """What the system said: storage layers quote its error number in a long sentence of their own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(number[1])) if number else _reason(error)
 
 
 def _loss(metrics: dict[str, float]) -> float:

@@ -4,9 +4,13 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from layers.errors import UsageError, VortaroError, did_you_mean
 from runners.virtual_devices import make_virtual_devices
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,11 +42,25 @@ class Parser(argparse.ArgumentParser):
 
 def prepare_devices(count: int | None) -> None:
     """Makes so many virtual CPU devices; None leaves those that are there."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    _quiet_orbax()
     if count is not None:
         if count < 1:
             raise UsageError(f"--host_devices={count} must be at least 1.")
         make_virtual_devices(count)
+
+
+def _quiet_orbax() -> None:
+    """Lets orbax say less: what its threads raise is raised again where it is waited for, and said there."""
+    log, before = logging.getLogger("absl"), sys.unraisablehook
+    log.setLevel(logging.ERROR)
+    log.addFilter(lambda record: not record.exc_info)
+
+    def show(unraisable: "UnraisableHookArgs") -> None:
+        # A write that fails leaves others of its thread without the event loop they would report to.
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = show
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:

@@ -52,9 +52,20 @@ class TrainOptions:
 
 
 def train(session: Session, workdir: Place, options: TrainOptions) -> int:
-    """Trains to the end, or until a signal asks to stop; returns the exit code."""
-    with sole_use(workdir), session.placed(), watchdog().watching(session.train.step_timeout, workdir):
-        return _Run(session, workdir, options).run()
+    """Trains to the end, or until a signal asks to stop; returns the exit code.
+
+    Raises:
+      VortaroError: the run cannot go on, for want of space say; its last checkpoint stays.
+    """
+    try:
+        with sole_use(workdir), session.placed(), watchdog().watching(session.train.step_timeout, workdir):
+            return _Run(session, workdir, options).run()
+    except OSError as error:
+        where = f" ('{error.filename}')" if error.filename else ""
+        raise VortaroError(
+            f"The run in '{workdir}' cannot go on: {error.strerror or error}{where}. The same command goes on from the "
+            f"last checkpoint."
+        ) from error
 
 
 class _Nowhere:

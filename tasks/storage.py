@@ -140,8 +140,12 @@ def write_whole(file: Place, content: str | bytes) -> None:
                 raise UsageError(f"'{file}' cannot be written: there is no bucket '{bucket}'.") from error
         return
     part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_bytes(data)
-    os.replace(part, file)
+    try:
+        part.write_bytes(data)
+        os.replace(part, file)
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk it is a part indeed
+        raise
 
 
 def append(file: Place, text: str) -> None:

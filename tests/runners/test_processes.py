@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.kills import last_state
+from benchmarks.launches import last_state
 from tests.runners.processes import run
 
 SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")

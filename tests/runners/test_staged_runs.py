@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from benchmarks import kills
+from benchmarks import launches
 from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
@@ -71,8 +71,8 @@ def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeyp
     assert main([*FLAGS, f"--workdir={tmp_path}"]) == 0
     assert "Resumed at step 15" in capsys.readouterr().out
     assert compiled == [8, 8, 16, 16, 32, 32], "one update for each length that a start meets"
-    assert kills.metrics(tmp_path) == kills.metrics(calm)
-    a, b = kills.last_state(tmp_path), kills.last_state(calm)
+    assert launches.metrics(tmp_path) == launches.metrics(calm)
+    a, b = launches.last_state(tmp_path), launches.last_state(calm)
     assert [name for name in a if not np.array_equal(a[name], b[name])] == []
 
 

@@ -1,0 +1,67 @@
+"""Ways in which a checkpoint on disk can be damaged."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+Damage = Callable[[Path, random.Random], object]
+
+
+def _data(folder: Path) -> list[Path]:
+    """Files that hold arrays, the largest first."""
+    files = [path for path in (folder / "state").rglob("d/*") if path.is_file()]
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def _zero_block(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    block = min(4096, len(content) // 2)
+    start = rng.randrange(len(content) - block)
+    content[start : start + block] = bytes(block)
+    path.write_bytes(content)
+
+
+def _tear(folder: Path, rng: random.Random) -> None:
+    """As if the machine had died while it was written: half the files, under a temporary name."""
+    torn = folder.with_name(f"{folder.name}.orbax-checkpoint-tmp")
+    folder.rename(torn)
+    for path in [path for path in sorted(torn.rglob("*")) if path.is_file()][::2]:
+        path.unlink()
+
+
+def _empty_all(folder: Path, rng: random.Random) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+TORN = "a torn directory under a temporary name"  # it was never whole: passed over without a word
+DAMAGES: dict[str, Damage] = {
+    "the largest data file cut in half": lambda folder, rng: _truncate(_data(folder)[0]),
+    "one bit flipped in the largest data file": lambda folder, rng: _flip(_data(folder)[0], rng),
+    "an empty directory": lambda folder, rng: [shutil.rmtree(folder), folder.mkdir()],
+    "the state missing": lambda folder, rng: shutil.rmtree(folder / "state"),
+    "_METADATA of the arrays cut in half": lambda folder, rng: _truncate(folder / "state" / "_METADATA"),
+    "`extra` missing": lambda folder, rng: shutil.rmtree(folder / "extra"),
+    TORN: _tear,
+    "a data file missing": lambda folder, rng: _data(folder)[0].unlink(),
+    "the OCDBT manifest zeroed": lambda folder, rng: (folder / "state" / "manifest.ocdbt").write_bytes(bytes(200)),
+    "4 KiB of zeros in the largest data file": lambda folder, rng: _zero_block(_data(folder)[0], rng),
+    "`extra` no JSON": lambda folder, rng: (folder / "extra" / "metadata").write_text("{"),
+    "every file empty": _empty_all,
+    "one bit flipped in the second data file": lambda folder, rng: _flip(_data(folder)[1], rng),
+    "a process's OCDBT manifest missing": lambda folder, rng: next(
+        (folder / "state").glob("ocdbt.process_*/manifest.ocdbt")
+    ).unlink(),
+}

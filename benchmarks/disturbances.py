@@ -1,0 +1,329 @@
+"""What can happen to a training run, and whether it ended as promised: see `benchmarks.faults`."""
+
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.damage import DAMAGES, TORN
+from benchmarks.launches import PEER_TIMEOUT, Launch, differing, saved_steps
+
+SAME, STOPPED, OTHER, SKIPPED = "same bits", "clear stop", "other", "skipped"
+STEPS = 120
+Shape = tuple[int, int]  # processes, virtual devices of each
+ONE, TWO, TWO_BY_TWO = (1, 1), (2, 1), (2, 2)
+FEW_DAMAGES = list(DAMAGES)[:4]
+GO_ON = "goes on from"  # what every sentence of a run that can be taken up says
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of one disturbance: `result` is SAME, STOPPED, OTHER or SKIPPED."""
+
+    row: str
+    result: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """One disturbance of a launch: what it was, and what was not as promised (nothing, if all was)."""
+
+    what: str
+    wrong: str = ""
+
+
+Disturb = Callable[[Launch], Done | None]  # None: the run had ended before
+
+
+class Bench:
+    """Folders of runs, undisturbed ones to compare with, and chance."""
+
+    def __init__(self, root: Path, seed: int, *, small: bool):
+        self.root, self.rng, self.small = root, random.Random(seed), small
+        self.longest_wait = 0.0  # seconds from a kill until the last survivor had ended
+        self._cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", root / "cache"))
+        self._calm: dict[Shape, Path] = {}
+        self._folders = 0
+
+    def folder(self) -> Path:
+        """A new run folder."""
+        self._folders += 1
+        return self.root / f"run{self._folders}"
+
+    def launch(self, workdir: Path, shape: Shape, **options) -> Launch:
+        """Starts the training command in as many processes and devices."""
+        return Launch(workdir, *shape, self._cache, self.root / "said", **options)
+
+    def calm(self, shape: Shape) -> Path:
+        """The folder of an undisturbed run."""
+        if shape not in self._calm:
+            workdir = self.root / f"calm{shape[0]}x{shape[1]}"
+            launch = self.launch(workdir, shape)
+            if any(launch.codes()):
+                raise RuntimeError(f"An undisturbed run failed: {[launch.err(i) for i in range(shape[0])]}")
+            self._calm[shape] = workdir
+        return self._calm[shape]
+
+    def ended_alike(self, workdir: Path, shape: Shape) -> str:
+        """Starts the command until the end; says what is not as in the undisturbed run, or nothing."""
+        launch = self.launch(workdir, shape)
+        codes = launch.codes()
+        if any(codes):
+            return f"the restart ended with {codes}: {[launch.err(i)[-1500:] for i in range(shape[0])]}"
+        return ", ".join(f"{what} differs" for what in differing(self.calm(shape), workdir))
+
+    def chain(self, row: str, shape: Shape, disturbances: Sequence[Disturb], **options) -> Iterator[Outcome]:
+        """One run, disturbed and restarted again and again; if it ends otherwise, each counts as a failure."""
+        self.calm(shape)
+        workdir, done = self.folder(), list[Done]()
+        for disturb in disturbances:
+            launch = self.launch(workdir, shape, **options)
+            try:
+                if (what := disturb(launch)) is not None:
+                    done.append(what)
+            finally:
+                launch.send(signal.SIGKILL)
+                launch.codes()
+        end = self.ended_alike(workdir, shape)
+        for each in done:
+            wrong = "; ".join(filter(None, (each.wrong, end)))
+            yield Outcome(row, OTHER if wrong else SAME, f"{each.what}{': ' if wrong else ''}{wrong}")
+
+
+def _complaint(launch: Launch, index: int, said: str = GO_ON) -> str:
+    """What is wrong with how a process ended; nothing, if with exit code 1 and one sentence that says so much."""
+    code, sentence = launch.processes[index].poll(), launch.sentence(index)
+    if code == 1 and sentence and said in sentence:
+        return ""
+    return f"process {index} ended with {code} and said: {launch.err(index)[-1500:] or 'nothing'}"
+
+
+def _spread(number: int, count: int) -> int:
+    """The step at which disturbance `number` of so many shall come: all of the run is hit."""
+    return int(STEPS * (number + 0.5) / (count + 1))
+
+
+def _kill(bench: Bench, number: int, count: int, *, all_at_once: bool) -> Disturb:
+    phase = ("starting", "updates", "saves")[number % 3]
+
+    def disturb(launch: Launch) -> Done | None:
+        if phase == "starting":
+            launch.until(lambda: False, bench.rng.uniform(0.5, 12))
+        elif not launch.reach(_spread(number, count)):
+            return None
+        elif phase == "updates":
+            time.sleep(bench.rng.uniform(0, 0.3))
+        elif not launch.until(launch.saving):
+            return None
+        else:
+            time.sleep(bench.rng.uniform(0, 0.05))
+        if not launch.running():
+            return None
+        index = None if all_at_once else bench.rng.randrange(len(launch.processes))
+        saving, step = phase != "starting" and launch.saving(), launch.step()
+        launch.send(signal.SIGKILL, index)
+        began = time.monotonic()
+        launch.codes()
+        bench.longest_wait = max(bench.longest_wait, time.monotonic() - began)
+        left = [i for i in range(len(launch.processes)) if index is not None and i != index]
+        # Process 0 may be gone before the others have met it: then nothing is said of a checkpoint.
+        wrong = [_complaint(launch, i, "" if phase == "starting" else GO_ON) for i in left]
+        where = f"{phase}, at metrics of step {step}" + (", with a save under way" if saving else "")
+        return Done(f"process {'all' if index is None else index}, {where}", "; ".join(filter(None, wrong)))
+
+    return disturb
+
+
+def kills(bench: Bench) -> Iterator[Outcome]:
+    """SIGKILL at random moments."""
+    rows = [
+        ("SIGKILL: the only process", ONE, (3,) if bench.small else (8, 7), True),
+        ("SIGKILL: one of 2 processes", TWO, (2,) if bench.small else (7, 6), False),
+        ("SIGKILL: one of 2 processes with 2 devices each", TWO_BY_TWO, () if bench.small else (7,), False),
+        ("SIGKILL: 2 processes at once", TWO, () if bench.small else (8, 7), True),
+    ]
+    for row, shape, chains, all_at_once in rows:
+        for count in chains:
+            disturbances = [_kill(bench, number, count, all_at_once=all_at_once) for number in range(count)]
+            yield from bench.chain(row, shape, disturbances)
+
+
+def _notice(bench: Bench, number: int, at: int, code: int) -> Disturb:
+    def disturb(launch: Launch) -> Done | None:
+        if not launch.reach(at):
+            return None
+        index = bench.rng.randrange(len(launch.processes))
+        launch.send(number, index)
+        codes = launch.codes()
+        what = f"{signal.Signals(number).name} to process {index} at metrics of step {at}"
+        saved = saved_steps(launch.workdir)[-1:]
+        if codes != [code] * len(codes):
+            return Done(what, f"exit codes {codes}, {launch.err(0)[-1500:]}")
+        said = f"saved step {saved[0] if saved else None} in "
+        return Done(what, "" if said in launch.out() else f"newest checkpoint {saved}, {launch.out()[-300:]}")
+
+    return disturb
+
+
+def notices(bench: Bench) -> Iterator[Outcome]:
+    """SIGTERM, SIGUSR1 or SIGINT to a random process."""
+    term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+    several = [term, usr1] if bench.small else [term, term, usr1, term, interrupt, term, term, usr1, term, interrupt]
+    of_two = [_notice(bench, number, _spread(i, len(several)), 0) for i, number in enumerate(several)]
+    yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to one of 2 processes", TWO, of_two)
+    alone = [] if bench.small else [(term, 0), (usr1, 0), (interrupt, 130)]
+    of_one = [_notice(bench, number, _spread(i, len(alone)), code) for i, (number, code) in enumerate(alone)]
+    if alone:
+        yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to the only process", ONE, of_one)
+
+
+def damages(bench: Bench) -> Iterator[Outcome]:
+    """The newest checkpoint damaged between two launches."""
+    names = list(DAMAGES)[:3] if bench.small else list(DAMAGES)
+    for number, name in enumerate(names):
+        shape = TWO if number % 2 and not bench.small else ONE
+        workdir = shutil.copytree(bench.calm(shape), bench.folder())
+        DAMAGES[name](workdir / "checkpoints" / str(STEPS), bench.rng)
+        launch = bench.launch(workdir, shape)
+        codes, out = launch.codes(), launch.out()
+        named = f"Checkpoint {STEPS} is damaged and passed over" in out
+        aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
+        detail = f"{name}, {shape[0]} process{'es' if shape[0] > 1 else ''}"
+        wrong = (
+            [f"exit codes {codes}: {launch.err(0)[-1500:]}"] if any(codes) else differing(bench.calm(shape), workdir)
+        )
+        if "bit flipped" in name and f"Resumed at step {STEPS} " in out:
+            detail += " (the bit is of no array: nothing was damaged)"  # or `differing` says so
+        elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
+            wrong.append(f"it was not put aside by name: {out[:1500]}")
+        yield Outcome("newest checkpoint damaged", OTHER if wrong else SAME, ": ".join([detail, *wrong]))
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[str]:
+    """Inside, the folder is a disk of 24 MiB; gives the reason why not, if it cannot be."""
+    folder.mkdir()
+    asked = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(asked, capture_output=True, text=True)
+    except OSError as error:
+        yield f"there is no mount command: {error}"
+        return
+    if mounted.returncode:
+        yield f"a small tmpfs cannot be mounted: {mounted.stderr.strip()}"
+        return
+    try:
+        yield ""
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(folder: Path, left: int) -> None:
+    """Leaves so many bytes of a disk free."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        at = os.statvfs(folder)
+        with contextlib.suppress(OSError):
+            file.write(bytes(max(0, at.f_bavail * at.f_bsize - left)))
+
+
+def _on_full_disk(bench: Bench, disk: Path, shape: Shape, kibibytes: int) -> Outcome:
+    workdir = disk / "run"
+    launch = bench.launch(workdir, shape)
+    row, detail = "disk full, then space again", f"{shape[0]} processes, {kibibytes} KiB left"
+    if not launch.reach(bench.rng.randint(21, 60)):
+        return Outcome(row, OTHER, f"{detail}: no training, {launch.err(0)[-1500:]}")
+    _fill(disk, kibibytes * 1024)
+    launch.codes()
+    wrong = [_complaint(launch, i) for i in range(shape[0])]
+    kept = saved_steps(workdir)
+    (disk / "filler").unlink()
+    detail += f", stopped with checkpoints {kept}: {launch.sentence(0)}"
+    wrong += [bench.ended_alike(workdir, shape)]
+    return Outcome(row, OTHER if any(wrong) else SAME, "; ".join(filter(None, [detail, *wrong])))
+
+
+def full_disks(bench: Bench) -> Iterator[Outcome]:
+    """The disk of the workdir runs full."""
+    trials = [(ONE, 0), (ONE, 60), (ONE, 200), (TWO, 0), (TWO, 150)]
+    for number, (shape, kibibytes) in enumerate(trials[1:2] if bench.small else trials):
+        bench.calm(shape)
+        disk = bench.root / f"disk{number}"
+        with _small_disk(disk) as unable:
+            if unable:
+                yield Outcome("disk full, then space again", SKIPPED, unable)
+                return
+            yield _on_full_disk(bench, disk, shape, kibibytes)
+
+
+def _pauses(bench: Bench, count: int, whats: list[str]) -> Disturb:
+    """Stops a random process for seconds, so many times, and lets the run end."""
+
+    def disturb(launch: Launch) -> Done | None:
+        for at in [_spread(number, count) for number in range(count)]:
+            if not launch.reach(at):
+                break
+            index, seconds = bench.rng.randrange(len(launch.processes)), bench.rng.uniform(1, PEER_TIMEOUT * 0.5)
+            launch.send(signal.SIGSTOP, index)
+            time.sleep(seconds)
+            launch.send(signal.SIGCONT, index)
+            whats.append(f"process {index} for {seconds:.1f} s")
+        codes = launch.codes()
+        return Done("", f"exit codes {codes}: {[launch.err(i) for i in range(len(codes))]}" if any(codes) else "")
+
+    return disturb
+
+
+def _halt(bench: Bench, index: int, said: str, stacks: bool = False) -> Disturb:
+    """Stops a process until the other has given up."""
+
+    def disturb(launch: Launch) -> Done | None:
+        if not launch.reach(21):
+            return None
+        launch.send(signal.SIGSTOP, index)
+        began = time.monotonic()
+        launch.until(lambda: launch.processes[1 - index].poll() is not None, 120)
+        waited = time.monotonic() - began
+        wrong = [_complaint(launch, 1 - index, said)]
+        launch.send(signal.SIGCONT, index)
+        launch.codes(90)
+        wrong.append(_complaint(launch, index, ""))
+        if stacks and not list((launch.workdir / "stacks").glob("process_*.txt")):
+            wrong.append("no stacks were written")
+        return Done(f"process {index}; the other stopped after {waited:.0f} s", "; ".join(filter(None, wrong)))
+
+    return disturb
+
+
+def slow_hosts(bench: Bench) -> Iterator[Outcome]:
+    """A process stands still, for less than --peer_timeout and for longer."""
+    whats: list[str] = []
+    row = f"one of 2 processes stands still for less than half of --peer_timeout={PEER_TIMEOUT}"
+    for outcome in bench.chain(row, TWO, [_pauses(bench, 2 if bench.small else 10, whats)]):
+        for what in whats:
+            yield dataclasses.replace(outcome, detail=f"{what}{outcome.detail}")
+    halts = [_halt(bench, index, GO_ON) for index in ((1,) if bench.small else (0, 1, 0, 1))]
+    yield from bench.chain("one of 2 processes stands still for longer", TWO, halts)
+
+
+def stuck_updates(bench: Bench) -> Iterator[Outcome]:
+    """A process stands still in an update, and nobody would wait for its voice."""
+    stuck = [_halt(bench, index, "has not ended within", stacks=True) for index in ((1,) if bench.small else (1, 0, 1))]
+    row = "an update that does not end (STEP_TIMEOUT=6, --peer_timeout=600)"
+    yield from bench.chain(row, TWO, stuck, settings=("STEP_TIMEOUT=6",), peer_timeout=600)
+
+
+KINDS: dict[str, Callable[[Bench], Iterator[Outcome]]] = {
+    "kill": kills,
+    "notice": notices,
+    "damage": damages,
+    "full": full_disks,
+    "slow": slow_hosts,
+    "stuck": stuck_updates,
+}

@@ -1,0 +1,191 @@
+"""Training runs in processes of their own, and whether two of them ended alike."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = ("NUM_STEPS=120", "SAVE_EVERY=10", "EVAL_EVERY=50", "LOG_EVERY=7", "DROPOUT=0.1", "BATCH_SIZE=8")
+TIMINGS = ("tokens_per_second", "steps_per_second", "mfu")
+PEER_TIMEOUT = 15  # seconds
+JOIN_TIMEOUT = 40
+HANGS = 240  # a process that has not ended so many seconds after it should is held to hang
+
+
+def command(workdir: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
+    """The training command: a small model, saved often, at steps that are no multiple of a metrics window."""
+    flags = [f"--set={setting}" for setting in settings]
+    main = [sys.executable, "-m", "runners.main", "--exp=tiny.StdlibTiny", "--smoke", f"--workdir={workdir}"]
+    return [*main, "--no-tensorboard", *flags]
+
+
+def metrics(workdir: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without its timings."""
+    path = workdir / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+def last_state(workdir: Path) -> dict[str, np.ndarray]:
+    """Every array of the newest checkpoint by its path."""
+    newest = saved_steps(workdir)[-1]
+    folder = (workdir / "checkpoints" / str(newest) / "state").absolute()
+    reader = ocp.PyTreeCheckpointer()
+    stored: Any = reader.metadata(folder).item_metadata
+    whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored.tree)  # wherever its parts lived
+    tree = reader.restore(folder, restore_args=whole)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"step": np.asarray(newest), **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}}
+
+
+def saved_steps(workdir: Path) -> list[int]:
+    """Steps of whole checkpoints, ascending."""
+    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def differing(calm: Path, other: Path) -> list[str]:
+    """What two runs ended differently in: arrays by path, metrics.jsonl, data positions; none if in the same bits."""
+    a, b = last_state(calm), last_state(other)
+    bits = lambda array: (array.dtype, array.shape, array.tobytes())
+    found = sorted(a.keys() ^ b.keys()) + [name for name in a if name in b and bits(a[name]) != bits(b[name])]
+    if metrics(calm) != metrics(other):
+        found.append("metrics.jsonl")
+    if _extra(calm) != _extra(other):
+        found.append("what is saved beside the arrays")
+    return found
+
+
+def _extra(workdir: Path) -> Any:
+    return json.loads((workdir / "checkpoints" / str(saved_steps(workdir)[-1]) / "extra" / "metadata").read_text())
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+class Launch:
+    """The processes of one start of the training command; what they say goes to files.
+
+    Args:
+      workdir: the run folder.
+      processes: how many.
+      devices: virtual CPU devices of each.
+      cache: folder of JAX's compilation cache.
+      said: folder for what they print.
+      settings: beside SETTINGS.
+      peer_timeout: seconds of silence after which a process is held to be dead.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        processes: int,
+        devices: int,
+        cache: Path,
+        said: Path,
+        settings: Sequence[str] = (),
+        peer_timeout: int = PEER_TIMEOUT,
+    ):
+        self.workdir = workdir
+        flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags,
+            "PYTHONPATH": str(ROOT),
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        self._said = said
+        said.mkdir(exist_ok=True)
+        port = free_port()
+        timeouts = [f"--join_timeout={JOIN_TIMEOUT}", f"--peer_timeout={peer_timeout}"]
+        place = [f"--coordinator=localhost:{port}", f"--num_processes={processes}", *timeouts]
+        self.processes = []
+        for index in range(processes):
+            where = [*place, f"--process_id={index}"] if processes > 1 else []
+            asked = [*command(workdir, (*SETTINGS, *settings)), *where]
+            with self._file(index, "out").open("w") as out, self._file(index, "err").open("w") as err:
+                self.processes.append(subprocess.Popen(asked, stdout=out, stderr=err, env=environment))
+
+    def _file(self, index: int, kind: str) -> Path:
+        return self._said / f"{index}.{kind}"
+
+    def out(self) -> str:
+        """What process 0 printed."""
+        return self._file(0, "out").read_text()
+
+    def err(self, index: int) -> str:
+        """What a process complained of."""
+        return self._file(index, "err").read_text()
+
+    def running(self) -> bool:
+        """Whether any process is."""
+        return any(process.poll() is None for process in self.processes)
+
+    def step(self) -> int:
+        """The step of the last line of metrics.jsonl."""
+        lines = metrics_text(self.workdir).splitlines()
+        return json.loads(lines[-1])["step"] if lines else 0
+
+    def until(self, true: Callable[[], bool], seconds: float = HANGS) -> bool:
+        """Waits until something is true; False where all processes ended or the time is over before."""
+        end = time.monotonic() + seconds
+        while not true():
+            if not self.running() or time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def reach(self, step: int) -> bool:
+        """Waits for metrics of a step; False where all processes ended before."""
+        return self.until(lambda: self.step() >= step)
+
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written: it has a temporary name until it is whole."""
+        return any("orbax-checkpoint-tmp" in path.name for path in (self.workdir / "checkpoints").glob("*"))
+
+    def send(self, number: int, index: int | None = None) -> None:
+        """Sends a signal to a process, or to all."""
+        for process in self.processes if index is None else [self.processes[index]]:
+            if process.poll() is None:
+                os.kill(process.pid, number)
+
+    def codes(self, seconds: float = HANGS) -> list[int | None]:
+        """Exit codes once all have ended; those that have not in time are killed, and None."""
+        end = time.monotonic() + seconds
+        found: list[int | None] = []
+        for process in self.processes:
+            try:
+                found.append(process.wait(max(0.1, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                self.send(signal.SIGKILL)
+                process.wait()
+                found.append(None)
+        return found
+
+    def sentence(self, index: int) -> str:
+        """The sentence that a process ended with; nothing if it said none, or showed a traceback."""
+        err = self.err(index)
+        said = [line for line in err.splitlines() if line.startswith("vortaro: ")]
+        return said[0] if len(said) == 1 and "Traceback" not in err else ""
+
+
+def metrics_text(workdir: Path) -> str:
+    """metrics.jsonl up to its last whole line."""
+    path = workdir / "metrics.jsonl"
+    return path.read_text().rpartition("\n")[0] if path.exists() else ""
