@@ -9,7 +9,7 @@ import time
 import fsspec
 import pytest
 
-from benchmarks import kills
+from benchmarks import launches
 from layers.errors import UsageError
 from runners import lease, main
 from runners.checkpoints import Checkpoints
@@ -65,7 +65,8 @@ def killed(bucket):
         [sys.executable, "-c", KILLED, *FLAGS, f"--workdir={folder}"], capture_output=True, text=True
     )
     assert first.returncode == -signal.SIGKILL, first.stderr
-    assert [line[0] for line in kills.metrics(place(folder)) if line[1] == "train"] == [1, 2, 3, 4]
+    steps = [line["step"] for line in launches.metrics(place(folder)) if line["split"] == "train"]
+    assert steps == [1, 2, 3, 4]
     assert main.main([*FLAGS, f"--workdir={folder}"]) == 0
     return folder
 
@@ -75,7 +76,7 @@ def checksums(folder, step=6):
 
 
 def test_killed_it_ends_in_the_bits_of_a_run_on_disk(killed, calm):
-    assert kills.metrics(place(killed)) == kills.metrics(calm)
+    assert launches.metrics(place(killed)) == launches.metrics(calm)
     assert checksums(place(killed)) == checksums(calm)
     assert {path.name for path in place(killed).iterdir()} >= {"experiment.json", "weights.txt", "report.html"}
 
