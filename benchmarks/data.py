@@ -36,7 +36,7 @@ def need(name: str, *overrides: str, steps: int = 3) -> float:
     """Tokens per second of an entry's update on this machine."""
     session = Session(resolve(name, overrides), jax.devices()[:1])
     with session.placed():
-        batch = session.put(session.train.input.batch(0), session.train.input.batch_size)
+        batch = session.put(session.train.input.batch(0))
         update, state = session.compile_step(batch), session.init()
         state = jax.block_until_ready(update(state, batch, session.seed))
         began = time.perf_counter()

@@ -26,7 +26,7 @@ GOAL = 0.97
 def bare(session: Session, steps: int) -> float:
     """Steps per second of the compiled step on one prepared batch, nothing else."""
     with session.placed():
-        batch = session.put(session.train.input.batch(0), session.train.input.batch_size)
+        batch = session.put(session.train.input.batch(0))
         update = session.compile_step(batch)
         state, seed = session.init(), session.seed
         state = jax.block_until_ready(update(state, batch, seed))

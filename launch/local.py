@@ -1,5 +1,6 @@
 """Processes on this machine."""
 
+import os
 import shlex
 import signal
 import socket
@@ -64,6 +65,7 @@ def _log(logs: Path, index: int | str) -> Path:
 
 
 def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
+    os.environ["JAX_LOCAL_DEVICE_IDS"] = str(index)  # one GPU each, where there are any
     # In sessions of their own, so that Ctrl-C reaches each of them through us alone, and once.
     if index == 0:
         return subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def require_same_run(experiment: Experiment, overrides: Sequence[str], options: 
         "--smoke": str(experiment.smoke).lower(),
         "--workdir": str(options.workdir),
         "devices": f"{len(local)} x {local[0].device_kind}",
+        **{name: os.environ.get(name, "nothing") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
         "Python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
         "code": code_digest((*options.imports, type(experiment).__module__)),

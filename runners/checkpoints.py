@@ -23,6 +23,13 @@ DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax's, which does not ask about preemption: its numbers of steps would mix with the loop's own questions."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class Checkpoints:
     """The checkpoints in a run folder. Each is written to a temporary name and renamed when whole."""
 
@@ -46,7 +53,7 @@ class Checkpoints:
         if str(workdir).startswith("s3://"):
             use_s3()
         folder = absolute(workdir / FOLDER)
-        self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "extra"))
+        self._manager = _Manager(folder, options=options, item_names=("state", "extra"))
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known.
@@ -58,6 +65,11 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
         with self._writing():
             self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
+
+    def check(self) -> None:
+        """Raises a VortaroError where what was being saved cannot be written."""
+        with self._writing():
+            self._manager.check_for_errors()
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, ascending."""

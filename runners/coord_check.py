@@ -106,7 +106,7 @@ def _measure(session: Session, options: CoordOptions) -> Statistics:
     updates, runs = Updates(session), []
     for seed in range(options.seeds):
         part, key = source.batch(seed), jax.random.key(seed)
-        batch = session.put(part, part.inputs.shape[0])
+        batch = session.put(part)
         update = updates.of(batch)
         state = session.init(key)
         first = look(state.variables, batch)

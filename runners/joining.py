@@ -22,6 +22,7 @@ from runners.vigil import Vigil, on_abort
 
 # What an Open MPI, a Slurm step and Kubernetes say to each process: how many there are, and which one it is.
 COUNTS = ("JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+SEVERAL = ("train", "profile", "validation", "test", "sample")  # modes that several processes carry out together
 INDICES = ("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
@@ -107,7 +108,10 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
       UsageError: the place of this process is not said clearly.
       VortaroError: the others did not come.
     """
-    place = None if jax.distributed.is_initialized() else find_place(options, os.environ)
+    alone = (
+        options.mode not in SEVERAL and (options.coordinator, options.num_processes, options.process_id) == (None,) * 3
+    )
+    place = None if alone or jax.distributed.is_initialized() else find_place(options, os.environ)
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if place is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
         print(f"This process is alone, in a Slurm job of {tasks} tasks: put srun in front of the command to use all.")
@@ -115,16 +119,17 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
         yield peers()
         return
     with _connected(place, options.join_timeout, options.peer_timeout):
-        if options.mode != "train":
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX keeps it for those who save
-        _require_one_runtime()
-        others = Peers(distributed.global_state.client, jax.process_index(), jax.process_count())
+        state = distributed.global_state
+        others = Peers(state.client, state.process_id, state.num_processes)
+        if options.mode != "train" or not others.several:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX keeps it, for several who save one step
         with use(others):
             if not others.primary:
                 _silence()
             vigil = Vigil(others, options.peer_timeout)
             vigil.start()
             try:
+                _require_one_runtime()
                 yield others
             except BaseException as error:
                 vigil.fail(error)
@@ -141,6 +146,7 @@ def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
             place.index,
             initialization_timeout=patience,
             heartbeat_timeout_seconds=silence + 60,  # JAX ends a process with a C++ stack: ours speak before
+            shutdown_timeout_seconds=3600,  # process 0 may have much to upload at the end
         )
     except (RuntimeError, ValueError) as error:
         raise VortaroError(f"{_meeting(place)}: {_reason(error)}.") from error
@@ -149,7 +155,7 @@ def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
 
 
 def _require_one_runtime() -> None:
-    """Raises a VortaroError where JAX computes in each process alone, as on a CPU that it was not told to use."""
+    """Looks for devices; raises a VortaroError where JAX uses them in each process alone, as it does on CPUs untold."""
     met, used = distributed.global_state.num_processes, jax.process_count()
     if met != used:
         raise VortaroError(

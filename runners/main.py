@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
 
-SEVERAL = ("train", "profile", "validation", "test", "sample")  # modes that several processes carry out together
 MODES = (
     "train",
     "validation",
@@ -149,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
-    from runners.joining import joined
+    from runners.joining import SEVERAL, joined
     from tasks.storage import trouble
 
     with joined(options) as others:

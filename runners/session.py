@@ -35,11 +35,25 @@ def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[ja
     """The mesh of these axis sizes with the devices in that order."""
     sizes, axes = tuple(shape.values()), tuple(shape)
     kinds = (AxisType.Auto,) * len(axes)
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+    if slices > 1:
+        return Mesh(_over_slices(sizes, axes, slices, devices), axes, kinds)
     if order == "auto":
         placed = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
         return Mesh(placed, axes, kinds)
     by_id = np.array(sorted(devices, key=lambda device: device.id))
     return Mesh(by_id[device_ids(order, sizes)], axes, kinds)
+
+
+def _over_slices(sizes: tuple[int, ...], axes: tuple[str, ...], slices: int, devices: Sequence[jax.Device]) -> Any:
+    """Devices of several TPU slices: the first axis goes over slices, which the network between hosts joins."""
+    if sizes[0] % slices:
+        raise UsageError(
+            f"The axis '{axes[0]}' of {sizes[0]} parts goes over {slices} TPU slices, which do not divide it: choose "
+            f"another DEVICE_MESH_SHAPE."
+        )
+    inside, across = (sizes[0] // slices, *sizes[1:]), (slices, *(1 for _ in sizes[1:]))
+    return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
 
 
 class Session:
@@ -199,19 +213,9 @@ class Session:
         flops = sum(count * self.update_flops(shape) for shape, count in updates.items())
         return flops / (seconds * chip.flops * self.mesh.size)
 
-    def shard(self, source: IndexedInput) -> Shard:
-        """The rows that this host's devices hold; hosts that hold copies of a part read the same rows.
-
-        Raises:
-          UsageError: they are not one of so many equal parts.
-        """
-        shape = (source.batch_size, source.seq_len)
-        indices = self.batch_sharding.addressable_devices_indices_map(shape).values()
-        held = [index[0].indices(shape[0]) for index in indices if index is not None]
-        start, stop = min(low for low, _, _ in held), max(high for _, high, _ in held)
-        if shape[0] % (stop - start) or start % (stop - start):
-            raise UsageError(f"This host's devices hold rows {start} to {stop} of {shape[0]}: order the mesh by hosts.")
-        return Shard(start // (stop - start), shape[0] // (stop - start))
+    def shards(self, source: IndexedInput) -> tuple[Shard, ...]:
+        """The parts of each batch that this host's devices hold; hosts that hold copies of a part read them all."""
+        return host_shards(self.batch_sharding, (source.batch_size, source.seq_len), jax.process_index())
 
     def settle(self, arrays: Any) -> Any:
         """Waits for the arrays where several virtual CPU devices share few threads.
@@ -222,31 +226,54 @@ class Session:
         crowded = self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu"
         return jax.block_until_ready(arrays) if crowded else arrays
 
-    def put(self, batch: Batch, rows: int) -> Batch:
-        """A host's part of a batch of so many rows, as global arrays on the mesh."""
+    def put(self, batch: Batch, shards: Sequence[Shard] = (Shard(),)) -> Batch:
+        """A host's parts of a batch, one behind the other, as global arrays on the mesh; by default the whole of it."""
+        return jax.tree.map(lambda part: self._placed(part, shards), batch)
 
-        def place(part: np.ndarray) -> jax.Array:
-            return jax.make_array_from_process_local_data(self.batch_sharding, part, (rows, part.shape[1]))
+    def _placed(self, part: np.ndarray, shards: Sequence[Shard]) -> jax.Array:
+        rows = part.shape[0] // len(shards)  # of one shard
+        begin = {shard.index: number * rows for number, shard in enumerate(shards)}
+        shape = (rows * shards[0].count, part.shape[1])
 
-        return jax.tree.map(place, batch)
+        def of_device(index: Any) -> np.ndarray:
+            low, high, _ = index[0].indices(shape[0])
+            start = begin[low // rows] + low % rows
+            return part[start : start + high - low, index[1]]
+
+        return jax.make_array_from_callback(shape, self.batch_sharding, of_device)
 
     def batches(
         self, source: IndexedInput, start: dict[str, Any] | None = None
     ) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
-        shard = self.shard(source)
-        iterator = source.iterator(shard)
+        shards = self.shards(source)
+        iterator = source.iterator(*shards)
         if start is not None:
             iterator.restore(start)
         with ThreadPoolExecutor(1) as worker:
-            following = worker.submit(self._next, iterator, shard.count)
+            following = worker.submit(self._next, iterator, shards)
             while (current := following.result()) is not None:
-                following = worker.submit(self._next, iterator, shard.count)
+                following = worker.submit(self._next, iterator, shards)
                 yield current
 
-    def _next(self, iterator: InputIterator, parts: int) -> tuple[Batch, dict[str, Any]] | None:
+    def _next(self, iterator: InputIterator, shards: Sequence[Shard]) -> tuple[Batch, dict[str, Any]] | None:
         batch = next(iterator, None)
-        return None if batch is None else (self.put(batch, parts * batch.inputs.shape[0]), iterator.state())
+        return None if batch is None else (self.put(batch, shards), iterator.state())
+
+
+def host_shards(sharding: NamedSharding, shape: tuple[int, int], process: int) -> tuple[Shard, ...]:
+    """The parts of a batch (rows, positions) that the devices of a process hold, in order; one, where that is possible.
+
+    On a torus a host's chips seldom hold rows that lie side by side.
+    """
+    places = sharding.devices_indices_map(shape)
+    held = {index[0].indices(shape[0])[:2] for device, index in places.items() if device.process_index == process}
+    size = max(high - low for low, high in held)  # all devices hold as many
+    numbers, count = sorted(low // size for low, _ in held), shape[0] // size
+    several, first = len(numbers), numbers[0]
+    if numbers == list(range(first, first + several)) and first % several == count % several == 0:
+        return (Shard(first // several, count // several),)
+    return tuple(Shard(number, count) for number in numbers)
 
 
 class Updates:

@@ -114,6 +114,7 @@ class _Run:
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.signal: int | None = None
+        self.interrupted = False  # by Ctrl-C; the second one ends this process at once
         self.updates = Updates(session)
         self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
@@ -138,6 +139,9 @@ class _Run:
             self.log.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = number == signal.SIGINT
         if peers().several:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
@@ -150,7 +154,7 @@ class _Run:
         """
         # Counted from where this launch began: the first call of all processes has the same number.
         if peers().several and multihost_utils.reached_preemption_sync_point(step - self.start):
-            self.signal = signal.SIGTERM
+            self.signal = signal.SIGINT if self.interrupted else signal.SIGTERM
         return self.signal is not None
 
     def _announce(self) -> None:
@@ -180,7 +184,7 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            watchdog().expect(step, updates=AHEAD + 1)
+            watchdog().expect("Update", step)
             self._keep_up()
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
@@ -197,6 +201,7 @@ class _Run:
                 self._save(step)
                 return
             if step < self.program.num_steps:
+                watchdog().expect("The batch of update", step + 1)
                 batch, position = next(batches)
         self._report()
         watchdog().rest()
@@ -230,6 +235,8 @@ class _Run:
         """Waits for metrics asked for, and writes them."""
         if self.pending is None:
             return
+        watchdog().expect("Update", watchdog().step, updates=AHEAD + 1)  # all that are queued
+        self.checkpoints.check()
         step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
         self.pending = None
         totals = fetch(sums)
@@ -281,6 +288,7 @@ class _Run:
     def _save(self, step: int) -> None:
         if self.saved == step:
             return
+        watchdog().rest()
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that goes on from here has the lines up to here
         # A copy: the checkpoint is written while training goes on.
@@ -304,6 +312,7 @@ class _Run:
             report.write(self.workdir)
 
     def _finish(self) -> int:
+        watchdog().rest()
         step = int(self.state.step)
         if self.saved != step:
             if self.signal is None:

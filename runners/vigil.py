@@ -15,14 +15,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from layers.errors import VortaroError
 from runners.peers import Peers, end, lost_contact, peers
 from tasks.storage import Place, make_folder, write_whole
 
 BEATS_PER_SECOND = 128  # that process 0 listens to at most, of all others together
+IMPATIENCE = 10.0  # seconds of silence that count once a process has lost contact with another
 STACKS = "stacks"
+GO_ON = "This process stops too; the same command goes on from the last checkpoint."
 
 
 class Vigil:
@@ -38,36 +40,46 @@ class Vigil:
         self._interval = max(1.0, others.count / BEATS_PER_SECOND)
         self._closed = threading.Event()
         self._lost = ""  # why this process thinks that another one is gone
+        self._complained: float | None = None  # when process 0 first heard of a lost contact
         self._once = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="vigil", daemon=True)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._watch_coordinator)]
         now = time.monotonic()
+        self._answered = now  # when process 0 last answered
         # By process: its last beat, and when it came; one that never says anything is missed as well.
         self._heard = {index: (json.dumps([0, 0, "not heard yet", ""]), now) for index in range(others.count)}
 
     def start(self) -> None:
         """Begins; from here on this process ends when another one fails."""
-        on_abort(lambda: self._end(f"Contact with process 0, the coordinator of this run, is lost. {GO_ON}"))
-        self._thread.start()
+        on_abort(lambda: self._end(self._aborted()))
+        for thread in self._threads:
+            thread.start()
+
+    def _aborted(self) -> str:
+        if self._peers.primary:
+            return "This process was aborted, for the reason above; the same command goes on from the last checkpoint."
+        return f"Contact with process 0, the coordinator of this run, is lost, or what is said above happened. {GO_ON}"
 
     def close(self) -> None:
         """Takes leave: silence means nothing from now on."""
         self._closed.set()
+        for thread in self._threads:
+            thread.join(timeout=self._patience)  # a beat under way would take the leave back
         with contextlib.suppress(Exception):
             self._peers.tell(f"beats/{self._peers.index}", "gone", again=True)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> NoReturn:
         """Tells the others what went wrong here, and ends this process."""
         code = error.exit_code if isinstance(error, VortaroError) else 1
         if isinstance(error, SystemExit | KeyboardInterrupt):
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
         if lost_contact(error):
-            self._lost = str(error).strip().partition("\n")[0][:200]
+            self._lost = _first_line(error, 200)
+            print(f"vortaro: {self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
             time.sleep(self._patience + 30)  # the watch ends this process, with the name of the one that is gone
         said = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
+        word = {"by": self._peers.index, "said": said, "code": code, "name": self._peers.name}
         with contextlib.suppress(Exception):
-            if not self._peers.tell(
-                "stop", json.dumps({"by": self._peers.index, "said": said, "code": code, "name": self._peers.name})
-            ):
+            if not self._peers.tell("stop", json.dumps(word)):
                 time.sleep(5)  # the watch says what another one said before
         if not isinstance(error, VortaroError):
             traceback.print_exception(error)
@@ -75,20 +87,29 @@ class Vigil:
 
     def _watch(self) -> None:
         number = 0
-        try:
-            while not self._closed.is_set():
-                number += 1
+        while not self._closed.wait(self._interval if number else 0):
+            number += 1
+            try:
                 beat = json.dumps([number, watchdog().step, self._peers.host, self._lost])
                 self._peers.tell(f"beats/{self._peers.index}", beat, again=True)
                 if self._peers.primary:
-                    self._look()
-                if (said := self._peers.heard("stop", self._interval)) is not None:
-                    self._stop(json.loads(said))
-        except Exception as error:
-            if not self._closed.is_set():
-                self._end(f"Process 0, the coordinator of this run, is gone ({_first_line(error)}). {GO_ON}")
+                    self._find_silent()
+                said = self._peers.known("stop")
+            except Exception:
+                if self._closed.is_set() or time.monotonic() - self._answered > self._patience:
+                    return  # `_watch_coordinator` says so
+                continue
+            self._answered = time.monotonic()
+            if said is not None:
+                self._stop(json.loads(said))
 
-    def _look(self) -> None:
+    def _watch_coordinator(self) -> None:
+        while not self._closed.wait(1.0):
+            silence = time.monotonic() - self._answered
+            if silence > self._patience:
+                self._end(f"Process 0, the coordinator of this run, has not answered for {silence:.0f} s. {GO_ON}")
+
+    def _find_silent(self) -> None:
         """What process 0 makes of the beats of all."""
         now = time.monotonic()
         for index, beat in self._peers.all_said("beats").items():
@@ -98,41 +119,36 @@ class Vigil:
                 self._heard[index] = (beat, now)
         beats = {index: json.loads(beat) for index, (beat, _) in self._heard.items()}
         complaints = [index for index, beat in beats.items() if beat[3]]
-        patience = min(self._patience, 4 * self._interval) if complaints else self._patience
+        if complaints and self._complained is None:
+            self._complained = now
+        patience = self._patience if self._complained is None else min(self._patience, IMPATIENCE)
         silent = [index for index, (_, since) in self._heard.items() if now - since > patience]
         for index in silent[:1]:
             quiet = now - self._heard[index][1]
             self._call(f"Process {index} ({beats[index][2]}) has not been heard of for {quiet:.0f} s. {GO_ON}")
-        if complaints and not silent and self._complained(now) > 3 * patience:
+        if complaints and not silent and self._complained is not None and now - self._complained > 3 * patience:
             index = complaints[0]
             self._call(f"Process {index} ({beats[index][2]}) lost contact with another one: {beats[index][3]}. {GO_ON}")
-
-    def _complained(self, now: float) -> float:
-        """Seconds since the first complaint."""
-        self._since = getattr(self, "_since", now)
-        return now - self._since
 
     def _call(self, said: str) -> None:
         self._peers.tell("stop", json.dumps({"said": said}))
 
     def _stop(self, word: Mapping[str, Any]) -> None:
         if word.get("stuck"):
-            watchdog().dump()
+            watchdog().leave_stacks()
         if word.get("by") == self._peers.index:
             time.sleep(60)  # this process is about to say so itself
         name = f"{word['name']} stopped: " if "name" in word else ""
         self._end(f"{name[:1].upper()}{name[1:]}{word['said']}", word.get("code", 1))
 
-    def _end(self, said: str, code: int = 1) -> None:
+    def _end(self, said: str, code: int = 1) -> NoReturn:
         if not self._once.acquire(blocking=False):
             time.sleep(60)
         if self._peers.primary:
-            time.sleep(2)  # the coordination service ends with this process: the others hear why before
+            # The coordination service ends with this process: the others hear why before.
+            time.sleep(self._interval + 2)
         print(f"vortaro: {said}", file=sys.stderr, flush=True)
         end(code)
-
-
-GO_ON = "This process stops too; the same command goes on from the last checkpoint."
 
 
 class Watchdog:
@@ -140,13 +156,14 @@ class Watchdog:
 
     def __init__(self):
         self.step = 0  # the update under way
+        self._what = ""  # is waited for
         self._limit: float | None = None
         self._until = float("inf")
         self._folder: Place | None = None
 
     @contextlib.contextmanager
     def watching(self, limit: float | None, folder: Place) -> Iterator[None]:
-        """Inside, `expect` counts: an update that takes more than `limit` seconds ends the run (None: none does)."""
+        """Inside, `expect` counts: what takes more than `limit` seconds ends the run (None: nothing does)."""
         self._limit, self._folder = limit, folder
         closed = threading.Event()
         if limit is not None:
@@ -157,26 +174,28 @@ class Watchdog:
             closed.set()
             self._limit, self._until = None, float("inf")
 
-    def expect(self, step: int, updates: int = 1) -> None:
-        """Says that update `step` begins, and that so many may be under way."""
-        self.step = step
+    def expect(self, what: str, step: int, updates: int = 1) -> None:
+        """Says what is waited for now ("Update", "The batch of update"), at which step, for how many updates' time."""
+        self._what, self.step = what, step
         if self._limit is not None:
-            self._until = time.monotonic() + self._limit * max(updates, 1)
+            self._until = time.monotonic() + self._limit * updates
 
     def rest(self) -> None:
         """Says that something else than an update begins, which may take any time."""
         self._until = float("inf")
 
-    def dump(self) -> Place | None:
-        """Writes the stacks of all threads of this process; says where."""
+    def leave_stacks(self) -> Place | None:
+        """Writes the stacks of all threads of this process, if that takes no longer than some seconds; says where."""
         if self._folder is None:
             return None
         target = self._folder / STACKS / f"process_{peers().index}.txt"
         with tempfile.TemporaryFile("w+") as file:  # where a file has a number, which one on a store has not
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
-            make_folder(target.parent)
-            write_whole(target, file.read())
+            stacks = file.read()
+        writer = threading.Thread(target=_write, args=(target, stacks), daemon=True)
+        writer.start()
+        writer.join(timeout=10)  # a file system that hangs may be why the update does
         return target
 
     def _watch(self, closed: threading.Event, limit: float) -> None:
@@ -185,17 +204,28 @@ class Watchdog:
                 self._bark()
 
     def _bark(self) -> None:
-        where = self.dump()
-        here = f"{peers().name} is" if peers().several else "it is"
-        said = (
-            f"Update {self.step} has not ended within train.step_timeout = {self._limit:g} s: {here} stuck; where, say "
-            f"{where} and the files beside it. The same command goes on from the last checkpoint."
-        )
+        said = f"{self._what} {self.step} has not ended within train.step_timeout = {self._limit:g} s"
+        where = None
+        with contextlib.suppress(Exception):
+            where = self.leave_stacks()
+        stacks = f"where each thread was, say {where} and the files beside it. " if where is not None else ""
+        said = f"{said}: {self._who()} {stacks}The same command goes on from the last checkpoint."
         if peers().several:
             peers().tell("stop", json.dumps({"said": said, "stuck": True}))
             time.sleep(60)  # the watch of this process ends it
         print(f"vortaro: {said}", file=sys.stderr, flush=True)
         end(1)
+
+    def _who(self) -> str:
+        """Who is behind, as far as processes have said."""
+        if not peers().several:
+            return "it is stuck;"
+        beats = {index: json.loads(said) for index, said in peers().all_said("beats").items() if said != "gone"}
+        last = min(beat[1] for beat in beats.values())
+        behind = [f"process {index} ({beat[2]})" for index, beat in sorted(beats.items()) if beat[1] == last]
+        if len(behind) == len(beats):
+            return "all processes are in it;"
+        return f"{', '.join(behind[:4])} {'is' if len(behind) == 1 else 'are'} behind, at update {last};"
 
 
 _watchdog = Watchdog()
@@ -219,5 +249,11 @@ def on_abort(say: Callable[[], Any]) -> None:
     libc.signal(int(signal.SIGABRT), handler)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:120]
+def _write(target: Place, text: str) -> None:
+    with contextlib.suppress(Exception):
+        make_folder(target.parent)
+        write_whole(target, text)
+
+
+def _first_line(error: BaseException, length: int) -> str:
+    return str(error).strip().partition("\n")[0][:length]

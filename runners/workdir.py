@@ -121,7 +121,7 @@ def sole_use(workdir: Place) -> Iterator[None]:
     with (workdir / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise UsageError(
                 f"Another process trains in '{workdir}': wait for it, or choose another --workdir."
             ) from error

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -113,9 +113,13 @@ class IndexedInput(abc.ABC):
         """Goes on from an iterator's state, which holds what `snapshot` gave."""
         return
 
-    def iterator(self, shard: Shard = Shard()) -> "InputIterator":
-        """Batches from the first on, with a position that can be saved and restored."""
-        return InputIterator(self, shard)
+    def iterator(self, *shards: Shard) -> "InputIterator":
+        """Batches from the first on, with a position that can be saved and restored.
+
+        Args:
+          shards: the parts of each batch to read, one behind the other; without any the whole batch.
+        """
+        return InputIterator(self, shards or (Shard(),))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,26 +183,31 @@ class RowInput(IndexedInput):
 class InputIterator(Iterator[Batch]):
     """Walks through an IndexedInput; `state()` fits in a JSON file."""
 
-    def __init__(self, source: IndexedInput, shard: Shard):
-        self._source, self._shard, self._next = source, shard, 0
+    def __init__(self, source: IndexedInput, shards: Sequence[Shard]):
+        self._source, self._shards, self._next = source, shards, 0
 
     def __next__(self) -> Batch:
         end = self._source.num_batches()
         if end is not None and self._next >= end:
             raise StopIteration
-        batch = self._source.batch(self._next, self._shard)
+        parts = [self._source.batch(self._next, shard) for shard in self._shards]
         self._next += 1
-        return batch
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands: the number of the next batch, what data it is of, and the input's `snapshot`."""
+        """Where the iterator stands: the number of the next batch, what data it is of, and the input's `snapshot`.
+
+        Of several parts no snapshot is kept: inputs that need one are read through.
+        """
         data = self._source.fingerprint
         known = {} if data is None else {"data": data}
-        return {"next_batch": self._next, **known, **self._source.snapshot(self._shard)}
+        taken = self._source.snapshot(self._shards[0]) if len(self._shards) == 1 else {}
+        return {"next_batch": self._next, **known, **taken}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from `state`, without reading what lies before where the input can."""
-        self._source.resume(state, self._shard)
+        if len(self._shards) == 1:
+            self._source.resume(state, self._shards[0])
         self._next = int(state["next_batch"])
 
 

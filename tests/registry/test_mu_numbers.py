@@ -271,12 +271,12 @@ def on_mesh(shape, start, **knobs):
         assert jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, state.variables) == predicted
         assert held(state.variables) == totals["bytes_per_device"]
         assert held(state.optimizer) == totals["optimizer_bytes_per_device"]
-        update, losses = session.compile_step(session.put(batch_of(0), 8)), []
+        update, losses = session.compile_step(session.put(batch_of(0))), []
         for number in range(6):
-            state = session.settle(update(state, session.put(batch_of(number), 8), session.seed))
+            state = session.settle(update(state, session.put(batch_of(number)), session.seed))
             losses.append(float(state.sums.loss / state.sums.weight))
             state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
-        sums = session.metrics_of(state.variables, session.put(batch_of(77), 8))
+        sums = session.metrics_of(state.variables, session.put(batch_of(77)))
         return [*losses, float(sums.loss / sums.weight)]
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from runners import vigil
 from runners.checksums import checksums
 from runners.joining import Place, find_place
 from runners.peers import Peers, disagreement
+from runners.session import host_shards, make_mesh
+from tasks.inputs.indexed import Shard
 
 NO_FLAGS = {"coordinator": None, "num_processes": None, "process_id": None}
 
@@ -117,6 +120,8 @@ class Store:
             self.values[key] = str(int(self.values.get(key, 0)) + by)
 
     def key_value_try_get(self, key):
+        if key not in self.values:
+            raise RuntimeError("NOT_FOUND")
         return self.values[key]
 
     def key_value_dir_get(self, folder):
@@ -144,6 +149,11 @@ def test_all_hear_one_verdict():
     assert list(heard.values()) == [["+".join(f"{i} {n}" for i in range(8)) for n in range(3)]] * 8
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(vigil, "IMPATIENCE", 0.2)
+
+
 def watch(patience, count=3):
     one = vigil.Vigil(Peers(Store(), 0, count), patience)
     one._interval = 0.05
@@ -166,7 +176,7 @@ def test_who_goes_silent_is_called_dead():
             beat(one, index, number)
         if number < 2:
             beat(one, 2, number)
-        one._look()
+        one._find_silent()
         if number < 3:
             assert stop_said(one) is None
         time.sleep(0.1)
@@ -177,7 +187,7 @@ def test_who_never_says_a_word_is_missed():
     one = watch(patience=0.2, count=2)
     for number in range(6):
         beat(one, 0, number)
-        one._look()
+        one._find_silent()
         time.sleep(0.06)
     assert stop_said(one).startswith("Process 1 (not heard yet) has not been heard of")
 
@@ -187,7 +197,7 @@ def test_who_took_leave_is_not_missed():
     for number in range(5):
         beat(one, 0, number)
         one._peers.tell("beats/1", "gone", again=True)
-        one._look()
+        one._find_silent()
         time.sleep(0.05)
     assert stop_said(one) is None
 
@@ -198,14 +208,14 @@ def test_a_lost_connection_makes_the_watch_impatient():
     for number in range(8):
         beat(one, 0, number)
         beat(one, 1, number, lost="Gloo all-reduce failed")
-        one._look()
+        one._find_silent()
         time.sleep(0.06)
     assert stop_said(one).startswith("Process 2 (h2) has not been heard of")
     one = watch(patience=1000, count=2)
-    for number in range(16):
+    for number in range(20):
         beat(one, 0, number)
         beat(one, 1, number, lost="Gloo all-reduce failed")
-        one._look()
+        one._find_silent()
         time.sleep(0.06)
     assert stop_said(one).startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
 
@@ -236,3 +246,49 @@ def test_a_checksum_does_not_depend_on_how_an_array_is_split():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     split = [jax.device_put(values, NamedSharding(mesh, spec)) for spec in (P(), P("data"), P("model", "data"))]
     assert len({checksums([array])[0] for array in (values, *split)}) == 1
+
+
+def test_the_limit_of_a_step_is_what_it_says(tmp_path):
+    dog = vigil.Watchdog()
+    with dog.watching(1000, tmp_path):
+        dog.expect("Update", 7)
+        assert dog._until - time.monotonic() == pytest.approx(1000, abs=5)
+        dog.rest()
+        assert dog._until == float("inf")
+    assert dog.leave_stacks() == tmp_path / "stacks/process_0.txt"
+    assert "test_the_limit_of_a_step" in (tmp_path / "stacks/process_0.txt").read_text()
+
+
+def test_leave_is_taken_for_good():
+    store = Store()
+    one = vigil.Vigil(Peers(store, 1, 2), patience=5)
+    one._interval = 0.001
+    for thread in one._threads:
+        thread.start()
+    time.sleep(0.05)
+    one.close()
+    time.sleep(0.05)
+    assert store.values["vortaro/beats/1"] == "gone"
+
+
+class Chip(NamedTuple):
+    id: int
+    process_index: int
+
+
+def test_rows_of_hosts_on_a_ring():
+    mesh = make_mesh({"data": 8, "model": 1}, "ring", jax.devices())
+    sharding = NamedSharding(mesh, P("data"))
+    assert host_shards(sharding, (16, 4), 0) == (Shard(0, 1),)
+
+    class Two:  # the same, if every two devices were a host's
+        def devices_indices_map(self, shape):
+            where = sharding.devices_indices_map(shape).items()
+            return {Chip(device.id, device.id // 2): index for device, index in where}
+
+    assert [host_shards(Two(), (16, 4), host) for host in range(4)] == [
+        (Shard(0, 8), Shard(7, 8)),
+        (Shard(1, 8), Shard(6, 8)),
+        (Shard(2, 8), Shard(5, 8)),
+        (Shard(3, 8), Shard(4, 8)),
+    ]

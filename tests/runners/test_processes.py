@@ -11,7 +11,7 @@ from tests.runners.processes import run
 SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
 # One entry of every family, by what is special about it over processes.
 FAMILIES = {
-    "tiny.StdlibTinyLlama": [],
+    "tiny.StdlibTinyLlama": ["DEVICE_ORDER=ring", "DEVICE_MESH_SHAPE=8,1"],  # rows of a host are no neighbours
     "gshard.MoeLm8x2B": [],  # experts exchange tokens
     "wiki_bert.MLPerfTrainBertDense2B": [],
     "vq.VQStdlib": [],  # codebooks are averaged over all rows

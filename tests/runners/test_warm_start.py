@@ -69,7 +69,7 @@ def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, caps
         state, said = begin(session)
         known = next(line for line in lines(trained) if line["split"] == "validation")
         assert evaluate(session, state.variables, "validation")["loss"] == known["loss"]
-        batch = session.put(session.train.input.batch(0), 8)
+        batch = session.put(session.train.input.batch(0))
         first = session.metrics_of(state.variables, batch)
     assert said == f"Weights from {trained} (step 4)"
     sets = [f"--set={s}" for s in (warm, "NUM_STEPS=1", "LOG_EVERY=1", "WARMUP_STEPS=0")]
