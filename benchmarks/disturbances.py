@@ -107,7 +107,7 @@ def _complaint(launch: Launch, index: int, said: str = GO_ON) -> str:
 
 def _spread(number: int, count: int) -> int:
     """The step at which disturbance `number` of so many shall come: all of the run is hit."""
-    return int(STEPS * (number + 0.5) / (count + 1))
+    return int((STEPS - 25) * (number + 0.5) / count)
 
 
 def _kill(bench: Bench, number: int, count: int, *, all_at_once: bool) -> Disturb:
