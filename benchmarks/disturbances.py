@@ -184,26 +184,38 @@ def notices(bench: Bench) -> Iterator[Outcome]:
         yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to the only process", ONE, of_one)
 
 
+def _damage(bench: Bench, name: str, shape: Shape) -> Outcome:
+    row, detail = "newest checkpoint damaged", f"{name}, {shape[0]} process{'es' if shape[0] > 1 else ''}"
+    workdir = shutil.copytree(bench.calm(shape), bench.folder())
+    DAMAGES[name](workdir / "checkpoints" / str(STEPS), bench.rng)
+    launch = bench.launch(workdir, shape)
+    codes, out = launch.codes(), launch.out()
+    if any(codes):
+        return Outcome(row, OTHER, f"{detail}: {codes}, {launch.err(0)[-1500:]}")
+    wrong = differing(bench.calm(shape), workdir)
+    named = f"Checkpoint {STEPS} is damaged and passed over" in out
+    aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
+    if f"Resumed at step {STEPS} " in out:
+        detail += " (no array is hit: it reads whole)"  # or `differing` says so
+    elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
+        wrong.append(f"it was not put aside by name: {out[:1500]}")
+    return Outcome(row, OTHER if wrong else SAME, ": ".join([detail, *wrong]))
+
+
 def damages(bench: Bench) -> Iterator[Outcome]:
-    """The newest checkpoint damaged between two launches."""
-    names = list(DAMAGES)[:3] if bench.small else list(DAMAGES)
-    for number, name in enumerate(names):
-        shape = TWO if number % 2 and not bench.small else ONE
+    """The newest checkpoint damaged between two launches, or all of them."""
+    for number, name in enumerate(FEW_DAMAGES if bench.small else DAMAGES):
+        yield _damage(bench, name, TWO if number % 2 and not bench.small else ONE)
+    for shape in () if bench.small else (ONE, TWO):
         workdir = shutil.copytree(bench.calm(shape), bench.folder())
-        DAMAGES[name](workdir / "checkpoints" / str(STEPS), bench.rng)
+        steps = saved_steps(workdir)
+        for step in steps:
+            DAMAGES["every file empty"](workdir / "checkpoints" / str(step), bench.rng)
         launch = bench.launch(workdir, shape)
-        codes, out = launch.codes(), launch.out()
-        named = f"Checkpoint {STEPS} is damaged and passed over" in out
-        aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
-        detail = f"{name}, {shape[0]} process{'es' if shape[0] > 1 else ''}"
-        wrong = (
-            [f"exit codes {codes}: {launch.err(0)[-1500:]}"] if any(codes) else differing(bench.calm(shape), workdir)
-        )
-        if "bit flipped" in name and f"Resumed at step {STEPS} " in out:
-            detail += " (the bit is of no array: nothing was damaged)"  # or `differing` says so
-        elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
-            wrong.append(f"it was not put aside by name: {out[:1500]}")
-        yield Outcome("newest checkpoint damaged", OTHER if wrong else SAME, ": ".join([detail, *wrong]))
+        codes = launch.codes()
+        kept = sorted(int(path.name) for path in (workdir / "damaged_checkpoints").glob("*"))
+        clear = codes == [2] * len(codes) and "None of the checkpoints" in launch.sentence(0) and kept == steps
+        yield Outcome("all checkpoints damaged", STOPPED if clear else OTHER, f"{codes}, {launch.err(0)[-1500:]}")
 
 
 @contextlib.contextmanager
