@@ -192,8 +192,10 @@ class Watchdog:
             f"{where} and the files beside it. The same command goes on from the last checkpoint."
         )
         if peers().several:
-            peers().tell("stop", json.dumps({"said": said, "stuck": True}))
-            time.sleep(60)  # the watch of this process ends it
+            word = json.dumps({"said": said, "stuck": True})
+            # It does not return where process 0 stands still, and nobody else would end this process.
+            threading.Thread(target=peers().tell, args=("stop", word), daemon=True).start()
+            time.sleep(30)  # the watch of this process ends it
         print(f"vortaro: {said}", file=sys.stderr, flush=True)
         end(1)
 
