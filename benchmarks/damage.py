@@ -60,6 +60,7 @@ DAMAGES: dict[str, Damage] = {
     "4 KiB of zeros in the largest data file": lambda folder, rng: _zero_block(_data(folder)[0], rng),
     "`extra` no JSON": lambda folder, rng: (folder / "extra" / "metadata").write_text("{"),
     "every file empty": _empty_all,
+    "its metrics cut in half": lambda folder, rng: _truncate(folder / "metrics" / "metrics"),
     "one bit flipped in the second data file": lambda folder, rng: _flip(_data(folder)[1], rng),
     "a process's OCDBT manifest missing": lambda folder, rng: next(
         (folder / "state").glob("ocdbt.process_*/manifest.ocdbt")

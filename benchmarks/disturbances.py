@@ -107,7 +107,7 @@ def _complaint(launch: Launch, index: int, said: str = GO_ON) -> str:
 
 def _spread(number: int, count: int) -> int:
     """The step at which disturbance `number` of so many shall come: all of the run is hit."""
-    return int(STEPS * (number + 0.5) / (count + 1))
+    return int((STEPS - 25) * (number + 0.5) / count)
 
 
 def _kill(bench: Bench, number: int, count: int, *, all_at_once: bool) -> Disturb:
@@ -175,35 +175,48 @@ def _notice(bench: Bench, number: int, at: int, code: int) -> Disturb:
 def notices(bench: Bench) -> Iterator[Outcome]:
     """SIGTERM, SIGUSR1 or SIGINT to a random process."""
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
-    several = [term, usr1] if bench.small else [term, term, usr1, term, interrupt, term, term, usr1, term, interrupt]
-    of_two = [_notice(bench, number, _spread(i, len(several)), 0) for i, number in enumerate(several)]
-    yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to one of 2 processes", TWO, of_two)
+    # Early in a run: agreeing on a step takes a second or two, and one that ends meanwhile proves nothing.
+    for several in [[term, usr1]] if bench.small else [[term, term, usr1, term, interrupt]] * 2:
+        of_two = [_notice(bench, number, 4 + 10 * i, 0) for i, number in enumerate(several)]
+        yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to one of 2 processes", TWO, of_two)
     alone = [] if bench.small else [(term, 0), (usr1, 0), (interrupt, 130)]
-    of_one = [_notice(bench, number, _spread(i, len(alone)), code) for i, (number, code) in enumerate(alone)]
+    of_one = [_notice(bench, number, 4 + 10 * i, code) for i, (number, code) in enumerate(alone)]
     if alone:
         yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to the only process", ONE, of_one)
 
 
+def _damage(bench: Bench, name: str, shape: Shape) -> Outcome:
+    row, detail = "newest checkpoint damaged", f"{name}, {shape[0]} process{'es' if shape[0] > 1 else ''}"
+    workdir = shutil.copytree(bench.calm(shape), bench.folder())
+    DAMAGES[name](workdir / "checkpoints" / str(STEPS), bench.rng)
+    launch = bench.launch(workdir, shape)
+    codes, out = launch.codes(), launch.out()
+    if any(codes):
+        return Outcome(row, OTHER, f"{detail}: {codes}, {launch.err(0)[-1500:]}")
+    wrong = differing(bench.calm(shape), workdir)
+    named = f"Checkpoint {STEPS} is damaged and passed over" in out
+    aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
+    if f"Resumed at step {STEPS} " in out:
+        detail += " (no array is hit: it reads whole)"  # or `differing` says so
+    elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
+        wrong.append(f"it was not put aside by name: {out[:1500]}")
+    return Outcome(row, OTHER if wrong else SAME, ": ".join([detail, *wrong]))
+
+
 def damages(bench: Bench) -> Iterator[Outcome]:
-    """The newest checkpoint damaged between two launches."""
-    names = list(DAMAGES)[:3] if bench.small else list(DAMAGES)
-    for number, name in enumerate(names):
-        shape = TWO if number % 2 and not bench.small else ONE
+    """The newest checkpoint damaged between two launches, or all of them."""
+    for number, name in enumerate(FEW_DAMAGES if bench.small else DAMAGES):
+        yield _damage(bench, name, TWO if number % 2 and not bench.small else ONE)
+    for shape in () if bench.small else (ONE, TWO):
         workdir = shutil.copytree(bench.calm(shape), bench.folder())
-        DAMAGES[name](workdir / "checkpoints" / str(STEPS), bench.rng)
+        steps = saved_steps(workdir)
+        for step in steps:
+            DAMAGES["every file empty"](workdir / "checkpoints" / str(step), bench.rng)
         launch = bench.launch(workdir, shape)
-        codes, out = launch.codes(), launch.out()
-        named = f"Checkpoint {STEPS} is damaged and passed over" in out
-        aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
-        detail = f"{name}, {shape[0]} process{'es' if shape[0] > 1 else ''}"
-        wrong = (
-            [f"exit codes {codes}: {launch.err(0)[-1500:]}"] if any(codes) else differing(bench.calm(shape), workdir)
-        )
-        if "bit flipped" in name and f"Resumed at step {STEPS} " in out:
-            detail += " (the bit is of no array: nothing was damaged)"  # or `differing` says so
-        elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
-            wrong.append(f"it was not put aside by name: {out[:1500]}")
-        yield Outcome("newest checkpoint damaged", OTHER if wrong else SAME, ": ".join([detail, *wrong]))
+        codes = launch.codes()
+        kept = sorted(int(path.name) for path in (workdir / "damaged_checkpoints").glob("*"))
+        clear = codes == [2] * len(codes) and "None of the checkpoints" in launch.sentence(0) and kept == steps
+        yield Outcome("all checkpoints damaged", STOPPED if clear else OTHER, f"{codes}, {launch.err(0)[-1500:]}")
 
 
 @contextlib.contextmanager

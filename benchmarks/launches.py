@@ -1,7 +1,9 @@
 """Training runs in processes of their own, and whether two of them ended alike."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import orbax.checkpoint as ocp
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ("NUM_STEPS=120", "SAVE_EVERY=10", "EVAL_EVERY=50", "LOG_EVERY=7", "DROPOUT=0.1", "BATCH_SIZE=8")
+METRICS = "metrics.jsonl"
 TIMINGS = ("tokens_per_second", "steps_per_second", "mfu")
 PEER_TIMEOUT = 15  # seconds
 JOIN_TIMEOUT = 40
@@ -32,7 +35,7 @@ def command(workdir: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
 
 def metrics(workdir: Path) -> list[dict[str, Any]]:
     """Every line of metrics.jsonl without its timings."""
-    path = workdir / "metrics.jsonl"
+    path = workdir / METRICS
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
@@ -71,10 +74,12 @@ def _extra(workdir: Path) -> Any:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
+    """A port that nobody listens at, below those that systems give to clients."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            port = random.randrange(15000, 30000)
+            free.bind(("localhost", port))
+            return port
 
 
 class Launch:
@@ -111,6 +116,8 @@ class Launch:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         self._said = said
+        self._before = _inode(workdir / METRICS)
+        self._kept = -1  # length of metrics.jsonl as this launch found it
         said.mkdir(exist_ok=True)
         port = free_port()
         timeouts = [f"--join_timeout={JOIN_TIMEOUT}", f"--peer_timeout={peer_timeout}"]
@@ -151,9 +158,18 @@ class Launch:
             time.sleep(0.002)
         return True
 
+    def training(self) -> bool:
+        """Whether this launch has written metrics of its own: it begins with a new file of those that it keeps."""
+        path = self.workdir / METRICS
+        if _inode(path) == self._before:
+            return False
+        if self._kept < 0:
+            self._kept = path.stat().st_size
+        return path.stat().st_size > self._kept
+
     def reach(self, step: int) -> bool:
-        """Waits for metrics of a step; False where all processes ended before."""
-        return self.until(lambda: self.step() >= step)
+        """Waits for this launch's metrics, of that step at least; False where all processes ended before."""
+        return self.until(self.training) and self.until(lambda: self.step() >= step)
 
     def saving(self) -> bool:
         """Whether a checkpoint is being written: it has a temporary name until it is whole."""
@@ -185,7 +201,11 @@ class Launch:
         return said[0] if len(said) == 1 and "Traceback" not in err else ""
 
 
+def _inode(path: Path) -> int:
+    return path.stat().st_ino if path.exists() else 0
+
+
 def metrics_text(workdir: Path) -> str:
     """metrics.jsonl up to its last whole line."""
-    path = workdir / "metrics.jsonl"
+    path = workdir / METRICS
     return path.read_text().rpartition("\n")[0] if path.exists() else ""

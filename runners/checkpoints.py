@@ -53,7 +53,25 @@ class Checkpoints:
         if str(workdir).startswith("s3://"):
             use_s3()
         folder = absolute(workdir / FOLDER)
+        self._require_metrics(folder)
         self._manager = _Manager(folder, options=options, item_names=("state", "extra"))
+
+    def _require_metrics(self, folder: Place) -> None:
+        """Puts checkpoints aside whose metrics cannot be read: the manager reads those of all, and would fail.
+
+        Raises:
+          UsageError: there is one, and this may not move it.
+        """
+
+        there = folder.iterdir() if peers().primary and folder.is_dir() else ()
+        steps = sorted(int(path.name) for path in there if path.name.isdigit())
+        bad = [step for step in steps if not _is_json(folder / str(step) / "metrics" / "metrics")]
+        self._without_metrics: list[int] = json.loads(peers().decide(json.dumps(bad), lambda found: found[0]))
+        for step in self._without_metrics:
+            if self._read_only:
+                raise UsageError(f"Checkpoint {step} in '{self._workdir}' is damaged: its metrics cannot be read.")
+            print(f"Checkpoint {step} is damaged and passed over: its metrics cannot be read", flush=True)
+            self._move_aside(step)
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known.
@@ -101,7 +119,7 @@ class Checkpoints:
                 return restored
             print(f"Checkpoint {step} is damaged and passed over: {wrong}", flush=True)
             self._put_aside(step)
-        if steps:
+        if steps := sorted([*steps, *self._without_metrics]):
             raise UsageError(
                 f"None of the checkpoints {steps} in '{self._workdir}' can be read: choose another workdir."
             )
@@ -196,6 +214,10 @@ class Checkpoints:
     def _put_aside(self, step: int) -> None:
         if self._read_only:
             return
+        self._move_aside(step)
+        self._manager.reload()
+
+    def _move_aside(self, step: int) -> None:
         aside = self._workdir / DAMAGED
         target = aside / str(step)
 
@@ -204,7 +226,6 @@ class Checkpoints:
             move_folder(self._workdir / FOLDER / str(step), target)
 
         peers().in_turn(move)
-        self._manager.reload()
 
     def close(self) -> None:
         """Waits until everything is written.
@@ -260,6 +281,17 @@ def _checksums(state: TrainState) -> dict[str, int]:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
+
+
+def _is_json(path: Place) -> bool:
+    """Whether a file holds JSON, if it is there at all."""
+    try:
+        json.loads(path.read_text())
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _system_error(error: Exception) -> str:

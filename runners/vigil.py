@@ -193,9 +193,7 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             stacks = file.read()
-        writer = threading.Thread(target=_write, args=(target, stacks), daemon=True)
-        writer.start()
-        writer.join(timeout=10)  # a file system that hangs may be why the update does
+        _bounded(lambda: _write(target, stacks), seconds=10)  # a file system that hangs may be why the update does
         return target
 
     def _watch(self, closed: threading.Event, limit: float) -> None:
@@ -209,17 +207,19 @@ class Watchdog:
         with contextlib.suppress(Exception):
             where = self.leave_stacks()
         stacks = f"where each thread was, say {where} and the files beside it. " if where is not None else ""
-        said = f"{said}: {self._who()} {stacks}The same command goes on from the last checkpoint."
+        who = ["it is stuck;"]
         if peers().several:
-            peers().tell("stop", json.dumps({"said": said, "stuck": True}))
-            time.sleep(60)  # the watch of this process ends it
+            # These calls do not return where process 0 stands still, and nobody else would end this process.
+            _bounded(lambda: who.append(self._who()), seconds=5)
+        said = f"{said}: {who[-1]} {stacks}The same command goes on from the last checkpoint."
+        if peers().several:
+            _bounded(lambda: peers().tell("stop", json.dumps({"said": said, "stuck": True})), seconds=5)
+            time.sleep(15)  # the watch of this process ends it
         print(f"vortaro: {said}", file=sys.stderr, flush=True)
         end(1)
 
     def _who(self) -> str:
         """Who is behind, as far as processes have said."""
-        if not peers().several:
-            return "it is stuck;"
         beats = {index: json.loads(said) for index, said in peers().all_said("beats").items() if said != "gone"}
         last = min(beat[1] for beat in beats.values())
         behind = [f"process {index} ({beat[2]})" for index, beat in sorted(beats.items()) if beat[1] == last]
@@ -250,9 +250,20 @@ def on_abort(say: Callable[[], Any]) -> None:
 
 
 def _write(target: Place, text: str) -> None:
-    with contextlib.suppress(Exception):
-        make_folder(target.parent)
-        write_whole(target, text)
+    make_folder(target.parent)
+    write_whole(target, text)
+
+
+def _bounded(work: Callable[[], Any], seconds: float) -> None:
+    """Does something that may fail, or never end."""
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=quietly, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
 
 
 def _first_line(error: BaseException, length: int) -> str:

@@ -16,8 +16,8 @@ def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("faults"), seed=1, small=True)
 
 
-# Notices and stuck updates: tests/runners/test_processes_stop.py.
-@pytest.mark.parametrize(("kind", "least"), [("kill", 4), ("damage", 4), ("full", 1), ("slow", 2)])
+# Notices, silent and stuck processes: tests/runners/test_processes_stop.py.
+@pytest.mark.parametrize(("kind", "least"), [("kill", 4), ("damage", 4), ("full", 1)])
 def test_disturbed_and_restarted_it_ends_in_the_same_bits(bench, kind, least):
     outcomes = disturb(bench, [kind])
     if outcomes[0].result == SKIPPED:

@@ -45,6 +45,44 @@ def test_a_notice_to_one_process_saves_one_step_on_all(tmp_path, told, number):
     assert saved(tmp_path / "run")[-1] == step
 
 
+SLOW_SAVE = """
+import time
+from registry.experiment import register
+from registry.experiments.tiny import StdlibTiny
+from runners import checkpoints
+
+@register
+class SlowSave(StdlibTiny):
+    '''Saving takes seconds, as that of large arrays does.'''
+
+def save(self, step, *more, before=checkpoints.Checkpoints.save):
+    time.sleep(4)
+    before(self, step, *more)
+
+checkpoints.Checkpoints.save = save
+"""
+
+
+def test_a_notice_during_a_save_of_a_resumed_run_is_heard(tmp_path):
+    (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
+    arguments = [*ENDLESS, "--exp=slow_save.SlowSave", "--set=SAVE_EVERY=7", "--workdir=run"]
+    started = start(MAIN, 2, 1, arguments, tmp_path)
+    wait_for_lines(tmp_path / "run", 15, started)
+    started[0].terminate()
+    assert [process.returncode for process in finish(started, timeout=100)] == [0, 0]
+    before = saved(tmp_path / "run")[-1]
+    started = start(MAIN, 2, 1, arguments, tmp_path)
+    until = before - before % 7 + 7
+    wait_for_lines(tmp_path / "run", until, started)
+    time.sleep(2)  # in the save of that step
+    started[1].terminate()
+    ended = finish(started, timeout=100)
+    assert [process.returncode for process in ended] == [0, 0]
+    step = saved(tmp_path / "run")[-1]
+    assert f"SIGTERM: saved step {step} in run" in ended[0].stdout
+    assert until <= step <= until + 3
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_dies_stops_the_others_with_a_sentence(tmp_path, killed):
     started = start(MAIN, 2, 1, [*ENDLESS, "--workdir=run"], tmp_path)
