@@ -194,15 +194,9 @@ def _run(options: argparse.Namespace) -> int:
     require_same_data_everywhere(session, options.mode)
     if options.mode == "train":
         check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
-    record = {"allow_changes": options.allow_changes, "record": options.mode in ("train", "profile")}
+        return _train(options, session)
+    record = {"allow_changes": options.allow_changes, "record": options.mode == "profile"}
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
-    if options.mode == "train":
-        from runners.train import TrainOptions, train
-
-        logging_to = {"tensorboard": options.tensorboard, "wandb": options.wandb}
-        window = {"profile_at": options.profile_at, "profile_steps": options.profile_steps}
-        options_of_train = TrainOptions(**logging_to, **window, allow_changes=options.allow_changes)
-        return train(session, workdir, options_of_train)
     if options.mode == "profile":
         from runners.profile import profile
 
@@ -214,6 +208,26 @@ def _run(options: argparse.Namespace) -> int:
     from runners.judge import judge
 
     return judge(session, workdir, options.mode, options.checkpoint)
+
+
+def _train(options: argparse.Namespace, session) -> int:
+    from runners.train import TrainOptions, train
+    from runners.workdir import open_workdir, sole_use
+    from tasks.storage import place
+
+    chosen = TrainOptions(
+        tensorboard=options.tensorboard,
+        wandb=options.wandb,
+        profile_at=options.profile_at,
+        profile_steps=options.profile_steps,
+        allow_changes=options.allow_changes,
+    )
+    with sole_use(place(options.workdir)):
+        folder = open_workdir(
+            options.workdir, session.experiment, session.mesh_shape, allow_changes=options.allow_changes
+        )
+        return train(session, folder, chosen)
+    raise AssertionError  # sole_use() lets no error pass
 
 
 def _plan(options: argparse.Namespace, experiment) -> int:

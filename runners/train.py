@@ -28,7 +28,6 @@ from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session, Updates
 from runners.vigil import watchdog
 from runners.warm_start import begin
-from runners.workdir import sole_use
 from tasks.batch import Batch
 from tasks.metrics import language_scalars
 from tasks.storage import Place
@@ -52,13 +51,13 @@ class TrainOptions:
 
 
 def train(session: Session, workdir: Place, options: TrainOptions) -> int:
-    """Trains to the end, or until a signal asks to stop; returns the exit code.
+    """Trains to the end, or until a signal asks to stop, in a folder of its own use; returns the exit code.
 
     Raises:
       VortaroError: the run cannot go on, for want of space say; its last checkpoint stays.
     """
     try:
-        with sole_use(workdir), session.placed(), watchdog().watching(session.train.step_timeout, workdir):
+        with session.placed(), watchdog().watching(session.train.step_timeout, workdir):
             return _Run(session, workdir, options).run()
     except OSError as error:
         where = f" ('{error.filename}')" if error.filename else ""

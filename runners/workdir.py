@@ -97,19 +97,21 @@ def _open(folder: Place, experiment: Experiment, mesh: dict[str, int], allow_cha
             show(now, Console(file=text, width=render.PIPE_WIDTH, highlight=False))
             write_atomically(folder / name, text.getvalue())
     except OSError as error:
-        raise UsageError(
-            f"The workdir '{folder}' cannot be written: {error.strerror or error}. Choose another --workdir."
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Place, error: OSError) -> UsageError:
+    return UsageError(f"The workdir '{folder}' cannot be written: {error.strerror or error}. Choose another --workdir.")
 
 
 @contextlib.contextmanager
 def sole_use(workdir: Place) -> Iterator[None]:
-    """Inside, no other run may train in the folder; the system lets go of the lock when this process dies.
+    """Makes the folder; inside, no other run may train in it. The system lets go of the lock when this process dies.
 
     Process 0 holds it for all of a run's.
 
     Raises:
-      UsageError: another process has it.
+      UsageError: another process has it, or it cannot be written to.
     """
     if not peers().primary:
         yield
@@ -118,13 +120,20 @@ def sole_use(workdir: Place) -> Iterator[None]:
         with lease.held(workdir):
             yield
         return
-    with (workdir / ".lock").open("w") as file:
+    try:
+        make_folder(workdir)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+    with lock:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
                 f"Another process trains in '{workdir}': wait for it, or choose another --workdir."
             ) from error
+        except OSError as error:  # Lustre without flock, NFS without locks
+            print(f"Nothing keeps other runs out of '{workdir}': its file system has no locks ({error.strerror}).")
         yield
 
 
