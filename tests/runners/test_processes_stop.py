@@ -101,16 +101,29 @@ def test_a_process_that_dies_stops_the_others_with_a_sentence(tmp_path, killed):
 
 
 def test_an_update_that_does_not_end_is_noticed_and_stacks_are_written(tmp_path):
-    arguments = [*ENDLESS, "--workdir=run", "--set=STEP_TIMEOUT=6", "--peer_timeout=600"]
+    arguments = [*ENDLESS, "--workdir=run", "--set=STEP_TIMEOUT=15", "--peer_timeout=600"]
     started = start(MAIN, 2, 1, arguments, tmp_path)
     wait_for_lines(tmp_path / "run", 3, started)
     started[1].send_signal(signal.SIGSTOP)
     assert started[0].wait(timeout=100) == 1
     started[1].send_signal(signal.SIGCONT)
     ended = finish(started, timeout=100)
-    assert "has not ended within train.step_timeout = 6 s" in ended[0].stderr
+    assert "has not ended within train.step_timeout = 15 s" in ended[0].stderr
     assert "in _loop" in (tmp_path / "run/stacks/process_0.txt").read_text()
     assert ended[1].returncode == 1
+    assert "process 1 (" in ended[0].stderr or "all processes are in it" in ended[0].stderr
+
+
+def test_a_coordinator_that_stands_still_is_noticed(tmp_path):
+    started = start(MAIN, 2, 1, [*ENDLESS, "--workdir=run", "--peer_timeout=8"], tmp_path)
+    wait_for_lines(tmp_path / "run", 3, started)
+    started[0].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert started[1].wait(timeout=100) == 1
+    assert time.monotonic() - began < 40  # JAX's own heartbeat would take 68 seconds
+    started[0].send_signal(signal.SIGCONT)
+    ended = finish(started, timeout=100)
+    assert "Process 0, the coordinator of this run, has not answered for" in ended[1].stderr
 
 
 STUCK = """
