@@ -108,10 +108,9 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
       UsageError: the place of this process is not said clearly.
       VortaroError: the others did not come.
     """
-    alone = (
-        options.mode not in SEVERAL and (options.coordinator, options.num_processes, options.process_id) == (None,) * 3
-    )
-    place = None if alone or jax.distributed.is_initialized() else find_place(options, os.environ)
+    told = (options.coordinator, options.num_processes, options.process_id) != (None, None, None)
+    joins = (told or options.mode in SEVERAL) and not jax.distributed.is_initialized()
+    place = find_place(options, os.environ) if joins else None
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if place is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
         print(f"This process is alone, in a Slurm job of {tasks} tasks: put srun in front of the command to use all.")
