@@ -154,7 +154,7 @@ class Checkpoints:
     def _load(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """What this process reads of a checkpoint, without waiting for others: one of them may fail to."""
         self._compare(step, abstract)
-        index = peers().index
+        index = jax.process_index()
         alone = ocp.options.MultiprocessingOptions(
             primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"load{index}"
         )

@@ -29,7 +29,7 @@ def held(workdir: Place) -> Iterator[None]:
     Raises:
       UsageError: another process has it.
     """
-    with reached(workdir):
+    with reached(workdir, "written"):
         lease = _Lease(workdir)
         lease.take()
     ended = threading.Event()
@@ -69,6 +69,10 @@ class _Lease:
             self._system.pipe_file(self._name(self._number), self._content(), mode="create")
         except FileExistsError:
             self._refuse(self._last()[1])
+        except FileNotFoundError as error:
+            bucket = str(self._workdir).split("/")[2]
+            said = f"'{self._workdir}' cannot be written: there is no bucket '{bucket}'."
+            raise UsageError(said) from error
         latest, now = self._last()
         if latest != self._number:
             self._refuse(now)

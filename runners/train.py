@@ -86,6 +86,8 @@ class _Run:
     def __init__(self, session: Session, workdir: Place, options: TrainOptions):
         self.began = time.perf_counter()
         self.session, self.workdir, self.program = session, workdir, session.train
+        if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
+            raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
         restored = self.checkpoints.restore(session.abstract_state)
         self.origin: str | None = None  # where weights come from, unless they are initial ones or the run's own
@@ -110,8 +112,6 @@ class _Run:
         )
         self.progress = TrainingProgress(self.program.num_steps, self.start)
         self.trace = TraceWindow(workdir, options.profile_at if peers().primary else None, options.profile_steps)
-        if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
-            raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.signal: int | None = None
         self.interrupted = False  # by Ctrl-C; the second one ends this process at once
         self.updates = Updates(session)

@@ -74,7 +74,7 @@ class Vigil:
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
         if lost_contact(error):
             self._lost = _first_line(error, 200)
-            print(f"vortaro: {self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
+            print(f"{self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
             time.sleep(self._patience + 30)  # the watch ends this process, with the name of the one that is gone
         said = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
         word = {"by": self._peers.index, "said": said, "code": code, "name": self._peers.name}

@@ -200,13 +200,13 @@ def test_a_store_that_nobody_may_write_to(capsys):
     with stores.standing("gs"):
         assert main.main([*FLAGS, f"--workdir=gs://{stores.READ_ONLY}/run"]) == 2
         (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run/experiment.json' cannot be written: Forbidden")
+        assert said.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run' cannot be written: Forbidden")
 
 
 def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
     mistyped = f"{bucket}s"
     assert main.main([*FLAGS, f"--workdir={mistyped}/run"]) == 2
-    said = f"vortaro: '{mistyped}/run/experiment.json' cannot be written: there is no bucket 'buckets'.\n"
+    said = f"vortaro: '{mistyped}/run' cannot be written: there is no bucket 'buckets'.\n"
     assert capsys.readouterr().err == said
     system, root = fsspec.core.url_to_fs(mistyped)
     assert not system.exists(root)
