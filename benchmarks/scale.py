@@ -8,7 +8,6 @@ calls are counted, and the time until all have heard the verdict.
 
 import json
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.launches import free_port
 
 ENTRY = "gshard.DenseLm8B2x2"
 DEVICES = (8, 256, 2048)
@@ -74,9 +75,7 @@ def agree(hosts: int) -> dict[str, float]:
 
     runtime: Any = vars(internal)["_jax"]  # of which JAX makes no public name
 
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     service = runtime.get_distributed_runtime_service(f"[::]:{port}", hosts, heartbeat_timeout=300, shutdown_timeout=60)
     clients = [
         runtime.get_distributed_runtime_client(f"localhost:{port}", index, init_timeout=200, heartbeat_timeout=300)

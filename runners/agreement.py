@@ -1,7 +1,6 @@
 """Do all processes of a run do the same? What each is about to do is compared before anything is."""
 
 import argparse
-import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -65,12 +64,7 @@ def code_digest(modules: Sequence[str] = ()) -> str:
     for name in modules:
         if (module := sys.modules.get(name)) is not None and (source := inspect.getsourcefile(module)) is not None:
             files.append((name, Path(source)))
-    return _digest(b"\0".join(name.encode() + b"\0" + _content(path) for name, path in sorted(set(files))))
-
-
-@functools.cache
-def _content(path: Path) -> bytes:
-    return path.read_bytes()
+    return _digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in sorted(set(files))))
 
 
 def _digest(content: bytes) -> str:

@@ -66,7 +66,7 @@ class Checkpoints:
         there = folder.iterdir() if peers().primary and folder.is_dir() else ()
         steps = sorted(int(path.name) for path in there if path.name.isdigit())
         bad = [step for step in steps if not _is_json(folder / str(step) / "metrics" / "metrics")]
-        self._without_metrics: list[int] = json.loads(peers().decide(json.dumps(bad), lambda found: found[0]))
+        self._without_metrics: list[int] = peers().first_says(bad)
         for step in self._without_metrics:
             if self._read_only:
                 raise UsageError(f"Checkpoint {step} in '{self._workdir}' is damaged: its metrics cannot be read.")
@@ -93,10 +93,6 @@ class Checkpoints:
         """Steps with a checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
-    def _steps_of_all(self) -> list[int]:
-        """What process 0 finds, the same on all of them."""
-        return json.loads(peers().decide(json.dumps(self.steps()), lambda found: found[0]))
-
     def restore(self, abstract: TrainState, which: str = "last") -> tuple[TrainState, dict[str, Any]] | None:
         """The newest checkpoint that can be read, or the one asked for; None where there is none.
 
@@ -112,7 +108,7 @@ class Checkpoints:
             if restored is None:
                 raise UsageError(f"Checkpoint {step} cannot be read: {wrong}")
             return restored
-        steps = self._steps_of_all()
+        steps: list[int] = peers().first_says(self.steps())
         for step in reversed(steps):
             restored, wrong = self._restore(step, abstract)
             if restored is not None:
@@ -145,10 +141,10 @@ class Checkpoints:
             return None, wrong
         assert restored is not None
         state, extra = restored
-        saved, found = extra.pop(CHECKSUMS, None), _checksums(state)
-        changed = [path for path in found if saved is not None and saved.get(path) != found[path]]
-        if changed:
-            return None, f"{changed[0]} does not have the bits that were saved"
+        if (saved := extra.pop(CHECKSUMS, None)) is not None:
+            changed = [path for path, found in _checksums(state).items() if saved.get(path) != found]
+            if changed:
+                return None, f"{changed[0]} does not have the bits that were saved"
         return restored, ""
 
     def _load(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:

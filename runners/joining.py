@@ -137,7 +137,7 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
 
 @contextlib.contextmanager
 def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
-    on_abort(lambda: (_say(f"{_meeting(place)} within --join_timeout={patience} seconds."), end(1)))
+    on_abort(lambda: end(f"{_meeting(place)} within --join_timeout={patience} seconds."))
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -171,10 +171,6 @@ def _meeting(place: Place) -> str:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:300]
-
-
-def _say(sentence: str) -> None:
-    print(f"vortaro: {sentence}", file=sys.stderr, flush=True)
 
 
 def _silence() -> None:

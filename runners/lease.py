@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from layers.errors import UsageError
-from tasks.storage import Place, file_system, reached
+from tasks.storage import Place, file_system, no_bucket, reached
 
 FOLDER = "lease"
 RENEW_SECONDS = 10.0
@@ -70,9 +70,7 @@ class _Lease:
         except FileExistsError:
             self._refuse(self._last()[1])
         except FileNotFoundError as error:
-            bucket = str(self._workdir).split("/")[2]
-            said = f"'{self._workdir}' cannot be written: there is no bucket '{bucket}'."
-            raise UsageError(said) from error
+            raise no_bucket(self._workdir) from error
         latest, now = self._last()
         if latest != self._number:
             self._refuse(now)

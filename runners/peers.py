@@ -117,6 +117,10 @@ class Peers:
         if verdict := self.decide(answer, lambda answers: disagreement([json.loads(a) for a in answers])):
             raise UsageError(verdict)
 
+    def first_says(self, value: Any) -> Any:
+        """What process 0 finds, as JSON has it, the same on all of them; to be called by all."""
+        return json.loads(self.decide(json.dumps(value), lambda found: found[0]))
+
     def in_turn(self, work: Callable[[], None]) -> None:
         """Process 0 works, and the others wait until it has; to be called by all."""
         if self.primary:
@@ -220,8 +224,9 @@ def lost_contact(error: BaseException) -> bool:
     return isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) and any(sign in text for sign in signs)
 
 
-def end(code: int) -> NoReturn:
-    """Ends this process at once, behind what it has said."""
+def end(said: str, code: int = 1) -> NoReturn:
+    """Says a sentence, and ends this process at once."""
+    print(f"vortaro: {said}", file=sys.stderr, flush=True)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             if stream.isatty():

@@ -147,8 +147,7 @@ class Vigil:
         if self._peers.primary:
             # The coordination service ends with this process: the others hear why before.
             time.sleep(self._interval + 2)
-        print(f"vortaro: {said}", file=sys.stderr, flush=True)
-        end(code)
+        end(said, code)
 
 
 class Watchdog:
@@ -215,8 +214,7 @@ class Watchdog:
         if peers().several:
             _bounded(lambda: peers().tell("stop", json.dumps({"said": said, "stuck": True})), seconds=5)
             time.sleep(15)  # the watch of this process ends it
-        print(f"vortaro: {said}", file=sys.stderr, flush=True)
-        end(1)
+        end(said)
 
     def _who(self) -> str:
         """Who is behind, as far as processes have said."""

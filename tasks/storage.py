@@ -136,8 +136,7 @@ def write_whole(file: Place, content: str | bytes) -> None:
             try:
                 file.write_bytes(data)
             except FileNotFoundError as error:
-                bucket = os.fspath(file).split("/")[2]
-                raise UsageError(f"'{file}' cannot be written: there is no bucket '{bucket}'.") from error
+                raise no_bucket(file) from error
         return
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -146,6 +145,11 @@ def write_whole(file: Place, content: str | bytes) -> None:
     except OSError:
         part.unlink(missing_ok=True)  # on a full disk it is a part indeed
         raise
+
+
+def no_bucket(name: Place) -> UsageError:
+    """What to say of a place that cannot be written to because its bucket is not there."""
+    return UsageError(f"'{name}' cannot be written: there is no bucket '{os.fspath(name).split('/')[2]}'.")
 
 
 def append(file: Place, text: str) -> None:

@@ -1,18 +1,12 @@
 """Starting several processes that train together."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from benchmarks.launches import free_port
 from tests.conftest import ROOT, xla_flags
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def flags(count: int, index: int, port: int) -> list[str]:

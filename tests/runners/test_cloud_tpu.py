@@ -4,7 +4,8 @@ import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.runners.processes import finish, free_port, launch
+from benchmarks.launches import free_port
+from tests.runners.processes import finish, launch
 
 COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run", "--set=NUM_STEPS=3"]
 
