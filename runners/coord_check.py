@@ -24,8 +24,7 @@ from runners.coord_plot import draw
 from runners.grids import of_width, rate_text
 from runners.results import finite, make_folder, title
 from runners.session import Session, Updates
-from runners.workdir import write_atomically
-from tasks.storage import Place
+from tasks.storage import Place, write_whole
 
 # What the check sets where --set does not: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
@@ -85,7 +84,7 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
         | {f"{kind}_slope": found for kind, found in slopes[name].items()}
         for name, kinds in stacked.items()
     }
-    write_atomically(folder / "coord_check.json", json.dumps(finite({**said, "activations": rows}), indent=1) + "\n")
+    write_whole(folder / "coord_check.json", json.dumps(finite({**said, "activations": rows}), indent=1) + "\n")
     draw(folder / "coord_check.png", said, stacked, slopes)
     _show(said, gates)
     print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")

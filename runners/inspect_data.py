@@ -15,12 +15,11 @@ from layers.errors import UsageError
 from registry.build import build
 from registry.experiment import Experiment
 from runners import page
-from runners.workdir import write_atomically
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.inputs.rows import TokensInput
 from tasks.programs import TestProgram, TrainProgram
-from tasks.storage import Place, make_folder
+from tasks.storage import Place, make_folder, write_whole
 from tasks.vocabulary import Vocabulary
 
 PAGE = "data.html"
@@ -73,7 +72,7 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
         looks.append(look(split, source, vocabulary))
     _show(looks, vocabulary)
     make_folder(workdir)
-    write_atomically(workdir / PAGE, _page(type(experiment).__name__, looks, vocabulary))
+    write_whole(workdir / PAGE, _page(type(experiment).__name__, looks, vocabulary))
     print(f"Page: {workdir / PAGE}", flush=True)
     return 0
 

@@ -11,9 +11,8 @@ from typing import Any
 from runners.line_file import LineFile
 from runners.mirror import Mirror
 from runners.results import finite, read_lines
-from runners.workdir import write_atomically
 from tasks.quiet import quiet_native_code, tensorflow
-from tasks.storage import Place, is_remote
+from tasks.storage import Place, is_remote, write_whole
 
 METRICS = "metrics.jsonl"
 
@@ -96,6 +95,6 @@ def _open_wandb(workdir: Place, project: str, config: Mapping[str, Any]) -> Any:
     # The folder keeps the run's id, so that a resumed run goes on in the same curves.
     file = workdir / "wandb_id.txt"
     if not file.exists():
-        write_atomically(file, secrets.token_hex(4))
+        write_whole(file, secrets.token_hex(4))
     settings: dict[str, Any] = {"project": project, "id": file.read_text(), "config": dict(config), "resume": "allow"}
     return wandb.init(dir=None if is_remote(workdir) else str(workdir), **settings)

@@ -17,8 +17,7 @@ from runners.results import make_folder, title
 from runners.session import Session
 from runners.topology import parse_topology, topology_devices
 from runners.virtual_devices import make_virtual_devices
-from runners.workdir import write_atomically
-from tasks.storage import Place
+from tasks.storage import Place, write_whole
 
 SMOKE_DEVICES = 8  # what a small experiment folds onto where no number is given
 
@@ -153,7 +152,7 @@ def show(found: Plan) -> None:
 
 def write(found: Plan, experiment: Experiment, folder: Place) -> None:
     """plan.json and plan.html."""
-    write_atomically(folder / "plan.json", json.dumps(found, indent=1) + "\n")
+    write_whole(folder / "plan.json", json.dumps(found, indent=1) + "\n")
     sections = [
         f"<h1>{page.text(title(found))}: the plan of a {found['step']} step</h1>",
         f"<p class=doc>{page.text(machine(found))}</p>",
@@ -167,7 +166,7 @@ def write(found: Plan, experiment: Experiment, folder: Place) -> None:
         "<h2>Weights</h2>",
         page.weights(weight_summary(experiment, found["mesh"])),
     ]
-    write_atomically(folder / "plan.html", page.page(f"Plan of {title(found)}", sections))
+    write_whole(folder / "plan.html", page.page(f"Plan of {title(found)}", sections))
 
 
 def _bar(found: Plan) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 from registry import render
 from runners import metrics_log, page
-from runners.workdir import EXPERIMENT, write_atomically
-from tasks.storage import Place
+from runners.workdir import EXPERIMENT
+from tasks.storage import Place, write_whole
 
 REPORT = "report.html"
 CURVES = (
@@ -41,7 +41,7 @@ def write(workdir: Place) -> Place:
         page.table(("path", "value"), data["config"].items()),
         "</details>",
     ]
-    write_atomically(workdir / REPORT, page.page(data["experiment"], parts))
+    write_whole(workdir / REPORT, page.page(data["experiment"], parts))
     return workdir / REPORT
 
 

@@ -20,9 +20,8 @@ from runners.grids import of_width, rate_text
 from runners.results import Key, Results, experiment_hash, finite, make_folder, title
 from runners.session import Session, Updates
 from runners.sweep_plot import draw
-from runners.workdir import write_atomically
 from tasks.inputs.indexed import IndexedInput
-from tasks.storage import Place
+from tasks.storage import Place, write_whole
 from tasks.train_step import TrainState
 
 RESULTS = "sweep.jsonl"
@@ -62,7 +61,7 @@ def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
     summary = summarize(losses, options)
     head = {"experiment": cls_key(type(experiment)), "smoke": experiment.smoke}
     summary = {**head, "overrides": list(experiment.overrides), **summary}
-    write_atomically(folder / "sweep.json", json.dumps(summary, indent=1) + "\n")
+    write_whole(folder / "sweep.json", json.dumps(summary, indent=1) + "\n")
     draw(folder / "sweep.png", summary)
     _show(summary)
     print(f"Written: {results.file}, {folder / 'sweep.json'} and {folder / 'sweep.png'}")

@@ -91,11 +91,11 @@ def _open(folder: Place, experiment: Experiment, mesh: dict[str, int], allow_cha
             _refuse_changes(folder, now, allow_changes)
         if not record:
             return
-        write_atomically(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
+        write_whole(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
         for name, show in (("experiment.txt", render.experiment), ("weights.txt", render.weights)):
             text = io.StringIO()
             show(now, Console(file=text, width=render.PIPE_WIDTH, highlight=False))
-            write_atomically(folder / name, text.getvalue())
+            write_whole(folder / name, text.getvalue())
     except OSError as error:
         raise _unwritable(folder, error) from error
 
@@ -148,11 +148,6 @@ def recorded(path: str) -> Snapshot:
             f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run."
         )
     return load(place(path))
-
-
-def write_atomically(path: Place, text: str) -> None:
-    """Writes a file so that a reader finds the old one or the new one, never a part."""
-    write_whole(path, text)
 
 
 def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
