@@ -2,9 +2,12 @@
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+REQUIRE_PYTHON = if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 RUN = .venv/bin/python
 DEMO = runs/demo
 STAMP = .venv/.made-by-make
+BENCH = .venv-bench/bin/python
+BENCHED = .venv-bench/.made-by-make
 TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
@@ -16,13 +19,13 @@ help:
 	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
-	@echo "make bench  set up, run the side-by-side measurements"
+	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour), write docs/benchmarks.md"
 	@echo "make faults set up, disturb runs in every way and count what they survive (an hour or less)"
 
 venv: $(TESTED)
 
 $(STAMP): pyproject.toml constraints.txt
-	@if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@$(REQUIRE_PYTHON)
 	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard]'
@@ -54,9 +57,25 @@ lint: $(TESTED)
 	$(RUN) -m pyright
 	.venv/bin/lint-imports
 
-bench: $(TESTED)
+# Peers are optional: what does not install is named, and missing from the tables.
+$(BENCHED): pyproject.toml benchmarks/constraints.txt
+	@$(REQUIRE_PYTHON)
+	@echo "Setting up .venv-bench ..."
+	@$(PYTHON) -m venv --clear .venv-bench
+	@install() { $(BENCH) -m pip install --quiet --disable-pip-version-check --constraint benchmarks/constraints.txt --editable "$$1"; }; \
+	if install '.[bench]'; then touch $@; else \
+	echo "Not all peers install here: trying without Levanter (and anew at the next make bench)."; \
+	install '.[bench-torch]' || { echo "Without torch and transformers then."; install .; }; fi
+
+bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/large_pages.py
+bench: $(BENCHED) $(TESTED)
+	$(BENCH) -m benchmarks.training --size=6x384 --publish
+	$(BENCH) -m benchmarks.training --size=124M --together=6 --rounds=3 --updates=2 --publish
+	$(BENCH) -m benchmarks.decoding --publish
+	$(RUN) -m benchmarks.startup --publish
+	$(RUN) -m benchmarks.memory --publish
+	$(RUN) -m benchmarks.saving --publish
 	$(RUN) -m benchmarks.loop
-	$(RUN) -m benchmarks.decoding
 	$(RUN) -m benchmarks.data
 	$(RUN) -m benchmarks.vq speed
 	$(RUN) -m benchmarks.vq flat

@@ -1,79 +1,66 @@
-"""Cached sampling in one compiled loop against recomputing the whole sequence for every token.
+"""Greedy decoding of GPT-2 side by side: our compiled loop, transformers' generate, and a loop without a cache.
 
-python -m benchmarks.decoding
+    python -m benchmarks.decoding --size='6x384 at 512'
+
+All have the same weights and prompts; tokens per second count the new ones, prompts included in the time.
 """
 
 import argparse
+import os
 import sys
-import time
-from typing import Any, cast
+import tempfile
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from registry.resolve import resolve
-from runners.session import Session
-from tasks.decoding import Sampler, generate
-from tasks.language_model_task import LanguageModelTask
+from benchmarks.contenders import vortaro
+from benchmarks.contenders.work import SIZES
+from benchmarks.tables import machine, show
+from benchmarks.turns import Contender, workers
 
-
-def cached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.ndarray, float]:
-    """Greedy tokens from the compiled loop, and tokens per second."""
-    real = np.ones_like(prompt)
-    choices = {"new_tokens": new_tokens, "sampler": Sampler(temperature=0.0)}
-    call = lambda: jax.block_until_ready(
-        generate(session.task, variables, prompt, real, jax.random.key(0), **choices)[0]
-    )
-    call()
-    began = time.perf_counter()
-    drawn = call()
-    return np.asarray(drawn), drawn.size / (time.perf_counter() - began)
-
-
-def uncached(session: Session, variables, prompt, new_tokens: int) -> tuple[np.ndarray, float]:
-    """The same tokens by a jitted full pass over a padded buffer for each one."""
-    model = cast(LanguageModelTask, session.task).model
-    length = prompt.shape[1]
-    buffer = jnp.pad(jnp.asarray(prompt), ((0, 0), (0, new_tokens)))
-
-    @jax.jit
-    def step(variables, buffer, end):
-        result: Any = model.apply(variables, buffer)
-        features, _ = result
-        last = jax.lax.dynamic_slice_in_dim(features, end - 1, 1, axis=1)
-        logits: Any = model.apply(variables, last, method="logits")
-        token = logits[:, 0].argmax(-1)[:, None].astype(jnp.int32)
-        return jax.lax.dynamic_update_slice_in_dim(buffer, token, end, axis=1)
-
-    jax.block_until_ready(step(variables, buffer, length))
-    began = time.perf_counter()
-    for i in range(new_tokens):
-        buffer = step(variables, buffer, length + i)
-    drawn = np.asarray(jax.block_until_ready(buffer))[:, length:]
-    return drawn, drawn.size / (time.perf_counter() - began)
+CONTENDERS = [Contender("Vortaro", "vortaro"), Contender("transformers, generate", "transformers_gpt2")]
+UNCACHED = Contender("Vortaro, no cache", "vortaro", ("uncached",))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exp", default="tiny.StdlibTiny")
-    parser.add_argument("--new_tokens", type=int, default=256)
+    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["6x384 at 512", "124M"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=256, help="new tokens")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    session = Session(resolve(options.exp))
-    with session.placed():
-        variables = session.init().variables
-        print(f"{options.exp}, prompt 32, {options.new_tokens} new tokens, greedy")
-        for rows in options.rows:
-            prompt = session.train.input.batch(0).inputs[:1, :32].repeat(rows, axis=0)
-            fast, fast_rate = cached(session, variables, prompt, options.new_tokens)
-            slow, slow_rate = uncached(session, variables, prompt, options.new_tokens)
-            agree = (fast == slow).mean()
-            print(
-                f"batch {rows}: cached {fast_rate:,.0f} tokens/s, uncached {slow_rate:,.0f} tokens/s, "
-                f"ratio {fast_rate / slow_rate:.1f}; {agree:.1%} of tokens agree"
-            )
-    return 0
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    lines = [line for size in options.sizes for rows in options.rows for line in _measured(options, size, rows)]
+    facts = {"machine": machine(), "prompt": options.prompt, "new tokens": options.new, "turns": options.rounds}
+    same = all(float(str(line["same tokens"]).rstrip("%")) > 99 for line in lines if "ratio" in line)
+    show("decoding", lines, facts, options.publish and same)
+    return int(not same)
+
+
+def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[str, object]]:
+    # Without a cache the larger model would take a quarter of an hour.
+    contenders = [*CONTENDERS, *([UNCACHED] if SIZES[size].vocab < 1000 and rows == 1 else [])]
+    arguments = ["decode", f"--size={size}", f"--rows={rows}", f"--prompt={options.prompt}", f"--new={options.new}"]
+    with tempfile.TemporaryDirectory() as folder:
+        weights = str(Path(folder, "weights.safetensors"))
+        vortaro.write_weights(SIZES[size], weights)
+        with workers(contenders, [*arguments, f"--weights={weights}"], Path(folder)) as started:
+            for turn in range(options.rounds + 1):
+                for worker in started:
+                    worker.turn(1, counted=turn > 0)
+    ours, lines = started[0], []
+    for worker in started:
+        line: dict[str, object] = {"model": size, "rows": rows, "decoder": worker.contender.name}
+        if worker.missing is None:
+            same = (np.array(worker.results[-1]) == np.array(ours.results[-1])).mean()
+            line |= {"tokens/s": rows * options.new / worker.median, "ratio": ours.median / worker.median}
+            line |= {"same tokens": f"{same:.1%}"}
+        else:
+            line |= {"same tokens": f"missing: {worker.missing}"}
+        lines.append(line)
+    return lines
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from layers.weight import weight
 
 
 class KeyValueCache(struct.PyTreeNode):
-    """What softmax attention remembers: keys and values, in slots of fixed number.
+    """What softmax attention remembers: keys and values, in slots of fixed number, as products read them.
 
     Of the first `index` positions, in order; or, with a window, of the latest, the last one in the last slot.
     """
 
-    key_btkd: Float[Array, "b t k d"]  # rotated already, where the layer rotates
-    value_btkd: Float[Array, "b t k d"]
+    key_bktd: Float[Array, "b k t d"]  # rotated already, where the layer rotates
+    value_bktd: Float[Array, "b k t d"]
     segment_ids_bt: Int[Array, "b t"]  # 0 marks padding
     index: Int[Array, ""]  # positions read so far, the same for every row
 
@@ -98,7 +98,8 @@ class Attention(nn.Module):
         key, value = (
             constrain(jnp.zeros(shape, self.dtype), self.activations, row) for row in ("key_bskd", "value_bskd")
         )
-        return KeyValueCache(key, value, jnp.zeros((batch_size, capacity), jnp.int32), jnp.int32(0))
+        ids = jnp.zeros((batch_size, capacity), jnp.int32)
+        return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
 
     def _project(self, x, name: str, letter: str, heads: int):
         initializer = self.query_initializer if name == "query" else None
@@ -172,6 +173,7 @@ class Attention(nn.Module):
                 positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
             query = watch(self, "query_rotated", rotate(query, positions, self.rotary_base))
             key = watch(self, "key_rotated", rotate(key, positions, self.rotary_base))
+        key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
         key_ids, plain = segment_ids, state is None and segment_ids is None
         if state is not None:
             segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
@@ -179,12 +181,12 @@ class Attention(nn.Module):
                 seen = state = append(state, key, value, segment_ids)
             else:
                 seen, state = slide(state, key, value, segment_ids)
-            key, value, key_ids = seen.key_btkd, seen.value_btkd, seen.segment_ids_bt
+            key, value, key_ids = seen.key_bktd, seen.value_bktd, seen.segment_ids_bt
             start = start if self.window is None else self.window - 1  # the place of the first query among the keys
-        mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[1])
+        mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[2])
         bias_nqt = None
         if self.relative_bias is not None:
-            bias_nqt = self.relative_bias(start, x.shape[1], key.shape[1])
+            bias_nqt = self.relative_bias(start, x.shape[1], key.shape[2])
             bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
         mixed = self._attend(query, key, value, mask, bias_nqt, plain)
         return self._output(place(self, "mixed_bsnd", mixed)), state
@@ -215,11 +217,12 @@ class Attention(nn.Module):
             mask = mask & (query_ids[:, :, None] == key_ids[:, None, :])
         return mask
 
-    def _attend(self, query, key, value, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
+    def _attend(self, query, key_bktd, value_bktd, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         scale = 1.0 if self.qk_norm == "l2" else scale
         if self._use_cudnn(plain):
             causal, mask = (self.causal, None) if plain else (False, mask[:, None])
+            key, value = key_bktd.swapaxes(1, 2), value_bktd.swapaxes(1, 2)
             return jax.nn.dot_product_attention(
                 query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
             )
@@ -228,9 +231,9 @@ class Attention(nn.Module):
         # Heads in front: one matrix product per key head, the queries of its group below one another.
         query_bkqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
         query_bkqd = query_bkqd.reshape(batch, -1, group * length, dim)
-        key_bktd, value_bktd = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        keys = key_bktd.shape[2]
         scores = jnp.einsum("bkqd,bktd->bkqt", query_bkqd, key_bktd, preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, -1, group, length, key.shape[1])
+        scores = scores.reshape(batch, -1, group, length, keys)
         if self.logit_cap is not None:
             scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
         if bias_nqt is not None:
@@ -239,7 +242,7 @@ class Attention(nn.Module):
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
         probabilities = value_weights(scores, self.score_function, self.extra_logit, self.epsilon, self.score_length)
         probabilities = watch(self, "probabilities", probabilities).astype(self.dtype)
-        probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, key.shape[1])
+        probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, keys)
         mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
         return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
@@ -268,23 +271,24 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
         raise UsageError(f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}.")
 
 
-def slide(cache: KeyValueCache, key, value, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
+def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
     """All that the cache and new positions hold, in order, and the cache of the latest."""
     slots = cache.segment_ids_bt.shape[1]
-    join = lambda old, new: jnp.concatenate([old, new], axis=1)
-    key, value = join(cache.key_btkd, key), join(cache.value_btkd, value)
+    join = lambda old, new: jnp.concatenate([old, new], axis=min(2, old.ndim - 1))
+    key, value = join(cache.key_bktd, key_bktd), join(cache.value_bktd, value_bktd)
     seen = KeyValueCache(key, value, join(cache.segment_ids_bt, segment_ids), cache.index + segment_ids.shape[1])
-    keep = lambda x: x[:, x.shape[1] - slots :]
-    return seen, KeyValueCache(keep(key), keep(value), keep(seen.segment_ids_bt), seen.index)
+    keep = lambda x: x[:, :, x.shape[2] - slots :]
+    ids = seen.segment_ids_bt[:, seen.segment_ids_bt.shape[1] - slots :]
+    return seen, KeyValueCache(keep(key), keep(value), ids, seen.index)
 
 
-def append(cache: KeyValueCache, key, value, segment_ids) -> KeyValueCache:
+def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:
     """The cache with new positions written behind those it has."""
     zero = jnp.int32(0)
-    at = (zero, cache.index, zero, zero)
+    at = (zero, zero, cache.index, zero)
     return KeyValueCache(
-        key_btkd=jax.lax.dynamic_update_slice(cache.key_btkd, key, at),
-        value_btkd=jax.lax.dynamic_update_slice(cache.value_btkd, value, at),
-        segment_ids_bt=jax.lax.dynamic_update_slice(cache.segment_ids_bt, segment_ids, at[:2]),
-        index=cache.index + key.shape[1],
+        key_bktd=jax.lax.dynamic_update_slice(cache.key_bktd, key_bktd, at),
+        value_bktd=jax.lax.dynamic_update_slice(cache.value_bktd, value_bktd, at),
+        segment_ids_bt=jax.lax.dynamic_update_slice(cache.segment_ids_bt, segment_ids, (zero, cache.index)),
+        index=cache.index + segment_ids.shape[1],
     )

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.extend import core
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
@@ -18,6 +19,11 @@ class LossSums(struct.PyTreeNode):
     loss: Float[Array, ""]  # cross-entropy in nats, without smoothing and z-loss
     correct: Float[Array, ""]  # positions whose likeliest token is the target
     weight: Float[Array, ""]  # loss weights
+
+    @classmethod
+    def zero(cls) -> "LossSums":
+        """Of no positions."""
+        return cls(*[jnp.float32(0)] * 4)
 
 
 def cross_entropy_sums(
@@ -66,15 +72,17 @@ def chunked_cross_entropy(
 ) -> LossSums:
     """`cross_entropy_sums` of `to_logits(features)`, never holding the logits of more than `chunk` positions a row.
 
-    `features` is an array of (B, S, ...), or a tree of them. The backward pass computes each piece's logits again, so
-    it holds no more either.
+    `features` is an array of (B, S, ...), or a tree of them. Where a gradient is asked for, each piece's is computed
+    beside its loss, so that no logits are computed twice. With a `chunk`, `objective` alone has one, by features
+    and weights of the head.
 
     Raises:
       UsageError: `chunk` does not divide the sequence.
     """
     length = targets.shape[1]
+    options = (z_loss, label_smoothing, vocab_size)
     if chunk is None or chunk >= length:
-        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing, vocab_size)
+        return cross_entropy_sums(to_logits(features), targets, weights, *options)
     if length % chunk:
         raise UsageError(f"loss_chunk = {chunk} must divide the sequence length {length}.")
 
@@ -82,12 +90,59 @@ def chunked_cross_entropy(
         # Position p goes to piece p % pieces: devices that share a sequence keep their own positions.
         return jnp.moveaxis(x.reshape(x.shape[0], chunk, length // chunk, *x.shape[2:]), 2, 0)
 
-    @jax.checkpoint
-    def piece(features, targets, weights):
-        return cross_entropy_sums(to_logits(features), targets, weights, z_loss, label_smoothing, vocab_size)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], chunk, *x.shape[2:]), x.dtype), features)
+    head = jax.make_jaxpr(to_logits)(first)
+    read = head.consts  # beside features: weights, and token ids
+    learned = [jnp.issubdtype(x.dtype, jnp.inexact) for x in read]
+    head_weights = [x for x, is_learned in zip(read, learned, strict=True) if is_learned]
+    fixed = [x for x, is_learned in zip(read, learned, strict=True) if not is_learned]
 
-    def add(total: LossSums, xs) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, total, piece(*xs)), None
+    def piece(features: Any, head_weights: Any, fixed: Any, targets: jax.Array, weights: jax.Array) -> LossSums:
+        of_kind = {True: iter(head_weights), False: iter(fixed)}
+        consts = [next(of_kind[is_learned]) for is_learned in learned]
+        evaluate: Any = core.jaxpr_as_fun(core.ClosedJaxpr(head.jaxpr, consts))
+        [logits] = evaluate(*jax.tree.leaves(features))
+        return cross_entropy_sums(logits, targets, weights, *options)
 
-    zero = LossSums(*[jnp.float32(0)] * 4)
-    return jax.lax.scan(add, zero, jax.tree.map(split, (features, targets, weights)))[0]
+    features, targets, weights = jax.tree.map(split, (features, targets, weights))
+    return _summed(piece)(features, head_weights, fixed, targets, weights)
+
+
+def _summed(piece: Callable[..., LossSums]) -> Callable[..., LossSums]:
+    """`piece` summed over pieces, with its gradient computed beside it where one is asked for.
+
+    `piece` is a function of (features, weights of the head, what else the head reads, targets, loss weights). Features,
+    targets and loss weights of the sum have a leading dimension of pieces.
+    """
+
+    def with_objective(*arguments: Any) -> tuple[jax.Array, LossSums]:
+        sums = piece(*arguments)
+        return sums.objective, sums
+
+    @jax.custom_vjp
+    def summed(features: Any, head_weights: Any, fixed: Any, targets: jax.Array, weights: jax.Array) -> LossSums:
+        def add(total: LossSums, xs: Any) -> tuple[LossSums, None]:
+            features, *judged = xs
+            return jax.tree.map(jnp.add, total, piece(features, head_weights, fixed, *judged)), None
+
+        return jax.lax.scan(add, LossSums.zero(), (features, targets, weights))[0]
+
+    def forward(features: Any, head_weights: Any, fixed: Any, targets: Any, weights: Any) -> tuple[LossSums, Any]:
+        def add(so_far: Any, xs: Any) -> tuple[Any, Any]:
+            total, by_weights = so_far
+            features, *judged = xs
+            gradient = jax.grad(with_objective, argnums=(0, 1), has_aux=True)
+            (by_features, parts), sums = gradient(features, head_weights, fixed, *judged)
+            by_weights = [total + part.astype(jnp.float32) for total, part in zip(by_weights, parts, strict=True)]
+            return (jax.tree.map(jnp.add, total, sums), by_weights), by_features
+
+        so_far = (LossSums.zero(), [jnp.zeros(w.shape, jnp.float32) for w in head_weights])  # sums of many numbers
+        (sums, by_weights), by_features = jax.lax.scan(add, so_far, (features, targets, weights))
+        return sums, (by_features, [g.astype(w.dtype) for g, w in zip(by_weights, head_weights, strict=True)])
+
+    def backward(gradients: Any, cotangent: LossSums) -> Any:
+        scaled = jax.tree.map(lambda g: (g * cotangent.objective).astype(g.dtype), gradients)
+        return *scaled, None, None, None
+
+    summed.defvjp(forward, backward)
+    return summed

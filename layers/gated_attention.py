@@ -138,7 +138,8 @@ class FullAttention(GatedHeads):
         heads = (batch_size, capacity, self.num_kv_heads)
         key = constrain(jnp.zeros((*heads, self.key_dim), self.dtype), self.activations, "key_bskd")
         value = constrain(jnp.zeros((*heads, self.value_dim), self.dtype), self.activations, "value_bskf")
-        return KeyValueCache(key, value, jnp.full((batch_size, capacity), -1, jnp.int32), jnp.int32(0))
+        ids = jnp.full((batch_size, capacity), -1, jnp.int32)
+        return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
 
     @nn.compact
     def __call__(
@@ -152,14 +153,14 @@ class FullAttention(GatedHeads):
         del positions  # distances are between places in the row
         y = self._project(x)
         ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-        key, start = y.key_bskd.astype(self.dtype), jnp.int32(0)
+        key, value, start = y.key_bskd.astype(self.dtype).swapaxes(1, 2), y.value_bskf.swapaxes(1, 2), jnp.int32(0)
         if state is None:
-            memory = KeyValueCache(key, y.value_bskf, ids, start)
+            memory = KeyValueCache(key, value, ids, start)
         else:
-            start, memory = state.index, append(state, key, y.value_bskf, ids)
+            start, memory = state.index, append(state, key, value, ids)
             state = memory
         # A row for every distance there can be, and one of nothing for the future.
-        keys = memory.key_btkd.shape[1]
+        keys = memory.key_bktd.shape[2]
         distance_btkd = self._distances(keys, x.shape[0])[:, ::-1]
         distance_btkd = jnp.pad(distance_btkd, ((0, 0), (0, keys), (0, 0), (0, 0)))
         attend = lambda *queries: self._attend(memory, distance_btkd, *queries)
@@ -182,8 +183,8 @@ class FullAttention(GatedHeads):
         return mixed
 
     def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
-        length, keys = content.shape[1], memory.key_btkd.shape[1]
-        scores = jnp.einsum("blkgd,btkd->bkglt", content, memory.key_btkd, preferred_element_type=jnp.float32)
+        length, keys = content.shape[1], memory.key_bktd.shape[2]
+        scores = jnp.einsum("blkgd,bktd->bkglt", content, memory.key_bktd, preferred_element_type=jnp.float32)
         # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 comes first.
         rows = jax.lax.dynamic_slice_in_dim(distance_btkd, keys - length - start, keys + length - 1, axis=1)
         scores += shift_sequence(by_distance(position, rows), keys)
@@ -191,7 +192,7 @@ class FullAttention(GatedHeads):
         seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
         scores = jnp.where(seen_blt[:, None, None], scores, MASKED)
         probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        return jnp.einsum("bkglt,btkf->blkgf", probabilities, memory.value_btkd)
+        return jnp.einsum("bkglt,bktf->blkgf", probabilities, memory.value_bktd)
 
 
 def by_distance(

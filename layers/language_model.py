@@ -13,6 +13,7 @@ from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
 from layers.reports import place, watch
 from layers.specs import Specs
+from layers.stack import LayerStates, Stack
 
 
 class ModelState(struct.PyTreeNode):
@@ -21,6 +22,10 @@ class ModelState(struct.PyTreeNode):
     layers: Any  # the mixers' states, stacked over layers
     index: Int[Array, ""]  # positions read so far
     pointer: PointerState | None = None  # of a head that points at tokens
+
+    def stacked(self) -> "ModelState":
+        """The same with the layers' states stacked, as they are between calls."""
+        return self.replace(layers=self.layers.stacked()) if isinstance(self.layers, LayerStates) else self
 
 
 class LanguageModel(nn.Module):
@@ -46,6 +51,15 @@ class LanguageModel(nn.Module):
         """An empty state that can read `capacity` positions."""
         pointer = None if self.pointer is None else self.pointer.init_state(batch_size, capacity)
         return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0), pointer)
+
+    def apart(self, variables: Any, state: ModelState) -> tuple[Any, ModelState]:
+        """Variables and state as a loop that reads a token a turn wants them (Stack.apart)."""
+        if not isinstance(self.stack, Stack):
+            return variables, state
+        mine = {name: tree["stack"] for name, tree in variables.items() if "stack" in tree}
+        mine, layers = self.stack.apart(mine, state.layers)
+        merged = {name: {**tree, "stack": mine[name]} if name in mine else tree for name, tree in variables.items()}
+        return merged, state.replace(layers=layers)
 
     def __call__(
         self,

@@ -14,6 +14,11 @@ from tasks.decoding import Memory
 from tasks.storage import make_folder, place, write_whole
 
 
+def _paths(state: Any) -> list[str]:
+    """Names of the state's arrays, which say the order of their dimensions."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+
+
 def write_memory(path: str, session: Session, memory: Memory, capacity: int, read_by: str) -> None:
     """Writes the memory, which has room for `capacity` positions, whole or not at all.
 
@@ -32,6 +37,7 @@ def write_memory(path: str, session: Session, memory: Memory, capacity: int, rea
         "unread": np.asarray(memory.unread_b),
         "position": np.asarray(memory.position_b),
         "counts": None if memory.counts_bv is None else np.asarray(memory.counts_bv),
+        "paths": _paths(memory.state),
         "leaves": {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(memory.state))},
     }
     target = place(path)
@@ -66,6 +72,10 @@ def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], r
     empty = jax.eval_shape(lambda: session.task.init_decode_state(rows, capacity))
     if name != session.name or [leaf.shape for leaf in jax.tree.leaves(empty)] != [leaf.shape for leaf in leaves]:
         raise UsageError(f"The state '{path}' is of {name}, in other sizes than {session.name} has: read it anew.")
+    if content.get("paths") != _paths(empty):
+        raise UsageError(
+            f"The state '{path}' was written by another version, which kept it in another form: read it anew."
+        )
     if reader != read_by:
         raise UsageError(f"The state '{path}' was read by {reader}, and these are {read_by}: read it anew.")
     state = jax.tree.unflatten(jax.tree.structure(empty), leaves)

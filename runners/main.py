@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code, prepare_devices
+from runners.large_pages import use_large_pages
 
 MODES = (
     "train",
@@ -298,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    use_large_pages("runners.main")
     try:
         sys.exit(main())
     except KeyboardInterrupt:

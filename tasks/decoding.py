@@ -1,7 +1,7 @@
 """Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,10 @@ def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> 
         tokens[row, length - len(prompt) :] = prompt
         real[row, length - len(prompt) :] = 1
     return tokens, real
+
+
+# From so many new tokens on, layers are taken apart for the loop: fewer do not earn back the copy of the weights.
+APART_TOKENS = 32
 
 
 class Memory(struct.PyTreeNode):
@@ -67,6 +71,13 @@ def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
 
 def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
     return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
+
+
+def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Variables and state as the loop over tokens reads them, and the way back to a state as it is kept."""
+    if new_tokens < APART_TOKENS or not hasattr(task, "apart"):
+        return variables, state, lambda state: state
+    return *task.apart(variables, state), lambda state: state.stacked()
 
 
 @functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id", "capacity"))
@@ -126,7 +137,8 @@ def generate(
         stopped |= _is_stop(token, stop_id)
         return step + 1, drawn.at[:, step].set(token), state, _counted(counts, token), stopped
 
+    variables, state, stored = _for_the_loop(task, variables, state, new_tokens)
     carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_id))
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
-    return drawn, Memory(state, last, positions[:, -1] + steps, before + steps, counts)
+    return drawn, Memory(stored(state), last, positions[:, -1] + steps, before + steps, counts)

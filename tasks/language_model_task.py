@@ -162,6 +162,10 @@ class LanguageModelTask:
         last = jax.tree.map(lambda x: x[:, -1:], pieces)
         return self._logits(variables, join(last))[:, 0], state
 
+    def apart(self, variables: Any, state: Any) -> tuple[Any, Any]:
+        """Variables and state as `decode_step` reads them fastest, a token a turn; `state.stacked()` leads back."""
+        return self.model.apart(variables, state)
+
     def init_decode_state(self, batch_size: int, capacity: int) -> Any:
         """An empty decoding state for `capacity` positions."""
         return self.model.init_state(batch_size, capacity)

@@ -6,6 +6,7 @@ import pytest
 
 from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
 from layers.errors import UsageError
+from runners.flops import matmul_flops
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 FEATURES = jax.random.normal(KEYS[0], (2, 12, 8))
@@ -70,3 +71,57 @@ def test_no_array_of_all_logits_is_in_the_compiled_gradient():
 def test_chunks_must_divide():
     with pytest.raises(UsageError, match="loss_chunk = 5 must divide the sequence length 12"):
         objective(FEATURES, TABLE, 5)
+
+
+def test_no_logits_are_computed_twice():
+    gradient = jax.grad(lambda f, t, chunk: objective(f, t, chunk)[0], argnums=(0, 1))
+    whole, chunked = (matmul_flops(lambda f, t, c=c: gradient(f, t, c), FEATURES, TABLE) for c in (None, 3))
+    assert chunked == whole == 3 * 2 * 2 * 12 * 8 * 20
+
+
+def test_weights_in_bfloat16_have_gradients_summed_in_float32():
+    table = TABLE.astype(jnp.bfloat16)
+    gradient = jax.grad(lambda t, chunk: objective(FEATURES, t, chunk)[0])
+    by_one = gradient(table, 1)
+    assert by_one.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        by_one.astype(jnp.float32), jax.grad(lambda t: objective(FEATURES, t, None)[0])(table), atol=0.06
+    )
+
+
+def test_what_the_head_reads_beside_weights_has_no_gradient():
+    """Token ids that a closure brings along, as of a head that points at them."""
+    raised = jnp.arange(20)
+
+    def loss(table, raised, chunk):
+        to_logits = lambda x: x @ table + jnp.where(raised == 3, 2.0, 0.0)
+        return chunked_cross_entropy(FEATURES, to_logits, TARGETS, WEIGHTS, chunk).objective
+
+    whole, chunked = (jax.jit(jax.grad(loss), static_argnums=2)(TABLE, raised, chunk) for chunk in (None, 4))
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)
+
+
+def _jitted(loss):
+    return jax.grad(jax.jit(loss))
+
+
+def _checkpointed(loss):
+    return jax.grad(jax.checkpoint(loss))
+
+
+def _scanned(loss):
+    def twice(table, targets):
+        return jax.lax.scan(lambda total, targets: (total + loss(table, targets), None), 0.0, targets[None])[0]
+
+    return jax.grad(twice)
+
+
+@pytest.mark.parametrize("within", [_jitted, _checkpointed, _scanned])
+def test_gradients_are_taken_through_whatever_holds_the_loss(within):
+    def loss(table, targets, chunk):
+        raised = targets[0, 0] == jnp.arange(20)  # integers and a mask that the head reads
+        to_logits = lambda x: x @ table + jnp.where(raised, 2.0, 0.0)
+        return chunked_cross_entropy(FEATURES, to_logits, targets, 1.0 * (targets > 3), chunk).objective
+
+    whole, chunked = (within(lambda t, y, c=c: loss(t, y, c))(TABLE, TARGETS) for c in (None, 4))
+    np.testing.assert_allclose(chunked, whole, atol=1e-4)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 
 from layers.errors import UsageError
 from registry.resolve import resolve
@@ -66,6 +67,12 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(UsageError, match=says):
             read_memory(str(file), where, prompts, reader)
+    content = serialization.msgpack_restore(file.read_bytes())
+    older = tmp_path / "older"
+    older.write_bytes(serialization.msgpack_serialize({k: v for k, v in content.items() if k != "paths"}))
+    with pytest.raises(UsageError, match="another version, which kept it in another form"):
+        read_memory(str(older), session, [[]], "me")
+    older.unlink()
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UsageError, match="no state written by --save_state"):
         read_memory(str(file), session, [[]], "me")

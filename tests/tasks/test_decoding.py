@@ -3,7 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from layers import stack
 from layers.errors import UsageError
+from registry.resolve import resolve
+from runners.session import Session
+from tasks import decoding
 from tasks.decoding import Sampler, generate, pad_prompts
 from tests.models import task_of, train_losses, variables_of
 
@@ -149,7 +153,8 @@ def test_a_window_slides(positions):
     task = task_of(POSITIONS=positions, ATTENTION_WINDOW=6)
     weights = variables_of(task)
     state = task.init_decode_state(1, 1)
-    assert {leaf.shape[2] for leaf in jax.tree.leaves(state.layers) if leaf.ndim > 2} == {5}
+    cache = state.layers
+    assert cache.key_bktd.shape[3] == cache.value_bktd.shape[3] == cache.segment_ids_bt.shape[2] == 5, "behind layers"
     tokens = jax.random.randint(jax.random.key(1), (1, 40), 0, 32)
     features, _ = task.model.apply(weights, tokens)
     expected = task.model.apply(weights, features, method="logits")
@@ -157,6 +162,27 @@ def test_a_window_slides(positions):
     for i in range(40):
         logits, state = step(weights, tokens[:, i : i + 1], state)
         np.testing.assert_allclose(logits, expected[:, i], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib", "gshard.DenseLm8B2x2Decode", "gpt.GptStaticSgu"])
+def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
+    """Tokens and what is remembered, with repetition counted and a second call behind the first."""
+    results = []
+    for limit in (stack.APART_BYTES, 0):
+        monkeypatch.setattr(stack, "APART_BYTES", limit)
+        session = Session(resolve(name, smoke=True), jax.devices()[:1])  # a task of its own: another compiled program
+        with session.placed():
+            variables = session.init().variables
+            prompt = jax.random.randint(jax.random.key(1), (2, 7), 0, 32)
+            given = (session.task, variables, prompt, jnp.ones_like(prompt), jax.random.key(2))
+            chosen = {"new_tokens": decoding.APART_TOKENS, "sampler": Sampler(repetition_penalty=1.2), "capacity": 80}
+            first, memory = generate(*given, **chosen)
+            second, memory = generate(*given, **chosen, memory=memory)
+        results.append((first, second, memory))
+    apart, stacked = results
+    assert jax.tree.structure(apart) == jax.tree.structure(stacked)
+    for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(stacked), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_frequencies_follow_temperature():

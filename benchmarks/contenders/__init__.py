@@ -1,0 +1,1 @@
+"""Codes that do the same work, each in a process of its own (benchmarks.turns)."""

@@ -1,0 +1,53 @@
+"""Levanter's Gpt2LMHeadModel, with optax, in one jitted update as its Trainer makes them.
+
+Options: "no_remat" keeps what the blocks compute; without it they are computed again, as Levanter's default is.
+"""
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax.state_dict import from_torch_compatible_state_dict
+from levanter.models.gpt2 import Gpt2Config, Gpt2LMHeadModel
+from levanter.models.lm_model import LmExample, compute_next_token_loss
+from safetensors.numpy import load_file
+
+from benchmarks.contenders.optax_training import trainer_of
+from benchmarks.contenders.work import Gpt2Size, Trainer
+
+
+def load(size: Gpt2Size, weights: str, options: set[str]) -> Gpt2LMHeadModel:
+    """The model with the weights of a file in GPT-2's form."""
+    config = Gpt2Config(
+        seq_len=size.context,
+        hidden_dim=size.width,
+        num_layers=size.layers,
+        num_heads=size.heads,
+        gradient_checkpointing="no_remat" not in options,
+    )
+    model = Gpt2LMHeadModel.init(hax.Axis("vocab", size.vocab), config, key=jax.random.key(0))
+    arrays = {name.removeprefix("transformer."): value for name, value in load_file(weights).items()}
+    return from_torch_compatible_state_dict(model, arrays)
+
+
+def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
+    model = load(size, weights, options)
+    batch = hax.Axis("batch", size.rows)
+    tokens = hax.named(jnp.asarray(size.rows_of_tokens()), (batch, model.Pos))
+    decayed = jax.tree_util.tree_map_with_path(
+        lambda path, _: (
+            ".weight" in (name := jax.tree_util.keystr(path)) and "ln_" not in name and "position" not in name
+        ),
+        eqx.filter(model, eqx.is_inexact_array),
+    )
+    mask = LmExample.causal_loss_mask(model.Pos)
+    example = LmExample(tokens=tokens, loss_mask=mask)
+
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss(arrays):
+        # Its own mean gives jax a mask of floats, which newer ones refuse.
+        losses = compute_next_token_loss(eqx.combine(arrays, static), example, reduction=None)
+        return (losses * mask).array.sum() / (size.rows * mask.array.sum())
+
+    return trainer_of(loss, arrays, decayed)

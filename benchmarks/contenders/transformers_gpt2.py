@@ -1,0 +1,54 @@
+"""GPT2LMHeadModel of Hugging Face's transformers, on torch."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.contenders.torch_gpt2 import updater
+from benchmarks.contenders.work import Decoder, Gpt2Size, Trainer
+
+
+def load(size: Gpt2Size, weights: str) -> Any:
+    """The model with the weights of a file in GPT-2's form."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    config = GPT2Config(
+        vocab_size=size.vocab,
+        n_positions=size.context,
+        n_embd=size.width,
+        n_layer=size.layers,
+        n_head=size.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = GPT2LMHeadModel(config)
+    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"weights differ: {missing}, {unexpected}")
+    model.tie_weights()
+    return model
+
+
+def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
+    model = load(size, weights).train()
+    tokens = torch.from_numpy(size.rows_of_tokens()).long()
+    return updater(model, lambda: model(tokens, labels=tokens).loss)
+
+
+def decoder(size: Gpt2Size, weights: str, rows: int, prompt: int, new: int, options: set[str]) -> Decoder:
+    """Greedy `generate` with its cache."""
+    model = load(size, weights).eval()
+    tokens = torch.from_numpy(size.rows_of_tokens(rows, prompt)).long()
+    settings: Any = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+
+    def run() -> np.ndarray:
+        with torch.inference_mode():
+            return model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[:, prompt:].numpy()
+
+    return run

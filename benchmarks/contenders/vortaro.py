@@ -1,0 +1,131 @@
+"""gpt2.Gpt2Small of the registry, with the sizes of the comparison.
+
+Options are settings (`REMAT=dots`); "uncached" decodes by a pass over the whole sequence for every token.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from benchmarks.contenders.work import (
+    BETAS,
+    CLIP_NORM,
+    LEARNING_RATE,
+    NOT_A_TARGET,
+    WEIGHT_DECAY,
+    Decoder,
+    Gpt2Size,
+    Trainer,
+)
+from registry.resolve import resolve
+from runners import renaming
+from runners.foreign_files import read_arrays, write_arrays
+from runners.name_maps import name_map
+from runners.session import Session
+from tasks.batch import Batch
+from tasks.decoding import Sampler, generate
+
+SETTINGS = [
+    "DATA=synthetic",
+    "DTYPE=float32",
+    "DROPOUT=0",
+    "SCHEDULE=constant",
+    "WARMUP_STEPS=0",
+    f"LEARNING_RATE={LEARNING_RATE}",
+    f"BETA1={BETAS[0]}",
+    f"BETA2={BETAS[1]}",
+    f"WEIGHT_DECAY={WEIGHT_DECAY}",
+    "CLIP_VALUE=none",
+    f"CLIP_NORM={CLIP_NORM}",
+    "LOG_EVERY=1",
+]
+
+
+def session_of(size: Gpt2Size, options: set[str]) -> Session:
+    """The experiment on one device."""
+    return Session(resolve("gpt2.Gpt2Small", [*SETTINGS, *size.overrides, *sorted(options)]), jax.devices()[:1])
+
+
+def write_weights(size: Gpt2Size, file: str) -> None:
+    """The experiment's initial weights in GPT-2's form, for all contenders."""
+    session = session_of(size, set())
+    table = session.task.weight_table()
+    names = name_map("gpt2", [renaming.name_of(row) for row in table])
+    with session.placed():
+        flat = traverse_util.flatten_dict(session.init().variables, sep="/")
+    write_arrays(file, renaming.to_theirs(names, table, {renaming.name_of(r): np.asarray(flat[r.path]) for r in table}))
+
+
+def load(session: Session, weights: str) -> Any:
+    """The variables with the weights of a file in GPT-2's form."""
+    table = session.task.weight_table()
+    names = name_map("gpt2", [renaming.name_of(row) for row in table])
+    arrays, eight_bit = read_arrays(weights)
+    knobs = type(session.experiment).knobs()
+    ours = renaming.to_ours(names, table, arrays, weights, knobs, eight_bit=eight_bit)
+    flat = {row.path: jax.numpy.asarray(ours[renaming.name_of(row)]) for row in table}
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def batch_of(size: Gpt2Size) -> Batch:
+    """The comparison's batch."""
+    targets = size.targets()
+    weights = (targets != NOT_A_TARGET).astype(np.float32)
+    return Batch(inputs=size.rows_of_tokens(), targets=np.maximum(targets, 0), weights=weights)
+
+
+def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
+    session = session_of(size, options)
+    with session.placed():
+        batch = session.put(batch_of(size))
+        update = session.compile_step(batch)
+        state = session.start_from(load(session, weights))
+
+    def run(updates: int) -> float:
+        nonlocal state
+        for _ in range(updates):
+            state = update(state, batch, session.seed)
+        sums = jax.block_until_ready(state).sums
+        return float(sums.loss / sums.weight)
+
+    return run
+
+
+def decoder(size: Gpt2Size, weights: str, rows: int, prompt: int, new: int, options: set[str]) -> Decoder:
+    session = session_of(size, options - {"uncached"})
+    tokens = size.rows_of_tokens(rows, prompt)
+    with session.placed():
+        variables = load(session, weights)
+    if "uncached" in options:
+        return lambda: whole_passes(session, variables, tokens, new)
+    real, greedy = np.ones_like(tokens), Sampler(temperature=0.0)
+
+    def run() -> np.ndarray:
+        with session.placed():
+            drawn, _ = generate(
+                session.task, variables, tokens, real, jax.random.key(0), new_tokens=new, sampler=greedy
+            )
+            return np.asarray(drawn)
+
+    return run
+
+
+def whole_passes(session: Session, variables: Any, tokens: np.ndarray, new: int) -> np.ndarray:
+    """Greedy continuation without a cache: each token costs a pass over the whole buffer."""
+    buffer = jnp.pad(jnp.asarray(tokens), ((0, 0), (0, new)))
+    for end in range(tokens.shape[1], tokens.shape[1] + new):
+        buffer = _extended(session, variables, buffer, end)
+    return np.asarray(buffer)[:, tokens.shape[1] :]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _extended(session: Session, variables: Any, buffer: jax.Array, end: jax.Array) -> jax.Array:
+    model: Any = session.task
+    features, _ = model.model.apply(variables, buffer)
+    last = jax.lax.dynamic_slice_in_dim(features, end - 1, 1, axis=1)
+    token = model.model.apply(variables, last, method="logits")[:, 0].argmax(-1)[:, None].astype(jnp.int32)
+    return jax.lax.dynamic_update_slice_in_dim(buffer, token, end, axis=1)

@@ -1,0 +1,61 @@
+"""What contenders work on: GPT-2 models of a size, the same tokens, the same weights at the start."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1  # on matrices and the embedding
+CLIP_NORM = 1.0
+NOT_A_TARGET = -100  # torch's mark for a position without loss
+
+# Makes `updates` updates and returns the loss of the last one, in nats.
+Trainer = Callable[[int], float]
+# Continues the prompt greedily; returns the new tokens, (rows, new).
+Decoder = Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpt2Size:
+    """GPT-2 (Radford et al. 2019): layer norms, biases, tanh-GELU, learned positions, a tied head; no dropout."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    rows: int  # of a batch
+    vocab: int
+
+    @property
+    def overrides(self) -> list[str]:
+        """The same as settings of gpt2.Gpt2Small."""
+        sizes = {
+            "NUM_LAYERS": self.layers,
+            "MODEL_DIM": self.width,
+            "NUM_HEADS": self.heads,
+            "SEQ_LEN": self.context,
+            "BATCH_SIZE": self.rows,
+            "VOCAB_SIZE": self.vocab,
+        }
+        return [f"{name}={value}" for name, value in sizes.items()]
+
+    def rows_of_tokens(self, count: int | None = None, length: int | None = None) -> np.ndarray:
+        """Random token ids, int32 (rows, positions); by default a batch of whole rows."""
+        shape = (self.rows if count is None else count, self.context if length is None else length)
+        return np.random.default_rng(0).integers(0, self.vocab, shape, dtype=np.int32)
+
+    def targets(self) -> np.ndarray:
+        """The token behind each of `rows_of_tokens`; the last position of a row has none."""
+        tokens = self.rows_of_tokens()
+        return np.concatenate([tokens[:, 1:], np.full_like(tokens[:, :1], NOT_A_TARGET)], axis=1)
+
+
+SIZES = {
+    "6x384": Gpt2Size(layers=6, width=384, heads=6, context=256, rows=8, vocab=256),
+    "6x384 at 512": Gpt2Size(layers=6, width=384, heads=6, context=512, rows=8, vocab=256),
+    "124M": Gpt2Size(layers=12, width=768, heads=12, context=512, rows=1, vocab=50257),
+    "tiny": Gpt2Size(layers=2, width=32, heads=2, context=16, rows=2, vocab=64),
+}

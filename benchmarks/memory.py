@@ -1,0 +1,82 @@
+"""Cross-entropy over large vocabularies, whole and in pieces: time and memory of a loss and its gradients.
+
+    python -m benchmarks.memory
+
+"pieces, twice" computes each piece's logits again on the way back, as jax.checkpoint does it.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.tables import machine, show, turn_about
+from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
+
+
+def pieces_twice(features: Any, head: Any, targets: Any, weights: Any, chunk: int) -> Any:
+    """The loss in pieces whose logits are computed again for the gradient."""
+    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def piece(features: Any, targets: Any, weights: Any) -> Any:
+        return cross_entropy_sums(features @ head, targets, weights).objective
+
+    add = lambda total, xs: (total + piece(*xs), None)
+    return jax.lax.scan(add, jnp.float32(0), (split(features), split(targets), split(weights)))[0]
+
+
+def _measured(options: argparse.Namespace, vocabulary: int) -> list[dict[str, Any]]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    features = jax.random.normal(keys[0], (1, options.positions, options.width))
+    head = jax.random.normal(keys[1], (options.width, vocabulary)) * options.width**-0.5
+    targets = jax.random.randint(keys[2], (1, options.positions), 0, vocabulary)
+    weights = jnp.ones(targets.shape)
+    in_pieces = lambda f, h, chunk: chunked_cross_entropy(f, lambda x: x @ h, targets, weights, chunk).objective
+    losses: dict[str, Any] = {
+        "whole": lambda f, h: in_pieces(f, h, None),
+        "pieces": lambda f, h: in_pieces(f, h, options.chunk),
+        "pieces, twice": lambda f, h: pieces_twice(f, h, targets, weights, options.chunk),
+    }
+    compiled = {
+        name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(features, head).compile()
+        for name, loss in losses.items()
+    }
+    works = {name: (lambda c=c: jax.block_until_ready(c(features, head))) for name, c in compiled.items()}
+    seconds, lines = turn_about(options.rounds, **works), []
+    for name in losses:
+        memory: Any = compiled[name].memory_analysis()
+        line = {"tokens in vocabulary": vocabulary, "loss": name, "seconds": seconds[name]}
+        lines.append(
+            line
+            | {"of whole": seconds[name] / seconds["whole"], "MiB of temporaries": memory.temp_size_in_bytes / 2**20}
+        )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_768, 131_072])
+    parser.add_argument("--positions", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--chunk", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    lines = [line for vocabulary in options.vocabularies for line in _measured(options, vocabulary)]
+    facts: dict[str, Any] = {"machine": machine(), "positions": options.positions, "width": options.width}
+    show(
+        "cross-entropy",
+        lines,
+        facts | {"positions of a piece": options.chunk, "turns": options.rounds},
+        options.publish,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

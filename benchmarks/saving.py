@@ -1,0 +1,64 @@
+"""How long training stands still for a checkpoint of GPT-2 with 124M weights and AdamW, and how long restoring takes.
+
+python -m benchmarks.saving
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from typing import Any
+
+import jax
+
+from benchmarks.contenders import vortaro
+from benchmarks.contenders.work import SIZES
+from benchmarks.tables import machine, show, timed
+from runners.checkpoints import Checkpoints
+from runners.workdir import open_workdir
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="124M")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    size = SIZES[options.size]
+    session = vortaro.session_of(size, {"REMAT=dots"})
+    seconds: dict[str, list[float]] = {}
+    note = lambda name, work: seconds.setdefault(name, []).append(timed(work))
+    with session.placed(), tempfile.TemporaryDirectory() as folder:
+        batch = session.put(vortaro.batch_of(size))
+        update = session.compile_step(batch)
+        state: Any = jax.block_until_ready(update(session.init(), batch, session.seed))
+
+        def step() -> None:
+            nonlocal state
+            state = jax.block_until_ready(update(state, batch, session.seed))
+
+        workdir = open_workdir(folder, session.experiment, session.mesh_shape)
+
+        def turn(number: int) -> None:
+            checkpoints, extra = Checkpoints(workdir), {"tokens_seen": 0, "input": None}
+            note("an update", step)
+            note("a save, until training goes on", lambda: checkpoints.save(number, state, extra, None))
+            note("the update beside its writing", step)
+            note("until it is written", checkpoints.close)
+            reader = Checkpoints(workdir)
+            note("a restore", lambda: jax.block_until_ready(reader.require(session.abstract_state, "last")[0]))
+            reader.close()
+
+        for number in range(options.rounds):
+            turn(number + 1)
+        held = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+    lines = [{"what": name, "seconds": statistics.median(values)} for name, values in seconds.items()]
+    facts = {"machine": machine(), "state": f"{held / 2**30:.2f} GiB", "turns": options.rounds}
+    show("checkpoints", lines, facts, options.publish)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""How long one waits for the first thing to happen: commands, imports, the first update, compilation by depth.
+
+python -m benchmarks.startup
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from benchmarks.tables import machine, show, timed
+from benchmarks.turns import ROOT
+from registry.resolve import resolve
+from runners.session import Session
+from tasks.decoding import Sampler, generate
+
+COMMANDS = {
+    "registry list": "-m registry list",
+    "registry show gshard.DenseLm128B8x8": "-m registry show gshard.DenseLm128B8x8",
+    "registry diff tiny.StdlibTiny tiny.StdlibSmall": "-m registry diff tiny.StdlibTiny tiny.StdlibSmall",
+    "runners.main --help": "-m runners.main --help",
+}
+MODULES = ("numpy", "jax", "optax", "flax.linen", "orbax.checkpoint", "layers.language_model", "registry.resolve")
+MODULES += ("tasks.language_model_task", "registry.experiments.gshard", "runners.session", "runners.train")
+MODULES += ("launch.command_line",)
+TRAIN = ["-m", "runners.main", "--exp=tiny.StdlibTiny", "--no-tensorboard", "--set=LOG_EVERY=1", "--set=NUM_STEPS=120"]
+
+
+def first_step(cache: str) -> float:
+    """Seconds from the command to the line of the first update."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-u", *TRAIN, f"--workdir={folder}"]
+        began = time.perf_counter()
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+        assert run.stdout is not None
+        found = any(line.lstrip().startswith("step") for line in run.stdout)
+        seconds = time.perf_counter() - began
+        run.kill()
+        run.communicate()
+    if not found:
+        raise RuntimeError("the run ended before its first update")
+    return seconds
+
+
+def compile_seconds(layers: int, unroll: int) -> float:
+    """Of a train step of tiny.StdlibTiny with so many layers, tracing included."""
+    session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}", f"UNROLL={unroll}"]))
+    with session.placed():
+        batch = session.put(session.train.input.batch(0))
+        return timed(lambda: session.compile_step(batch))
+
+
+def decoding_seconds(layers: int) -> float:
+    """Of compiling a loop of 64 tokens of tiny.StdlibTiny with so many layers."""
+    session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}"]))
+    tokens = np.ones((1, 8), np.int32)
+    with session.placed():
+        given = (session.task, session.abstract_state.variables, tokens, tokens, jax.random.key(0))
+        return timed(lambda: generate.lower(*given, new_tokens=64, sampler=Sampler()).compile())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    run = lambda *arguments: (
+        subprocess.run([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL).returncode
+    )
+    works = {name: line.split() for name, line in COMMANDS.items()}
+    works |= {f"import {name}": ["-c", f"import {name}"] for name in MODULES} | {"python alone": ["-c", ""]}
+    bad = [name for name, work in works.items() if run(*work) not in (0, 1)]  # 1: `registry diff` found a difference
+    if bad:
+        print(f"These failed: {', '.join(bad)}.", file=sys.stderr)
+        return 1
+    once = lambda: {name: timed(lambda work=work: run(*work)) for name, work in works.items()}
+    turns = [once() for _ in range(options.rounds)]
+    lines = [{"what": name, "seconds": statistics.median(turn[name] for turn in turns)} for name in works]
+    with tempfile.TemporaryDirectory() as cache:
+        lines.append({"what": "first update of the demo, nothing compiled yet", "seconds": first_step(cache)})
+        warm = statistics.median(first_step(cache) for _ in range(options.rounds))
+        lines.append({"what": "first update of the demo, from the compilation cache", "seconds": warm})
+    for unroll in ("scanned", "unrolled"):
+        for layers in (4, 16, 64):
+            seconds = compile_seconds(layers, layers if unroll == "unrolled" else 1)
+            lines.append({"what": f"compile a step of {layers} layers, {unroll}", "seconds": seconds})
+    lines += [{"what": f"compile decoding with {n} layers", "seconds": decoding_seconds(n)} for n in (4, 16, 64)]
+    show("start-up", lines, {"machine": machine(), "turns": options.rounds}, options.publish)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

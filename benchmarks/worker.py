@@ -1,0 +1,60 @@
+"""A contender in a process of its own: prepares its work, then does a turn of it for every line it reads.
+
+python -m benchmarks.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
+"""
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from benchmarks.contenders.work import SIZES
+
+
+def prepared(options: argparse.Namespace) -> Any:
+    """A function of the number of repetitions, that does one turn."""
+    module = importlib.import_module(f"benchmarks.contenders.{options.contender}")
+    size, chosen = SIZES[options.size], set(options.options)
+    if options.work == "train":
+        return module.trainer(size, options.weights, chosen)
+    decode = module.decoder(size, options.weights, options.rows, options.prompt, options.new, chosen)
+    return lambda count: [decode() for _ in range(count)][-1].tolist()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=["train", "decode"])
+    parser.add_argument("contender", help="a module of benchmarks.contenders")
+    parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--weights", required=True, help="a file in GPT-2's form")
+    parser.add_argument("--options", nargs="*", default=[])
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=256)
+    options = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    say = lambda **values: print(json.dumps(values), file=answers, flush=True)
+    try:
+        turn = prepared(options)
+    except ImportError as error:
+        say(missing=str(error))
+        return 0
+    say(ready=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        result = turn(int(line))
+        say(
+            seconds=time.perf_counter() - began,
+            result=result,
+            peak=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+import json
+import sys
+
+import pytest
+
+from benchmarks import accelerator, decoding, memory, tables, training
+from benchmarks.contenders.work import SIZES
+from benchmarks.turns import Contender, workers
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A page with marks for every table, in the place of the docs."""
+    names = ["training-tiny", "decoding", "cross-entropy"]
+    file = tmp_path / "benchmarks.md"
+    file.write_text("before\n" + "".join(f"<!-- {n} -->\nold\n<!-- end of {n} -->\nbetween\n" for n in names))
+    (tmp_path / "figures").mkdir()
+    monkeypatch.setattr(tables, "DOCS", tmp_path)
+    monkeypatch.setattr(tables, "PAGE", file)
+    for module in (training, accelerator):
+        monkeypatch.setattr(module, "measured_peak", lambda *_: 1e9)
+    return file
+
+
+def call(module, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
+    return module.main()
+
+
+def lines_of(page, name):
+    return json.loads((page.parent / "figures" / f"{name}.json").read_text())["lines"]
+
+
+def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, monkeypatch):
+    ours = [c for c in training.CONTENDERS if c.module in ("vortaro", "plain_jax")]
+    chosen = [*ours, Contender("nobody", "no_such_module")]
+    monkeypatch.setattr(training, "CONTENDERS", chosen)
+    assert call(training, monkeypatch, "--size=tiny", "--rounds=1", "--updates=2", "--publish") == 0
+    *measured, missing = lines_of(page, "training-tiny")
+    assert [line["step of"] for line in measured] == [c.name for c in ours]
+    assert len({line["last loss"][:6] for line in measured}) == 1
+    assert measured[0]["ratio"] == 1
+    assert missing["last loss"] == "missing: No module named 'benchmarks.contenders.no_such_module'"
+    text = page.read_text()
+    assert "| nobody | - |" in text
+    assert text.count("old") == 2, "only its own marks"
+    assert text.count("between") == 3
+
+
+def test_losses_that_differ_are_no_comparison(page, monkeypatch):
+    two = [Contender("ours", "vortaro"), Contender("other rate", "vortaro", ("LEARNING_RATE=0.1",))]
+    monkeypatch.setattr(training, "CONTENDERS", two)
+    assert call(training, monkeypatch, "--size=tiny", "--rounds=1", "--updates=1") == 1
+
+
+def test_the_loop_without_a_cache_draws_the_same_tokens(page, monkeypatch):
+    ours = [c for c in decoding.CONTENDERS if c.module == "vortaro"]
+    monkeypatch.setattr(decoding, "CONTENDERS", ours)
+    arguments = ["--sizes=tiny", "--rows=1", "--prompt=6", "--new=8", "--rounds=1", "--publish"]
+    assert call(decoding, monkeypatch, *arguments) == 0
+    cached, uncached = lines_of(page, "decoding")
+    assert (cached["same tokens"], uncached["same tokens"]) == ("100.0%", "100.0%")
+
+
+def test_a_contender_that_dies_says_its_last_words(tmp_path):
+    arguments = ["train", "--size=tiny", f"--weights={tmp_path / 'none'}"]
+    with workers([Contender("ours", "plain_jax")], arguments, tmp_path) as [worker]:
+        worker.turn(1)
+        assert worker.missing is not None
+        assert "No such file" in worker.missing
+
+
+def test_pieces_hold_less_than_the_whole(page, monkeypatch):
+    arguments = ["--vocabularies", "1024", "--positions=64", "--width=16", "--chunk=8", "--rounds=1", "--publish"]
+    assert call(memory, monkeypatch, *arguments) == 0
+    whole, pieces, twice = (line["MiB of temporaries"] for line in lines_of(page, "cross-entropy"))
+    assert max(pieces, twice) < whole / 2
+
+
+def test_flops_of_gpt2_by_hand():
+    size = SIZES["124M"]
+    assert training.flops_per_token(size) == 6 * (12 * 7_077_888 + 50_257 * 768) + 6 * 12 * 768 * 512
+
+
+def test_all_figures_of_an_accelerator_in_one_call(page, monkeypatch, capsys):
+    assert call(accelerator, monkeypatch, "--tiny", "--seconds=600") == 0
+    said = capsys.readouterr().out
+    assert "failed" not in said
+    assert "not measured" not in said
+    assert call(accelerator, monkeypatch, "--tiny", "--seconds=0") == 0
+    assert capsys.readouterr().out.count("not measured: no time left") >= 5

@@ -1,0 +1,87 @@
+"""No step compiles anything after the first, and an update needs no second copy of the state."""
+
+import math
+
+import jax
+import pytest
+
+from registry.resolve import resolve
+from runners.session import Session
+from runners.train import TrainOptions, train
+from runners.workdir import open_workdir
+
+ONE_OF_EACH_FAMILY = [
+    "tiny.StdlibTiny",
+    "gshard.DenseLm128B8x8",
+    "wiki_bert.MLPerfBertDense13B32x32",
+    "vq.VQStdlib",
+    "mu.MuTiny",
+    "gpt.GptStdlib",
+    "gpt2.Gpt2Small",
+    "little_gpt.LittleGpt127M",
+    "zero.Zero1B3Stage3",
+]
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
+def test_the_update_writes_the_new_state_over_the_old(name):
+    session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
+    with session.placed():
+        compiled = session.compile_step(session.put(session.train.input.batch(0)))
+    state = jax.tree.leaves(session.abstract_state)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.size)
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= held
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024, (
+        "what is new beside it: nothing but pointers"
+    )
+
+
+def test_a_run_compiles_nothing_behind_its_first_report(tmp_path):
+    compiled = []
+    watch = lambda event, seconds, **_: compiled.append(seconds) if event.endswith("backend_compile_duration") else None
+    settings = ["NUM_STEPS=24", "LOG_EVERY=4", "EVAL_EVERY=8", "SAVE_EVERY=8", "EVAL_ROWS=8"]
+    session = Session(resolve("tiny.StdlibTiny", settings, smoke=True), jax.devices()[:1])
+    counts = []
+    put = session.put
+
+    def counted(batch, *shards):
+        counts.append(len(compiled))
+        return put(batch, *shards)
+
+    session.put = counted
+    jax.monitoring.register_event_duration_secs_listener(watch)
+    workdir = open_workdir(str(tmp_path), session.experiment, session.mesh_shape)
+    try:
+        assert train(session, workdir, TrainOptions(tensorboard=False)) == 0
+    finally:
+        jax.monitoring.unregister_event_duration_listener(watch)
+    assert counts[2] > 0, "the listener hears"
+    late = len(compiled) - counts[len(counts) // 2]
+    assert late == 0, f"{late} programs were compiled in the second half of the run"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "settings"),
+    [
+        ("8,1", ["ZERO_STAGE=2"]),
+        ("4,2", ["ZERO_STAGE=3", "MICROBATCHES=2"]),
+        ("2,4", ["MICROBATCHES=2", "TIED=false"]),
+        ("1,1", ["GRADIENT_DTYPE=bfloat16"]),
+    ],
+)
+def test_losses_in_pieces_are_those_of_whole_ones_however_gradients_are_kept(mesh, settings):
+    results = []
+    for chunk in ("none", "8"):
+        overrides = [*settings, f"DEVICE_MESH_SHAPE={mesh}", f"LOSS_CHUNK={chunk}", "LOG_EVERY=1", "BATCH_SIZE=16"]
+        session = Session(
+            resolve("tiny.StdlibTiny", overrides, smoke=True), jax.devices()[: math.prod(map(int, mesh.split(",")))]
+        )
+        with session.placed():
+            batch = session.put(session.train.input.batch(0))
+            update, state = session.compile_step(batch), session.init()
+            for _ in range(3):
+                state = session.settle(update(state, batch, session.seed))
+        results.append((float(state.sums.loss), float(state.sums.grad_norm)))
+    tolerance = 1e-2 if "GRADIENT_DTYPE=bfloat16" in settings else 1e-4
+    assert results[1] == pytest.approx(results[0], rel=tolerance)

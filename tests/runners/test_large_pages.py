@@ -1,0 +1,89 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runners.large_pages import KERNEL, tunables
+
+GLIBC, ASKED = "glibc 2.36", "always [madvise] never\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "kernel", "library", "wanted"),
+    [
+        ("", ASKED, GLIBC, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=1", ASKED, GLIBC, "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", ASKED, GLIBC, None),
+        ("", "[always] madvise never\n", GLIBC, None),
+        ("", "always madvise [never]\n", GLIBC, None),
+        ("", ASKED, "glibc 2.31", None),
+        ("", ASKED, "", None),
+    ],
+)
+def test_what_the_allocator_is_told(given, kernel, library, wanted):
+    assert tunables(given, kernel, library) == wanted
+
+
+TOLD = """
+import os, sys
+print("begun", os.getpid())
+from runners import large_pages
+{change}
+large_pages.use_large_pages("{module}")
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], flush=True)
+"""
+
+
+def run(tmp_path, module="told", change="", given=""):
+    """How often the module began, in how many processes, and what it said at the end."""
+    (tmp_path / "told.py").write_text(TOLD.format(module=module, change=change))
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    environment = {**os.environ, "GLIBC_TUNABLES": given, "PYTHONPATH": path}
+    command = [sys.executable, "-u", "-m", "told", "--name=a b", ""]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    *begun, said = ended.stdout.splitlines()
+    return len(begun), len(set(begun)), said
+
+
+asks = pytest.mark.skipif(
+    not KERNEL.exists() or "[madvise]" not in KERNEL.read_text(), reason="this kernel has no large pages to ask for"
+)
+
+
+@asks
+def test_a_process_starts_anew_once_with_its_arguments(tmp_path):
+    assert run(tmp_path) == (2, 1, "glibc.malloc.hugetlb=1 ['--name=a b', '']")
+    assert run(tmp_path, given="glibc.malloc.hugetlb=0") == (1, 1, "glibc.malloc.hugetlb=0 ['--name=a b', '']")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "import sys; sys.settrace(lambda *_: None)",
+        "large_pages.os.confstr = lambda _: 'glibc 2.36-custom'",
+        "from pathlib import Path; large_pages.KERNEL = Path('no/such/file')",
+        "large_pages.sys.executable = '/no/such/python'",
+    ],
+)
+def test_where_it_cannot_be_nothing_changes(change, tmp_path):
+    assert run(tmp_path, change=change) == (1, 1, " ['--name=a b', '']")
+
+
+def test_who_is_run_by_another_program_is_left_alone(tmp_path):
+    assert run(tmp_path, module="runners.main") == (1, 1, " ['--name=a b', '']")
+
+
+@asks
+def test_a_variable_that_does_not_survive_is_no_endless_loop(tmp_path):
+    change = "import os; real = os.execv; os.execv = lambda *a: (os.environ.pop('GLIBC_TUNABLES'), real(*a))"
+    assert run(tmp_path, change=change) == (2, 1, "None ['--name=a b', '']")
+
+
+@asks
+def test_the_runner_has_large_pages():
+    code = "import runners.main as m, os; print(os.environ.get('GLIBC_TUNABLES'))"
+    assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    mapped = [sys.executable, "-X", "importtime", "-m", "runners.main", "--help"]
+    ended = subprocess.run(mapped, capture_output=True, text=True, check=True)
+    assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.large_pages")]) == 2
