@@ -75,11 +75,11 @@ bench: $(BENCHED) $(TESTED)
 	$(RUN) -m benchmarks.startup --publish
 	$(RUN) -m benchmarks.memory --publish
 	$(RUN) -m benchmarks.saving --publish
-	$(RUN) -m benchmarks.loop
-	$(RUN) -m benchmarks.data
-	$(RUN) -m benchmarks.vq speed
-	$(RUN) -m benchmarks.vq flat
-	$(RUN) -m benchmarks.vq sampling
+	$(RUN) -m benchmarks.loop --publish
+	$(RUN) -m benchmarks.data --publish
+	$(RUN) -m benchmarks.vq speed --publish
+	$(RUN) -m benchmarks.vq flat --publish
+	$(RUN) -m benchmarks.vq sampling --publish
 
 faults: $(TESTED)
 	$(RUN) -m benchmarks.faults

@@ -6,16 +6,18 @@ Both run the same compiled step on the same batches in one process, turn about; 
 """
 
 import argparse
-import json
+import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from benchmarks.tables import machine, show, timed
 from registry.resolve import resolve
+from runners import metrics_log
 from runners.session import Session
 from runners.train import TrainOptions, train
 from runners.workdir import open_workdir
@@ -30,11 +32,14 @@ def bare(session: Session, steps: int) -> float:
         update = session.compile_step(batch)
         state, seed = session.init(), session.seed
         state = jax.block_until_ready(update(state, batch, seed))
-        began = time.perf_counter()
-        for _ in range(steps):
-            state = update(state, batch, seed)
-        jax.block_until_ready(state)
-        return steps / (time.perf_counter() - began)
+
+        def all_steps() -> None:
+            nonlocal state
+            for _ in range(steps):
+                state = update(state, batch, seed)
+            jax.block_until_ready(state)
+
+        return steps / timed(all_steps)
 
 
 def looped(session: Session) -> float:
@@ -42,7 +47,7 @@ def looped(session: Session) -> float:
     with tempfile.TemporaryDirectory() as folder:
         workdir = open_workdir(folder, session.experiment, session.mesh_shape)
         train(session, workdir, TrainOptions(tensorboard=False))
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        lines = list(metrics_log.read(Path(folder)))
     seconds = [1 / line["steps_per_second"] for line in lines if line["split"] == "train"][1:]
     return 1 / statistics.mean(seconds)
 
@@ -52,17 +57,20 @@ def main() -> int:
     parser.add_argument("--exp", default="tiny.StdlibTiny")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     window = max(1, options.steps // 5)
     settings = [f"NUM_STEPS={options.steps + window}", f"LOG_EVERY={window}", "EVAL_EVERY=none", "EVAL_ROWS=16"]
-    session = Session(resolve(options.exp, [*settings, "SAVE_EVERY=1000000", "WARMUP_STEPS=1"]))
-    pairs = []
+    session = Session(resolve(options.exp, [*settings, "SAVE_EVERY=1000000", "WARMUP_STEPS=1"]), jax.devices()[:1])
+    lines: list[dict[str, Any]] = []
     for number in range(options.rounds):
-        pairs.append((bare(session, options.steps), looped(session)))
-        print(f"round {number + 1}: bare {pairs[-1][0]:.2f} steps/s, runner {pairs[-1][1]:.2f} steps/s", flush=True)
-    without, with_loop = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
-    print(f"{options.exp}: bare {without:.2f}, runner {with_loop:.2f} steps/s; median ratio {ratio:.3f} (goal {GOAL})")
+        alone, with_loop = bare(session, options.steps), looped(session)
+        lines.append({"round": f"{number + 1}", "bare": alone, "runner": with_loop, "ratio": with_loop / alone})
+        print(lines[-1], flush=True)
+    medians = {name: statistics.median(line[name] for line in lines) for name in ("bare", "runner", "ratio")}
+    facts = {"machine": machine(), "steps per second of": options.exp, "goal of the ratio": GOAL}
+    show("loop", [*lines, {"round": "median"} | medians], facts, options.publish)
     return 0
 
 

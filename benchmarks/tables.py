@@ -68,14 +68,19 @@ def turn_about(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
     return {name: statistics.median(turn[name] for turn in seconds) for name in works}
 
 
-def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], publish: bool) -> None:
-    """Prints lines as a table; with `publish`, writes them into the docs between the marks of that name, and JSON."""
+def as_markdown(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+    """Facts in a sentence, lines as a table."""
     columns = list(dict.fromkeys(name for line in lines for name in line))
     cells = [[_cell(line.get(column)) for column in columns] for line in lines]
     rule = "| " + " | ".join("---" if i == 0 else "--:" for i in range(len(columns))) + " |"
     table = ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(row) + " |" for row in cells)]
     said = "; ".join(f"{key}: {_cell(value)}" for key, value in facts.items())
-    text = "\n".join([f"{said}.", "", *table])
+    return "\n".join([f"{said}.", "", *table])
+
+
+def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], publish: bool) -> None:
+    """Prints lines as a table; with `publish`, writes them into the docs between the marks of that name, and JSON."""
+    text = as_markdown(lines, facts)
     print(f"\n{name}\n{text}\n", flush=True)
     if not publish:
         return

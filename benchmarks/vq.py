@@ -6,21 +6,17 @@ python -m benchmarks.vq sampling --past 1024 65536
 """
 
 import argparse
-import json
-import platform
+import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import machine, show, timed, turn_about
 from registry.experiment import Experiment
 from registry.experiments.vq_lm import VQLm
 from runners.session import Session
@@ -59,83 +55,59 @@ class Measured:
 
     def turn(self, repeats: int) -> None:
         """So many train steps, and so many forward passes."""
-        with self.session.placed():
-            began = time.perf_counter()
+
+        def train() -> None:
             for _ in range(repeats):
                 self.state = jax.block_until_ready(self.update(self.state, self.batch, self.seed))
-            self.seconds["train"].append((time.perf_counter() - began) / repeats)
-            began = time.perf_counter()
+
+        def forward() -> None:
             for _ in range(repeats):
                 jax.block_until_ready(self.forward(self.state.variables, self.batch))
-            self.seconds["forward"].append((time.perf_counter() - began) / repeats)
+
+        with self.session.placed():
+            self.seconds["train"].append(timed(train) / repeats)
+            self.seconds["forward"].append(timed(forward) / repeats)
 
     def rate(self, kind: str) -> float:
         """Tokens per second, the first turn left out."""
         return self.length / statistics.median(self.seconds[kind][1:])
 
     @property
-    def bytes_per_token(self) -> float:
+    def kib_per_token(self) -> float:
         """Temporaries of the train step, by the compiler's analysis."""
-        return self.update.memory_analysis().temp_size_in_bytes / self.length
-
-    @property
-    def flops_per_token(self) -> float:
-        """Of the model, three times the forward pass."""
-        return self.session.flops_per_token
+        return self.update.memory_analysis().temp_size_in_bytes / self.length / 1024
 
 
-def speed(lengths: list[int], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table, medians: turns of both models interleaved, length by length."""
-    return [row for length in lengths for row in measure([length], ["vq", "full"], rounds, knobs)]
+def measured(lengths: list[int], kinds: dict[str, str], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line per length, medians, of models that take turns; in each turn, all read as many tokens as the longest row.
 
-
-def measure(lengths: list[int], kinds: list[str], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table for models that take turns; in each turn, all read as many tokens as the longest row has."""
-    models = {(length, kind): Measured(length, knobs, kind) for length in lengths for kind in kinds}
+    Args:
+      kinds: what a model is called, and its ATTENTION.
+    """
+    models = {(length, name): Measured(length, knobs, kind) for length in lengths for name, kind in kinds.items()}
     for _ in range(rounds + 1):
         for model in models.values():
             model.turn(max(lengths) // model.length)
-    rows = []
+    lines = []
     for length in lengths:
-        row: dict[str, Any] = {"length": length}
-        for kind in kinds:
-            model = models[length, kind]
-            row[kind] = {
-                "train": model.rate("train"),
-                "forward": model.rate("forward"),
-                "bytes_per_token": model.bytes_per_token,
-                "flops_per_token": model.flops_per_token,
-            }
-        rows.append(row)
-        print(json.dumps(row), file=sys.stderr, flush=True)
-    return rows
+        line: dict[str, Any] = {"tokens": length}
+        for work in ("train", "forward"):
+            rates = {name: models[length, name].rate(work) for name in kinds}
+            line |= {f"{work}, {name}": rate for name, rate in rates.items()}
+            if len(rates) > 1:
+                first, second = rates.values()
+                line[f"{work}, ratio"] = first / second
+        line |= {f"KiB/token, {name}": models[length, name].kib_per_token for name in kinds}
+        lines.append(line)
+        print(line, flush=True)
+    return lines
 
 
-def show_speed(rows: list[dict[str, Any]]) -> None:
-    """Prints the table."""
-    table = Table(title="VQ attention and its quadratic twin, tokens per second")
-    for name in ("tokens", "train VQ", "train full", "ratio", "forward VQ", "forward full", "ratio"):
-        table.add_column(name, justify="right")
-    for name in ("KiB/token VQ", "KiB/token full", "MFLOP/token VQ", "full"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        vq, full = row["vq"], row.get("full")
-        cells = [f"{row['length']:,}"]
-        for kind in ("train", "forward"):
-            cells.append(f"{vq[kind]:,.0f}")
-            cells += [f"{full[kind]:,.0f}", f"{vq[kind] / full[kind]:.1f}"] if full else ["", ""]
-        for key, unit in (("bytes_per_token", 1024), ("flops_per_token", 1e6)):
-            cells += [f"{vq[key] / unit:,.1f}", f"{full[key] / unit:,.1f}" if full else ""]
-        table.add_row(*cells)
-    Console(width=132).print(table)
-
-
-def sampling(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any]) -> None:
+def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
     """Tokens per second behind pasts of different lengths, turn about."""
     session = Session(experiment(1024, {"NUM_LAYERS": 2} | knobs, "vq"), jax.devices()[:1])
     task = cast(LanguageModelTask, session.task)
     choices: dict[str, Any] = {"new_tokens": new_tokens, "sampler": Sampler(temperature=1.0)}
-    rates: dict[int, list[float]] = {past: [] for past in pasts}
     with session.placed():
         variables = session.init().variables
         read: Callable[..., Any] = jax.jit(task.decode_step)
@@ -148,15 +120,19 @@ def sampling(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, An
         run = lambda past: generate(
             task, variables, nothing, nothing, jax.random.key(0), memory=memories[past], capacity=1, **choices
         )
-        for past in pasts * rounds:
-            began = time.perf_counter()
-            jax.block_until_ready(run(past)[0])
-            rates[past].append(new_tokens / (time.perf_counter() - began))
-    medians = {past: statistics.median(values[1:]) for past, values in rates.items()}
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(memories[pasts[0]].state))
-    print(f"State: {size / 2**20:.2f} MiB, whatever came before.")
-    for past, rate in medians.items():
-        print(f"behind {past:>7,} tokens: {rate:,.0f} tokens/s, {rate / medians[pasts[0]]:.2f} of the first")
+        works = {str(past): lambda past=past: jax.block_until_ready(run(past)[0]) for past in pasts}
+        seconds = turn_about(rounds, **works)
+    sizes = {p: sum(leaf.nbytes for leaf in jax.tree.leaves(memories[p].state)) / 2**20 for p in pasts}
+    first = seconds[str(pasts[0])]
+    return [
+        {
+            "past": past,
+            "tokens/s": new_tokens / seconds[str(past)],
+            "of the first": first / seconds[str(past)],
+            "MiB of state": sizes[past],
+        }
+        for past in pasts
+    ]
 
 
 def main() -> int:
@@ -167,20 +143,20 @@ def main() -> int:
     parser.add_argument("--new_tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--reduction", default="scan")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     knobs = {"REDUCTION": options.reduction}
-    print(f"{platform.processor() or platform.machine()}, jax {jax.__version__}, {jax.devices()[0].device_kind}")
     if options.what == "sampling":
-        sampling(options.past, options.new_tokens, options.rounds + 1, knobs)
-        return 0
-    if options.what == "speed":
-        rows = speed(options.lengths or [2048, 8192, 32_768], options.rounds, knobs)
+        lines = sampled(options.past, options.new_tokens, options.rounds, knobs)
+    elif options.what == "flat":
+        lines = measured(options.lengths or [8192, 32_768, 131_072], {"VQ": "vq"}, options.rounds, knobs)
     else:
-        rows = measure(options.lengths or [8192, 32_768, 131_072], ["vq"], options.rounds, knobs)
-    show_speed(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        kinds = {"VQ": "vq", "twin": "full"}
+        several = ([length] for length in options.lengths or [2048, 8192, 32_768])
+        lines = [line for lengths in several for line in measured(lengths, kinds, options.rounds, knobs)]
+    facts = {"machine": machine(), "REDUCTION": options.reduction, "turns": options.rounds}
+    show(f"vq-{options.what}", lines, facts, options.publish)
     return 0
 
 

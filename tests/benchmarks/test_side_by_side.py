@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from benchmarks import accelerator, decoding, memory, tables, training
+from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
 from benchmarks.contenders.work import SIZES
 from benchmarks.turns import Contender, workers
 
@@ -11,7 +11,7 @@ from benchmarks.turns import Contender, workers
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """A page with marks for every table, in the place of the docs."""
-    names = ["training-tiny", "decoding", "cross-entropy"]
+    names = ["training-tiny", "decoding", "cross-entropy", "loop", "vq-flat", "vq-sampling"]
     file = tmp_path / "benchmarks.md"
     file.write_text("before\n" + "".join(f"<!-- {n} -->\nold\n<!-- end of {n} -->\nbetween\n" for n in names))
     (tmp_path / "figures").mkdir()
@@ -43,8 +43,8 @@ def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, mon
     assert missing["last loss"] == "missing: No module named 'benchmarks.contenders.no_such_module'"
     text = page.read_text()
     assert "| nobody | - |" in text
-    assert text.count("old") == 2, "only its own marks"
-    assert text.count("between") == 3
+    assert text.count("old") == 5, "only its own marks"
+    assert text.count("between") == 6
 
 
 def test_losses_that_differ_are_no_comparison(page, monkeypatch):
@@ -75,6 +75,33 @@ def test_pieces_hold_less_than_the_whole(page, monkeypatch):
     assert call(memory, monkeypatch, *arguments) == 0
     whole, pieces, twice = (line["MiB of temporaries"] for line in lines_of(page, "cross-entropy"))
     assert max(pieces, twice) < whole / 2
+
+
+def test_the_loop_beside_its_bare_update(page, monkeypatch):
+    assert call(loop, monkeypatch, "--rounds=1", "--steps=5", "--publish") == 0
+    one, median = lines_of(page, "loop")
+    assert median["ratio"] == one["ratio"] == pytest.approx(one["runner"] / one["bare"])
+
+
+def test_temporaries_and_state_of_vq_do_not_grow_with_the_past(page, monkeypatch):
+    assert call(vq, monkeypatch, "flat", "--lengths", "1024", "2048", "--rounds=1", "--publish") == 0
+    short, long = (line["KiB/token, VQ"] for line in lines_of(page, "vq-flat"))
+    assert long < short
+    arguments = ["sampling", "--past", "512", "1024", "--new_tokens=4", "--rounds=1", "--publish"]
+    assert call(vq, monkeypatch, *arguments) == 0
+    first, second = lines_of(page, "vq-sampling")
+    assert first["MiB of state"] == second["MiB of state"] > 0
+
+
+def test_the_published_tables_are_their_figures():
+    page = tables.PAGE.read_text()
+    figures = {file: json.loads(file.read_text()) for file in (tables.DOCS / "figures").glob("*.json")}
+    published = {file: facts for file, facts in figures.items() if "machine" in facts}  # others: sweeps
+    assert published
+    for file, facts in published.items():
+        lines = facts.pop("lines")
+        text = f"<!-- {file.stem} -->\n{tables.as_markdown(lines, facts)}\n<!-- end of {file.stem} -->"
+        assert text in page, file.name
 
 
 def test_flops_of_gpt2_by_hand():
