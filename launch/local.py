@@ -1,5 +1,6 @@
 """Processes on this machine."""
 
+import functools
 import os
 import shlex
 import signal
@@ -65,15 +66,14 @@ def _log(logs: Path, index: int | str) -> Path:
 
 
 def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
-    os.environ["JAX_LOCAL_DEVICE_IDS"] = str(index)  # one GPU each, where there are any
+    environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(index)}  # one GPU each, where there are any
     # In sessions of their own, so that Ctrl-C reaches each of them through us alone, and once.
+    start = functools.partial(subprocess.Popen, line, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     if index == 0:
-        return subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
+        return start()
     logs.mkdir(parents=True, exist_ok=True)
     with _log(logs, index).open("w") as file:
-        return subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        return start(stdout=file, stderr=subprocess.STDOUT)
 
 
 def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: Path) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 
 from layers.errors import UsageError, did_you_mean
+from layers.remat import recomputed
 
 
 def squared_relu(x: jax.Array) -> jax.Array:
@@ -24,10 +25,10 @@ def gelu_erf(x: jax.Array) -> jax.Array:
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
-    "squared_relu": squared_relu,
-    "gelu_tanh": gelu_tanh,
-    "gelu_erf": gelu_erf,
-    "silu": jax.nn.silu,
+    "squared_relu": recomputed(squared_relu),
+    "gelu_tanh": recomputed(gelu_tanh),
+    "gelu_erf": recomputed(gelu_erf),
+    "silu": recomputed(jax.nn.silu),
 }
 
 

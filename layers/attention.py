@@ -13,8 +13,9 @@ from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
 from layers.norm import rms_normalize
 from layers.positions import rotate
+from layers.products import products_of
 from layers.reports import place, watch
-from layers.score_functions import value_weights
+from layers.score_functions import masked, value_weights
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
@@ -87,6 +88,7 @@ class Attention(nn.Module):
     causal: bool = True
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the attention probabilities
+    joint_projections: bool = False  # query, key and value by one product, where they have one shape
     implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU where the options allow
     dtype: str = "float32"  # of the computation; the softmax is float32 always
     param_dtype: str = "float32"
@@ -101,16 +103,23 @@ class Attention(nn.Module):
         ids = jnp.zeros((batch_size, capacity), jnp.int32)
         return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
 
-    def _project(self, x, name: str, letter: str, heads: int):
+    def _projections(self, x) -> list[Float[Array, "b s h d"]]:
+        """Query, key and value."""
+        kinds = (("query", "n", self.num_heads), ("key", "k", self.num_kv_heads), ("value", "k", self.num_kv_heads))
+        products = products_of(
+            x, [self._projection(*kind).astype(self.dtype) for kind in kinds], self.joint_projections
+        )
+        return [self._finished(y, *kind) for y, kind in zip(products, kinds, strict=True)]
+
+    def _projection(self, name: str, letter: str, heads: int) -> jax.Array:
         initializer = self.query_initializer if name == "query" else None
         init: Any = {"init": initializer or self.initializer, "role": "hidden", "fan_in": self.model_dim}
         if self.merged_heads:
-            w_ma = weight(self, f"{name}_ma", (self.model_dim, heads * self.head_dim), **init)
-            y = jnp.einsum("bsm,ma->bsa", x, w_ma.astype(self.dtype))
-            y = y.reshape(*x.shape[:2], heads, self.head_dim)
-        else:
-            w_mhd = weight(self, f"{name}_m{letter}d", (self.model_dim, heads, self.head_dim), **init)
-            y = jnp.einsum("bsm,mhd->bshd", x, w_mhd.astype(self.dtype))
+            return weight(self, f"{name}_ma", (self.model_dim, heads * self.head_dim), **init)
+        return weight(self, f"{name}_m{letter}d", (self.model_dim, heads, self.head_dim), **init)
+
+    def _finished(self, y, name: str, letter: str, heads: int):
+        y = y.reshape(*y.shape[:2], heads, self.head_dim)
         if self.use_bias:
             shape = (heads, self.head_dim)
             y += weight(self, f"{name}_bias_{letter}d", shape, init=Constant(), role="bias").astype(self.dtype)
@@ -164,9 +173,8 @@ class Attention(nn.Module):
             raise UsageError(f"window = {self.window} must be at least 1, and goes with causal attention.")
         if state is not None and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
-        query = self._normed(self._project(x, "query", "n", self.num_heads), "query")
-        key = self._normed(self._project(x, "key", "k", self.num_kv_heads), "key")
-        value = self._project(x, "value", "k", self.num_kv_heads)
+        query, key, value = self._projections(x)
+        query, key = self._normed(query, "query"), self._normed(key, "key")
         start: Any = 0 if state is None else state.index
         if self.rotary_base is not None:
             if positions is None:
@@ -229,22 +237,19 @@ class Attention(nn.Module):
         batch, length, heads, dim = query.shape
         group = heads // self._kv_slots
         # Heads in front: one matrix product per key head, the queries of its group below one another.
-        query_bkqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
-        query_bkqd = query_bkqd.reshape(batch, -1, group * length, dim)
-        keys = key_bktd.shape[2]
-        scores = jnp.einsum("bkqd,bktd->bkqt", query_bkqd, key_bktd, preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, -1, group, length, keys)
+        query_bkgqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
+        scores = jnp.einsum("bkgqd,bktd->bkgqt", query_bkgqd, key_bktd, preferred_element_type=jnp.float32)
         if self.logit_cap is not None:
             scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
         if bias_nqt is not None:
             scores += bias_nqt.reshape(1, -1, group, *bias_nqt.shape[1:])
         watch(self, "scores", scores)
-        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+        scores = masked(scores, mask[:, None, None])
         probabilities = value_weights(scores, self.score_function, self.extra_logit, self.epsilon, self.score_length)
         probabilities = watch(self, "probabilities", probabilities).astype(self.dtype)
-        probabilities = dropout(self, probabilities, self.dropout_rate).reshape(batch, -1, group * length, keys)
-        mixed = jnp.einsum("bkqt,bktd->bkqd", probabilities, value_bktd)
-        return mixed.reshape(batch, -1, group, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
+        probabilities = dropout(self, probabilities, self.dropout_rate)
+        mixed = jnp.einsum("bkgqt,bktd->bkgqd", probabilities, value_bktd)
+        return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
     def _use_cudnn(self, plain: bool) -> bool:
         asked = {

@@ -1,6 +1,6 @@
 """The position-wise feed-forward layer, plain or gated."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from layers.activations import activation
 from layers.dropout import dropout
 from layers.initializers import Constant, Initializer
+from layers.products import products_of
 from layers.reports import place, watch
 from layers.specs import Specs
 from layers.weight import weight
@@ -35,24 +36,33 @@ class FeedForward(nn.Module):
     out_initializer: Initializer  # of the matrix back to the residual stream
     activation: str = "gelu_tanh"  # a name in layers.activations
     gated: bool = False
+    joint_projections: bool = True  # both matrices of a gated layer by one product
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the hidden layer
     dtype: str = "float32"  # of the computation
     param_dtype: str = "float32"
 
-    def _dense_in(self, x, name: str):
-        w_mf = weight(self, f"{name}_mf", (self.model_dim, self.hidden_dim), init=self.initializer, role="hidden")
-        y = jnp.einsum("bsm,mf->bsf", x, w_mf.astype(self.dtype))
+    def _matrix(self, name: str) -> Float[Array, "m f"]:
+        init: Any = {"init": self.initializer, "role": "hidden"}
+        return weight(self, f"{name}_mf", (self.model_dim, self.hidden_dim), **init).astype(self.dtype)
+
+    def _dense_in(self, x) -> list[Float[Array, "b s f"]]:
+        names = ["ffn_in", "ffn_gate"] if self.gated else ["ffn_in"]
+        hidden = products_of(x, [self._matrix(name) for name in names], self.joint_projections)
         if self.use_bias:
-            y += weight(self, f"{name}_bias_f", (self.hidden_dim,), init=Constant(), role="bias").astype(self.dtype)
-        return place(self, "hidden_bsf", y)
+            shape: Any = {"shape": (self.hidden_dim,), "init": Constant(), "role": "bias"}
+            hidden = [
+                y + weight(self, f"{name}_bias_f", **shape).astype(self.dtype)
+                for y, name in zip(hidden, names, strict=True)
+            ]
+        return [place(self, "hidden_bsf", y) for y in hidden]
 
     @nn.compact
     def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
         """Each position on its own; `segment_ids` are for layers that must tell padding from text."""
         act = activation(self.activation)
-        h = self._dense_in(x, "ffn_in")
-        h = act(self._dense_in(x, "ffn_gate")) * h if self.gated else act(h)
+        h, *gates = self._dense_in(x)
+        h = act(gates[0]) * h if self.gated else act(h)
         h = dropout(self, watch(self, "activated", h), self.dropout_rate)
         w_fm = weight(self, "ffn_out_fm", (self.hidden_dim, self.model_dim), init=self.out_initializer, role="hidden")
         y = jnp.einsum("bsf,fm->bsm", h, w_fm.astype(self.dtype))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.activations import activation
 from layers.attention import KeyValueCache, append, check_heads
 from layers.distances import shift_sequence
 from layers.dropout import dropout
@@ -15,7 +16,9 @@ from layers.errors import UsageError
 from layers.initializers import Constant, Initializer
 from layers.norm import rms_normalize
 from layers.positions import sinusoids
+from layers.products import products_of
 from layers.reports import place
+from layers.score_functions import masked, value_weights
 from layers.specs import Specs, constrain
 from layers.weight import weight
 
@@ -71,6 +74,7 @@ class GatedHeads(nn.Module):
     wavelength: float = 1e5  # of the slowest sine of a distance, over 2 pi
     sinusoid_dropout: float = 0.0  # on the sines, the same for a row's whole sequence
     epsilon: float = 1e-6  # of the norms
+    joint_projections: bool = True  # matrices of one shape by one product: queries and keys, values and gate
     dtype: str = "float32"  # of the computation; softmax, counts and quantisation are float32 always
     param_dtype: str = "float32"
 
@@ -91,17 +95,18 @@ class GatedHeads(nn.Module):
 
     def _project(self, x: Float[Array, "b s m"]) -> Projected:
         self._check_heads()
-        query_mnd = self._matrix("query_mnd", self.num_heads, self.key_dim)
-        key_mkd = self._matrix("key_mkd", self.num_kv_heads, self.key_dim)
-        value_mkf = self._matrix("value_mkf", self.num_kv_heads, self.value_dim)
-        query = place(self, "query_bsnd", self._normed(jnp.einsum("bsm,mnd->bsnd", x, query_mnd)))
-        key = place(self, "key_bskd", self._normed(jnp.einsum("bsm,mkd->bskd", x, key_mkd)))
-        value = place(self, "value_bskf", jnp.einsum("bsm,mkf->bskf", x, value_mkf))
-        gate = None
+        matrices = [
+            self._matrix("query_mnd", self.num_heads, self.key_dim),
+            self._matrix("key_mkd", self.num_kv_heads, self.key_dim),
+            self._matrix("value_mkf", self.num_kv_heads, self.value_dim),
+            *([self._matrix("gate_mnf", self.num_heads, self.value_dim)] if self.gated else []),
+        ]
+        query, key, value, *gates = products_of(x, matrices, self.joint_projections)
+        query = place(self, "query_bsnd", self._normed(query))
+        key = place(self, "key_bskd", self._normed(key))
+        value, gate, silu = place(self, "value_bskf", value), None, activation("silu")
         if self.gated:
-            gate_mnf = self._matrix("gate_mnf", self.num_heads, self.value_dim)
-            gate = place(self, "gate_bsnf", jax.nn.silu(jnp.einsum("bsm,mnf->bsnf", x, gate_mnf)))
-            value = jax.nn.silu(value)
+            gate, value = place(self, "gate_bsnf", silu(gates[0])), silu(value)
         queries = []
         for name in ("content_bias_nd", "position_bias_nd"):
             bias_nd = weight(self, name, (self.num_heads, self.key_dim), init=Constant(), role="bias")
@@ -190,8 +195,7 @@ class FullAttention(GatedHeads):
         scores += shift_sequence(by_distance(position, rows), keys)
         place_l = start + jnp.arange(length)
         seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
-        scores = jnp.where(seen_blt[:, None, None], scores, MASKED)
-        probabilities = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        probabilities = value_weights(masked(scores, seen_blt[:, None, None])).astype(self.dtype)
         return jnp.einsum("bkglt,bktf->blkgf", probabilities, memory.value_bktd)
 
 

@@ -8,14 +8,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from layers.initializers import Constant
+from layers.remat import recomputed
 from layers.specs import Specs
 from layers.weight import weight
 
 
+@recomputed
 def rms_normalize(x: Float[Array, "... m"], epsilon: float) -> Float[Array, "... m"]:
     """x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
     y = x.astype(jnp.float32)
     return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
+
+
+@recomputed
+def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float):
+    y = rms_normalize(x, epsilon)
+    y = y if scale is None else y * scale
+    y = y if bias is None else y + bias
+    return y.astype(x.dtype)
+
+
+@recomputed
+def _centred_and_normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float):
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    return _normed(y, scale, bias, epsilon).astype(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -32,13 +49,13 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... m"]) -> Float[Array, "... m"]:
-        y = rms_normalize(x, self.epsilon)
+        scale = bias = None
         if self.use_scale:
             key, shape = ("norm_scale_", ()) if self.scalar_scale else ("norm_scale_m", x.shape[-1:])
-            y = y * weight(self, key, shape, init=Constant(value=1.0), role="scale", fan_in=1)
+            scale = weight(self, key, shape, init=Constant(value=1.0), role="scale", fan_in=1)
         if self.use_bias:
-            y = y + weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return y.astype(x.dtype)
+            bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
+        return _normed(x, scale, bias, self.epsilon)
 
 
 class LayerNorm(nn.Module):
@@ -54,11 +71,9 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... m"]) -> Float[Array, "... m"]:
-        y = x.astype(jnp.float32)
-        y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
+        scale = bias = None
         if self.use_scale:
-            y = y * weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
+            scale = weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
         if self.use_bias:
-            y = y + weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return y.astype(x.dtype)
+            bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
+        return _centred_and_normed(x, scale, bias, self.epsilon)

@@ -1,11 +1,15 @@
 """From attention scores to the weights of values: softmax, and functions without one."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from layers.activations import squared_relu
 from layers.errors import UsageError, did_you_mean
+from layers.remat import recomputed
 
 SCORE_FUNCTIONS = (
     "softmax",  # with an extra logit z: exp(score) over the sum of exp(score) and exp(z)
@@ -14,6 +18,12 @@ SCORE_FUNCTIONS = (
     "normalized_squared_relu",  # max(score, 0)^2 over epsilon plus the sum of its row
     "normalized_elu_plus_1",  # (elu(score) + 1) over epsilon plus the sum of its row
 )
+
+
+@recomputed
+def masked(scores: Float[Array, "*b q t"], mask: Bool[Array, "*#b q t"]) -> Float[Array, "*b q t"]:
+    """Scores, and the least float where the mask says that a key may not be seen."""
+    return jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
 
 
 def value_weights(
@@ -44,9 +54,17 @@ def value_weights(
     return weights / length
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _softmax(scores: Float[Array, "*b t"], extra_logit: float | None) -> Float[Array, "*b t"]:
     if extra_logit is None:
         return jax.nn.softmax(scores, axis=-1)
     largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
     unnormalized = jnp.exp(scores - largest)
     return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
+
+
+@_softmax.defjvp
+def _softmax_tangent(extra_logit: float | None, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """Of what came out alone, which is all that is kept for the way back."""
+    weights, change = _softmax(*primals, extra_logit), tangents[0]
+    return weights, weights * (change - jnp.sum(weights * change, axis=-1, keepdims=True))

@@ -10,14 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError, did_you_mean
 from layers.exchange import keep_all_but_gathered, layers_are_gathered
-
-REMAT_POLICIES = {
-    "none": None,  # keep every intermediate value for the backward pass
-    "full": jax.checkpoint_policies.nothing_saveable,  # keep block inputs, compute the rest again
-    "dots": jax.checkpoint_policies.dots_saveable,  # keep results of matrix products
-    "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of those, the ones with weights
-}
-
+from layers.remat import REMAT_POLICIES
 
 # Stacks are taken apart for a loop over tokens up to so many bytes of weights, which are copied, and so many layers,
 # each of which is compiled.

@@ -8,6 +8,7 @@ by one: a fifth to a third of a step on a CPU. With pages of 2 MiB, where the ke
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 TUNABLE = "glibc.malloc.hugetlb"
@@ -30,15 +31,33 @@ def tunables(given: str, kernel: str, library: str) -> str | None:
     return ":".join(filter(None, (given, f"{TUNABLE}=1")))
 
 
+def _module(arguments: Sequence[str]) -> str | None:
+    """The module that the interpreter was asked for; None where it was asked for a script, which may run a module."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "-m":
+            return next(rest, None)
+        if not argument.startswith("-"):
+            return None
+        if argument in ("-W", "-X"):
+            next(rest, None)
+    return None
+
+
+def _is_watched() -> bool:
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    return bool(sys.gettrace() or sys.getprofile() or any(tools))
+
+
 def use_large_pages(module: str) -> None:
     """Starts this process anew, as the same process, with an allocator that asks for large pages, where that helps.
 
-    Nothing is done unless the command was `python -m MODULE`, and where a debugger looks on: what ran before would run
-    twice. GLIBC_TUNABLES=glibc.malloc.hugetlb=0 leaves things as they are.
+    Nothing is done unless the command was `python -m MODULE`, and where a debugger or profiler looks on: what ran
+    before would run twice. GLIBC_TUNABLES=glibc.malloc.hugetlb=0 leaves things as they are.
     """
     arguments = sys.orig_argv[1:]
-    asked = "-m" in arguments and arguments[arguments.index("-m") + 1 :][:1] == [module]
-    if not asked or MARK in sys._xoptions or sys.gettrace() is not None or not sys.executable:
+    if _module(arguments) != module or MARK in sys._xoptions or _is_watched() or not sys.executable:
         return
     given = os.environ.get("GLIBC_TUNABLES")
     # Where anything fails, pages stay small.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from layers.errors import UsageError
-from layers.stack import REMAT_POLICIES
+from layers.remat import REMAT_POLICIES
 from registry import render
 from registry.experiment import Experiment
 from registry.overrides import override

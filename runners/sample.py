@@ -15,7 +15,7 @@ from runners.checkpoints import Checkpoints
 from runners.decoding_state import read_memory, write_memory
 from runners.peers import peers
 from runners.session import Session
-from tasks.decoding import Memory, Sampler, generate, pad_prompts
+from tasks.decoding import Memory, Sampler, generate, generate_in_place, pad_prompts
 from tasks.storage import Place, make_folder, write_whole
 from tasks.vocabulary import Vocabulary
 
@@ -120,12 +120,13 @@ class _Drawing:
         self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int
     ) -> Iterator[tuple[np.ndarray, Memory]]:
         """Tokens as they are drawn, (rows, some), and what is remembered behind them."""
-        programs: dict[tuple[int, int], Any] = {}
+        programs: dict[tuple[Any, int], Any] = {}
+        draw = generate
         for size in self._sizes:
             arguments = (self._variables, tokens, real, self._rng)
-            if (key := (tokens.shape[1], size)) not in programs:
+            if (key := (draw, size)) not in programs:
                 choices = {**self._choices, "new_tokens": size, "capacity": capacity}
-                programs[key] = generate.lower(self._task, *arguments, memory=memory, **choices).compile()
+                programs[key] = draw.lower(self._task, *arguments, memory=memory, **choices).compile()
             began = time.perf_counter()
             drawn, memory = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
@@ -134,6 +135,7 @@ class _Drawing:
                 drawn = multihost_utils.process_allgather(drawn, tiled=True)
             yield np.asarray(drawn), memory
             tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
+            draw = generate_in_place  # what is remembered is ours from here on
 
 
 class _Texts:

@@ -1,6 +1,5 @@
 """Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,13 +74,12 @@ def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
 
 def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Variables and state as the loop over tokens reads them, and the way back to a state as it is kept."""
-    if new_tokens < APART_TOKENS or not hasattr(task, "apart"):
+    if new_tokens < APART_TOKENS:
         return variables, state, lambda state: state
     return *task.apart(variables, state), lambda state: state.stacked()
 
 
-@functools.partial(jax.jit, static_argnames=("task", "new_tokens", "sampler", "stop_id", "capacity"))
-def generate(
+def _generate(
     task: Task,
     variables: Any,
     tokens: jax.Array,
@@ -142,3 +140,9 @@ def generate(
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
     return drawn, Memory(stored(state), last, positions[:, -1] + steps, before + steps, counts)
+
+
+_STATIC = ("task", "new_tokens", "sampler", "stop_id", "capacity")
+generate = jax.jit(_generate, static_argnames=_STATIC)
+generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
+"""As `generate`, with the memory behind the call in the place of that before it, which is gone."""

@@ -50,6 +50,15 @@ def command(tmp_path):
     return run
 
 
+@pytest.fixture(autouse=True)
+def environment_as_before():
+    """Commands called in this process set variables, which programs that later tests start must not hear."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Behind each file, lets go of its compiled programs: two processes of tests share the machine's memory."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from layers.stack import REMAT_POLICIES
+from layers.remat import REMAT_POLICIES
 from tests.models import batch_of, same, task_of, train_losses, variables_of
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 16), 0, 32)

@@ -1,10 +1,11 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from runners.large_pages import KERNEL, tunables
+from runners.large_pages import KERNEL, _module, tunables
 
 GLIBC, ASKED = "glibc 2.36", "always [madvise] never\n"
 
@@ -47,7 +48,8 @@ def run(tmp_path, module="told", change="", given=""):
 
 
 asks = pytest.mark.skipif(
-    not KERNEL.exists() or "[madvise]" not in KERNEL.read_text(), reason="this kernel has no large pages to ask for"
+    not KERNEL.exists() or not tunables("", KERNEL.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or ""),
+    reason="this kernel or C library has no large pages to ask for",
 )
 
 
@@ -61,6 +63,7 @@ def test_a_process_starts_anew_once_with_its_arguments(tmp_path):
     "change",
     [
         "import sys; sys.settrace(lambda *_: None)",
+        "import sys; sys.setprofile(lambda *_: None)",
         "large_pages.os.confstr = lambda _: 'glibc 2.36-custom'",
         "from pathlib import Path; large_pages.KERNEL = Path('no/such/file')",
         "large_pages.sys.executable = '/no/such/python'",
@@ -68,6 +71,21 @@ def test_a_process_starts_anew_once_with_its_arguments(tmp_path):
 )
 def test_where_it_cannot_be_nothing_changes(change, tmp_path):
     assert run(tmp_path, change=change) == (1, 1, " ['--name=a b', '']")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (["-m", "told", "--flag"], "told"),
+        (["-u", "-X", "faulthandler", "-W", "ignore", "-m", "told"], "told"),
+        (["-m", "coverage", "run", "-m", "told"], "coverage"),
+        (["bin/memray", "run", "-o", "file", "-m", "told"], None),
+        (["-c", "import told", "-m", "told"], None),
+        ([], None),
+    ],
+)
+def test_which_module_was_asked_for(arguments, module):
+    assert _module(arguments) == module
 
 
 def test_who_is_run_by_another_program_is_left_alone(tmp_path):
@@ -83,7 +101,8 @@ def test_a_variable_that_does_not_survive_is_no_endless_loop(tmp_path):
 @asks
 def test_the_runner_has_large_pages():
     code = "import runners.main as m, os; print(os.environ.get('GLIBC_TUNABLES'))"
-    assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    told: Any = {"capture_output": True, "text": True, "check": True, "env": os.environ | {"GLIBC_TUNABLES": ""}}
+    assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **told).stdout
     mapped = [sys.executable, "-X", "importtime", "-m", "runners.main", "--help"]
-    ended = subprocess.run(mapped, capture_output=True, text=True, check=True)
+    ended = subprocess.run(mapped, **told)
     assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.large_pages")]) == 2

@@ -8,7 +8,7 @@ from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.session import Session
 from tasks import decoding
-from tasks.decoding import Sampler, generate, pad_prompts
+from tasks.decoding import Sampler, generate, generate_in_place, pad_prompts
 from tests.models import task_of, train_losses, variables_of
 
 TASK = task_of()
@@ -145,6 +145,22 @@ def test_in_pieces_as_at_once(variables, sampler):
         drawn.append(np.asarray(piece))
         tokens = real = np.zeros((2, 0), np.int32)
     assert np.concatenate(drawn, axis=1).tolist() == whole
+
+
+def test_in_place_nothing_but_tokens_is_new(variables):
+    """Of what a call remembers, no second copy is made."""
+    tokens, real = pad_prompts([[1, 3, 5], [2]])
+    nothing, choices = np.zeros((2, 0), np.int32), {"new_tokens": 5, "sampler": Sampler(), "capacity": 15}
+    _, memory = generate(TASK, variables, tokens, real, jax.random.key(0), **choices)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(memory))
+    given = (variables, nothing, nothing, jax.random.key(0))
+    program = generate_in_place.lower(TASK, *given, memory=memory, **choices).compile()
+    sizes = program.memory_analysis()
+    assert sizes.alias_size_in_bytes >= held
+    expected, _ = generate(TASK, *given, memory=memory, **choices)
+    drawn, _ = program(*given, memory=memory)
+    assert drawn.tolist() == expected.tolist()
+    assert memory.state.layers.key_bktd.is_deleted()
 
 
 @pytest.mark.parametrize("positions", ["alibi", "rotary"])
