@@ -70,7 +70,7 @@ $(BENCHED): pyproject.toml benchmarks/constraints.txt
 bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/large_pages.py
 bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
-	$(BENCH) -m benchmarks.training --size=124M --together=6 --rounds=3 --updates=2 --publish
+	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish
 	$(BENCH) -m benchmarks.decoding --publish
 	$(RUN) -m benchmarks.startup --publish
 	$(RUN) -m benchmarks.memory --publish

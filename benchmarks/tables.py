@@ -36,16 +36,17 @@ def _read(path: str) -> str:
     return Path(path).read_text() if Path(path).exists() else ""
 
 
-def measured_peak(dtype: str = "float32", sizes: Sequence[int] = (2048, 4096)) -> float:
-    """FLOP/s of square matrix products, the best of these sizes and of several turns each."""
-    product, best = jax.jit(jnp.matmul), 0.0
-    for size in sizes:
-        a = jnp.ones((size, size), dtype)
-        product(a, a).block_until_ready()
-        for _ in range(4):
-            seconds = timed(lambda a=a: jax.block_until_ready([product(a, a) for _ in range(4)]))
-            best = max(best, 4 * 2 * size**3 / seconds)
-    return best
+def measured_peak(dtype: str = "float32", sizes: Sequence[int] = (2048, 4096), seconds: float = 1.0) -> float:
+    """FLOP/s of square products of random matrices, kept up for so many seconds; the best of these sizes."""
+    return max(_peak(dtype, size, seconds) for size in sizes)
+
+
+def _peak(dtype: str, size: int, seconds: float) -> float:
+    a, product = jax.random.normal(jax.random.key(0), (size, size), dtype), jax.jit(jnp.matmul)
+    several = lambda: jax.block_until_ready([product(a, a) for _ in range(4)])
+    several()
+    count = max(1, round(seconds / timed(several)))
+    return count * 4 * 2 * size**3 / timed(lambda: [several() for _ in range(count)])
 
 
 def gpt_flops_per_token(layers: int, width: int, context: int, vocabulary: int) -> int:
@@ -69,12 +70,12 @@ def turn_about(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
 
 
 def as_markdown(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    """Facts in a sentence, lines as a table."""
+    """Facts in a sentence (those that are many numbers are for the JSON alone), lines as a table."""
     columns = list(dict.fromkeys(name for line in lines for name in line))
     cells = [[_cell(line.get(column)) for column in columns] for line in lines]
     rule = "| " + " | ".join("---" if i == 0 else "--:" for i in range(len(columns))) + " |"
     table = ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(row) + " |" for row in cells)]
-    said = "; ".join(f"{key}: {_cell(value)}" for key, value in facts.items())
+    said = "; ".join(f"{key}: {_cell(value)}" for key, value in facts.items() if not isinstance(value, dict))
     return "\n".join([f"{said}.", "", *table])
 
 

@@ -3,19 +3,22 @@
     python -m benchmarks.training --size=6x384
 
 Every contender computes in float32 and has large pages (runners.large_pages), except where its line says otherwise. MFU
-is the share of XLA's matrix products on this machine (measured in the same run) that goes into the model: per token, 6
-times the weights in matrix products and 6 times layers x width x context for causal attention.
+is the share of XLA's matrix products on this machine (which take turns with the others) that goes into the model: per
+token, 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the
+median of those turn by turn; beside it stand its quartiles.
 """
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from benchmarks.contenders import vortaro
+from benchmarks.contenders import products, vortaro
 from benchmarks.contenders.work import SIZES, Gpt2Size
-from benchmarks.tables import gpt_flops_per_token, machine, measured_peak, show
+from benchmarks.tables import gpt_flops_per_token, machine, show
 from benchmarks.turns import SMALL_PAGES, Contender, Worker, workers
 
 OURS = ("REMAT=dots",)
@@ -26,12 +29,14 @@ CONTENDERS = [
     Contender("plain JAX, scanned", "plain_jax", ("scan",)),
     Contender("plain JAX, scanned, remat of all but products", "plain_jax", ("scan", "remat")),
     Contender("plain JAX, unrolled", "plain_jax"),
+    Contender("plain JAX, unrolled, remat of all but products", "plain_jax", ("remat",)),
     Contender("torch, eager", "torch_gpt2"),
     Contender("torch, compiled", "torch_gpt2", ("compiled",)),
     Contender("transformers on torch", "transformers_gpt2"),
     Contender("Levanter", "levanter_gpt2"),
     Contender("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
 ]
+PRODUCTS = Contender("XLA's matrix products", "products")
 LOSSES_AGREE = 1e-4  # relative
 DIFFERS = " differs!"
 
@@ -58,48 +63,61 @@ def measure(contenders: list[Contender], options: argparse.Namespace) -> list[Wo
     return started
 
 
-def line_of(worker: Worker, reference: Worker, size: Gpt2Size, peak: float) -> dict[str, object]:
+def line_of(worker: Worker, reference: Worker, size: Gpt2Size, peak: float) -> dict[str, Any]:
     """A contender's figures, against those of the reference in the same turns."""
-    line: dict[str, object] = {"step of": worker.contender.name}
+    line: dict[str, Any] = {"step of": worker.contender.name}
     if worker.missing is not None:
         return line | {"last loss": f"missing: {worker.missing}"}
     rate = size.rows * size.context / worker.median
     pairs = zip(worker.results, reference.results, strict=True)
     agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in pairs)  # not so where one is no number
+    ratios = worker.ratios(reference)
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return line | {
         "tokens/s": rate,
-        "ratio": reference.median / worker.median,
+        "ratio": statistics.median(ratios),
+        "quartiles": f"{low:.2f} to {high:.2f}",
         "MFU": rate * flops_per_token(size) / peak,
-        "peak GiB": worker.peak / 2**30,
+        "peak GiB": None if worker.peak is None else worker.peak / 2**30,
         "last loss": f"{worker.results[-1]:.5f}" + ("" if agrees else DIFFERS),
     }
+
+
+def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list[dict[str, Any]], float, Any]:
+    """Lines of ours and these others in the same turns, FLOP/s of matrix products between them, and all seconds."""
+    product, *started = measure([PRODUCTS, CONTENDERS[0], *others], options)
+    for worker in (product, started[0]):
+        if worker.missing is not None:
+            raise RuntimeError(f"{worker.contender.name} did not run: {worker.missing}")
+    peak = products.FLOPS / product.median
+    lines = [line_of(worker, started[0], SIZES[options.size], peak) for worker in started]
+    return lines, peak, {worker.contender.name: worker.seconds for worker in (product, *started)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="6x384")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=5, help="of a turn")
     parser.add_argument("--together", type=int, default=len(CONTENDERS), help="processes at once, ours in each group")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    (ours, *others), size, lines = CONTENDERS, SIZES[options.size], []
-    peak, several = measured_peak(), max(1, options.together - 1)
+    (ours, *others), size = CONTENDERS, SIZES[options.size]
+    lines, peaks, seconds, several = [], [], {}, max(1, options.together - 1)
     for begin in range(0, len(others), several):
-        reference, *started = measure([ours, *others[begin : begin + several]], options)
-        if reference.missing is not None:
-            print(f"{ours.name} did not run: {reference.missing}", file=sys.stderr)
-            return 1
-        again = [line_of(worker, reference, size, peak) for worker in (reference, *started)]
-        again[0]["step of"] = f"{ours.name}{', beside those below' if lines else ''}"  # machines drift between groups
-        lines += again
+        group, peak, by_contender = compared(others[begin : begin + several], options)
+        group[0]["step of"] = f"{ours.name}{', beside those below' if lines else ''}"  # machines drift between groups
+        lines += group
+        peaks.append(peak)
+        seconds[f"group {len(peaks)}"] = by_contender
     weights = 12 * size.layers * size.width**2 + (size.vocab + size.context) * size.width
     facts = {
         "machine": machine(),
-        "XLA's matrix products": f"{max(peak, measured_peak()) / 1e9:,.0f} GFLOP/s",
+        "XLA's matrix products": ", ".join(f"{peak / 1e9:,.0f} GFLOP/s" for peak in peaks),
         "weights, gradient, two slots": f"{16 * weights / 2**30:.2f} GiB",
         "turns": f"{options.rounds} of {options.updates} updates",
+        "seconds of each turn's update": seconds,
     }
     differ = any(str(line["last loss"]).endswith(DIFFERS) for line in lines)
     show(f"training-{options.size}", lines, facts, options.publish and not differ)

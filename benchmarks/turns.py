@@ -45,7 +45,7 @@ class Worker:
         self.missing: str | None = answer.get("missing")
         self.seconds: list[float] = []  # of each turn, by repetition
         self.results: list[Any] = []
-        self.peak = 0  # bytes of host memory
+        self.peak: int | None = None  # bytes of host memory in a turn
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -60,7 +60,8 @@ class Worker:
         if self.missing is not None:
             return
         assert self._process.stdin is not None
-        print(repetitions, file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its last words are the answer
+            print(repetitions, file=self._process.stdin, flush=True)
         answer = self._answer()
         self.missing = answer.get("missing")
         if self.missing is None:
@@ -73,6 +74,10 @@ class Worker:
     def median(self) -> float:
         """Seconds of one repetition."""
         return statistics.median(self.seconds)
+
+    def ratios(self, reference: "Worker") -> list[float]:
+        """How many times the reference's speed it had, turn by turn."""
+        return [theirs / ours for theirs, ours in zip(reference.seconds, self.seconds, strict=True)]
 
     def close(self) -> None:
         """Ends the process."""

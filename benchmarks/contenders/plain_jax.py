@@ -40,10 +40,10 @@ def layer_norm(x, scale, bias):
 def block(x, w, heads: int):
     rows, length, width = x.shape
     qkv = layer_norm(x, w["ln_1.weight"], w["ln_1.bias"]) @ w["attn.c_attn.weight"] + w["attn.c_attn.bias"]
-    query, key, value = (y.reshape(rows, length, heads, -1) for y in jnp.split(qkv, 3, axis=-1))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * (width // heads) ** -0.5
+    query, key, value = (y.reshape(rows, length, heads, -1).swapaxes(1, 2) for y in jnp.split(qkv, 3, axis=-1))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (width // heads) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e30)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value).reshape(x.shape)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value).swapaxes(1, 2).reshape(x.shape)
     x = x + mixed @ w["attn.c_proj.weight"] + w["attn.c_proj.bias"]
     hidden = layer_norm(x, w["ln_2.weight"], w["ln_2.bias"]) @ w["mlp.c_fc.weight"] + w["mlp.c_fc.bias"]
     return x + jax.nn.gelu(hidden) @ w["mlp.c_proj.weight"] + w["mlp.c_proj.bias"]

@@ -1,0 +1,21 @@
+"""Square matrix products by XLA: what a machine has to give, at the time when the contenders have it."""
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.contenders.work import Gpt2Size, Trainer
+
+SIZE = 4096
+FLOPS = 2 * SIZE**3  # of one product
+
+
+def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
+    """A product for every update; there is no loss."""
+    del size, weights, options
+    a, product = jax.random.normal(jax.random.key(0), (SIZE, SIZE)), jax.jit(jnp.matmul)
+
+    def run(updates: int) -> float:
+        jax.block_until_ready([product(a, a) for _ in range(updates)])
+        return 0.0
+
+    return run
