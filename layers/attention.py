@@ -279,12 +279,12 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
 def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
     """All that the cache and new positions hold, in order, and the cache of the latest."""
     slots = cache.segment_ids_bt.shape[1]
-    join = lambda old, new: jnp.concatenate([old, new], axis=min(2, old.ndim - 1))
-    key, value = join(cache.key_bktd, key_bktd), join(cache.value_bktd, value_bktd)
-    seen = KeyValueCache(key, value, join(cache.segment_ids_bt, segment_ids), cache.index + segment_ids.shape[1])
+    key = jnp.concatenate([cache.key_bktd, key_bktd], axis=2)
+    value = jnp.concatenate([cache.value_bktd, value_bktd], axis=2)
+    ids = jnp.concatenate([cache.segment_ids_bt, segment_ids], axis=1)
+    seen = KeyValueCache(key, value, ids, cache.index + segment_ids.shape[1])
     keep = lambda x: x[:, :, x.shape[2] - slots :]
-    ids = seen.segment_ids_bt[:, seen.segment_ids_bt.shape[1] - slots :]
-    return seen, KeyValueCache(keep(key), keep(value), ids, seen.index)
+    return seen, KeyValueCache(keep(key), keep(value), ids[:, ids.shape[1] - slots :], seen.index)
 
 
 def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:

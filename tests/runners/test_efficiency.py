@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from registry.resolve import resolve
-from runners.session import Session
+from runners.session import Session, Updates
 from runners.train import TrainOptions, train
 from runners.workdir import open_workdir
 
@@ -37,28 +37,25 @@ def test_the_update_writes_the_new_state_over_the_old(name):
     )
 
 
-def test_a_run_compiles_nothing_behind_its_first_report(tmp_path):
+@pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib"])
+def test_a_run_compiles_nothing_behind_its_first_checkpoint(name, tmp_path, monkeypatch):
+    """Behind step 8, that is: reports, evaluations and checkpoints have all been made once."""
     compiled = []
     watch = lambda event, seconds, **_: compiled.append(seconds) if event.endswith("backend_compile_duration") else None
     settings = ["NUM_STEPS=24", "LOG_EVERY=4", "EVAL_EVERY=8", "SAVE_EVERY=8", "EVAL_ROWS=8"]
-    session = Session(resolve("tiny.StdlibTiny", settings, smoke=True), jax.devices()[:1])
-    counts = []
-    put = session.put
-
-    def counted(batch, *shards):
-        counts.append(len(compiled))
-        return put(batch, *shards)
-
-    session.put = counted
+    session = Session(resolve(name, settings, smoke=True), jax.devices()[:1])
+    counts, of = [], Updates.of
+    monkeypatch.setattr(Updates, "of", lambda *given: (counts.append(len(compiled)), of(*given))[1])
     jax.monitoring.register_event_duration_secs_listener(watch)
     workdir = open_workdir(str(tmp_path), session.experiment, session.mesh_shape)
     try:
         assert train(session, workdir, TrainOptions(tensorboard=False)) == 0
     finally:
         jax.monitoring.unregister_event_duration_listener(watch)
-    assert counts[2] > 0, "the listener hears"
-    late = len(compiled) - counts[len(counts) // 2]
-    assert late == 0, f"{late} programs were compiled in the second half of the run"
+    assert len(counts) == 25, "to compile it, and for each of 24 steps"
+    assert counts[1] > counts[0], "the listener hears"
+    late = len(compiled) - counts[10]
+    assert late == 0, f"{late} programs were compiled behind step 9"
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,8 @@ def test_a_window_slides(positions):
 @pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib", "gshard.DenseLm8B2x2Decode", "gpt.GptStaticSgu"])
 def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
     """Tokens and what is remembered, with repetition counted and a second call behind the first."""
-    results = []
+    results, one_by_one, turns = [], stack.Stack._one_by_one, []
+    monkeypatch.setattr(stack.Stack, "_one_by_one", lambda *given: (turns.append(limit), one_by_one(*given))[1])
     for limit in (stack.APART_BYTES, 0):
         monkeypatch.setattr(stack, "APART_BYTES", limit)
         session = Session(resolve(name, smoke=True), jax.devices()[:1])  # a task of its own: another compiled program
@@ -195,6 +196,7 @@ def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
             first, memory = generate(*given, **chosen)
             second, memory = generate(*given, **chosen, memory=memory)
         results.append((first, second, memory))
+    assert set(turns) == {4 * 2**30}, "the first alone"
     apart, stacked = results
     assert jax.tree.structure(apart) == jax.tree.structure(stacked)
     for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(stacked), strict=True):
