@@ -128,8 +128,7 @@ def _generate(
     def body(carry):
         step, drawn, state, counts, stopped = carry
         last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
-        ones = jnp.ones((rows, 1), jnp.int32)
-        logits, state = task.decode_step(variables, last, state, ones, positions[:, -1:] + step)
+        logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), positions[:, -1:] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, drawn[:, step], token)
         stopped |= _is_stop(token, stop_id)
