@@ -7,10 +7,8 @@ sources take turns, three times, and medians are shown.
     python -m benchmarks.data [--megabytes=8]
 """
 
-import argparse
 import contextlib
 import io
-import os
 import statistics
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from pathlib import Path
 import jax
 
 from benchmarks import formats
-from benchmarks.tables import machine, show
+from benchmarks.tables import flags, machine, show
 from registry.build import build
 from registry.resolve import resolve
 from runners.session import Session
@@ -78,11 +76,9 @@ def corpus(megabytes: float) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--megabytes", type=float, default=8)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     demo = need("tiny.StdlibTiny", steps=20)
     large = need("gpt2.Gpt2Small", "BATCH_SIZE=1", "SEQ_LEN=512", "DTYPE=float32", "DATA=synthetic")
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,6 @@ All have the same weights and prompts; tokens per second count the new ones, pro
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from benchmarks.contenders import vortaro
 from benchmarks.contenders.work import SIZES
-from benchmarks.tables import machine, show
+from benchmarks.tables import flags, machine, show
 from benchmarks.turns import Contender, workers
 
 CONTENDERS = [Contender("Vortaro", "vortaro"), Contender("transformers, generate", "transformers_gpt2")]
@@ -23,15 +22,13 @@ UNCACHED = Contender("Vortaro, no cache", "vortaro", ("uncached",))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["6x384 at 512", "124M"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256, help="new tokens")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     lines = [line for size in options.sizes for rows in options.rows for line in _measured(options, size, rows)]
     facts = {"machine": machine(), "prompt": options.prompt, "new tokens": options.new, "turns": options.rounds}
     same = all(float(str(line["same tokens"]).rstrip("%")) > 99 for line in lines if "ratio" in line)

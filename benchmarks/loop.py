@@ -5,8 +5,6 @@ Both run the same compiled step on the same batches in one process, turn about; 
     python -m benchmarks.loop
 """
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -15,7 +13,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.tables import machine, show, timed
+from benchmarks.tables import flags, machine, show, timed
 from registry.resolve import resolve
 from runners import metrics_log
 from runners.session import Session
@@ -53,13 +51,11 @@ def looped(session: Session) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--exp", default="tiny.StdlibTiny")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     window = max(1, options.steps // 5)
     settings = [f"NUM_STEPS={options.steps + window}", f"LOG_EVERY={window}", "EVAL_EVERY=none", "EVAL_ROWS=16"]
     session = Session(resolve(options.exp, [*settings, "SAVE_EVERY=1000000", "WARMUP_STEPS=1"]), jax.devices()[:1])

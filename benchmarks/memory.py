@@ -6,14 +6,13 @@
 """
 
 import argparse
-import os
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.tables import machine, show, turn_about
+from benchmarks.tables import flags, machine, show, turn_about
 from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
 
 
@@ -58,15 +57,13 @@ def _measured(options: argparse.Namespace, vocabulary: int) -> list[dict[str, An
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_768, 131_072])
     parser.add_argument("--positions", type=int, default=1024)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     lines = [line for vocabulary in options.vocabularies for line in _measured(options, vocabulary)]
     facts: dict[str, Any] = {"machine": machine(), "positions": options.positions, "width": options.width}
     show(

@@ -3,8 +3,6 @@
 python -m benchmarks.saving
 """
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -14,18 +12,16 @@ import jax
 
 from benchmarks.contenders import vortaro
 from benchmarks.contenders.work import SIZES
-from benchmarks.tables import machine, show, timed
+from benchmarks.tables import flags, machine, show, timed
 from runners.checkpoints import Checkpoints
 from runners.workdir import open_workdir
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--size", choices=SIZES, default="124M")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     size = SIZES[options.size]
     session = vortaro.session_of(size, {"REMAT=dots"})
     seconds: dict[str, list[float]] = {}

@@ -3,7 +3,6 @@
 python -m benchmarks.startup
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.tables import machine, show, timed
+from benchmarks.tables import flags, machine, show, timed
 from benchmarks.turns import ROOT
 from registry.resolve import resolve
 from runners.session import Session
@@ -70,11 +69,9 @@ def decoding_seconds(layers: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     run = lambda *arguments: (
         subprocess.run([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, env=AS_TYPED).returncode
     )

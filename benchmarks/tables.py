@@ -1,5 +1,6 @@
 """Where figures go: a Markdown table between marks in docs/benchmarks.md, and the same as JSON beside it."""
 
+import argparse
 import json
 import os
 import platform
@@ -16,6 +17,14 @@ import jax.numpy as jnp
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
+
+
+def flags(doc: str | None) -> argparse.ArgumentParser:
+    """The flags of a benchmark of the CPU (or of what JAX_PLATFORMS says), --publish among them."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
+    return parser
 
 
 def machine() -> str:
@@ -36,7 +45,7 @@ def _read(path: str) -> str:
     return Path(path).read_text() if Path(path).exists() else ""
 
 
-def measured_peak(dtype: str = "float32", sizes: Sequence[int] = (2048, 4096), seconds: float = 1.0) -> float:
+def measured_peak(dtype: str, sizes: Sequence[int], seconds: float = 1.0) -> float:
     """FLOP/s of square products of random matrices, kept up for so many seconds; the best of these sizes."""
     return max(_peak(dtype, size, seconds) for size in sizes)
 

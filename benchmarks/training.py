@@ -9,7 +9,6 @@ median of those turn by turn; beside it stand its quartiles.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 from benchmarks.contenders import products, vortaro
 from benchmarks.contenders.work import SIZES, Gpt2Size
-from benchmarks.tables import gpt_flops_per_token, machine, show
+from benchmarks.tables import flags, gpt_flops_per_token, machine, show
 from benchmarks.turns import SMALL_PAGES, Contender, Worker, workers
 
 OURS = ("REMAT=dots",)
@@ -95,14 +94,12 @@ def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("--size", choices=SIZES, default="6x384")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=5, help="of a turn")
     parser.add_argument("--together", type=int, default=len(CONTENDERS), help="processes at once, ours in each group")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     (ours, *others), size = CONTENDERS, SIZES[options.size]
     lines, peaks, seconds, several = [], [], {}, max(1, options.together - 1)
     for begin in range(0, len(others), several):

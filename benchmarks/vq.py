@@ -5,8 +5,6 @@ python -m benchmarks.vq flat --lengths 8192 32768 131072
 python -m benchmarks.vq sampling --past 1024 65536
 """
 
-import argparse
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.tables import machine, show, timed, turn_about
+from benchmarks.tables import flags, machine, show, timed, turn_about
 from registry.experiment import Experiment
 from registry.experiments.vq_lm import VQLm
 from runners.session import Session
@@ -136,16 +134,14 @@ def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     parser.add_argument("what", choices=("speed", "flat", "sampling"), nargs="?", default="speed")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens of a row")
     parser.add_argument("--past", type=int, nargs="+", default=[1024, 65_536])
     parser.add_argument("--new_tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--reduction", default="scan")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     knobs = {"REDUCTION": options.reduction}
     if options.what == "sampling":
         lines = sampled(options.past, options.new_tokens, options.rounds, knobs)
