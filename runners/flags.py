@@ -54,6 +54,8 @@ def _quiet_orbax() -> None:
     log, before = logging.getLogger("absl"), sys.unraisablehook
     log.setLevel(logging.ERROR)
     log.addFilter(lambda record: not record.exc_info)
+    # Of writes that run side by side one is waited for first; asyncio would show what the others raised as tracebacks.
+    logging.getLogger("asyncio").addFilter(lambda record: not record.exc_info)
 
     def show(unraisable: "UnraisableHookArgs") -> None:
         # A write that fails leaves others of its thread without the event loop they would report to.

@@ -1,0 +1,43 @@
+"""What commands leave unsaid."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Two writes that fail, of which only the first is waited for; the other fails while its loop is shut down, or after.
+FAILING_WRITES = """
+import asyncio
+from runners.flags import prepare_devices
+
+async def write(turns):
+    for _ in range(turns):
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            pass
+    raise ValueError("No space left on device")
+
+async def save():
+    held = asyncio.ensure_future(write({turns}))
+    await write(1)
+    return held
+
+{prepare}
+try:
+    asyncio.run(save())
+except ValueError as error:
+    print(error)
+"""
+
+
+def _said(turns: int, *, prepare: bool) -> subprocess.CompletedProcess[str]:
+    program = FAILING_WRITES.format(turns=turns, prepare="prepare_devices(None)" if prepare else "")
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize("turns", [0, 9])
+def test_writes_that_nobody_waits_for_show_no_traceback(turns):
+    quiet, loud = _said(turns, prepare=True), _said(turns, prepare=False)
+    assert "No space left on device" in loud.stderr  # what is to be kept quiet
+    assert (quiet.stdout, quiet.stderr) == ("No space left on device\n", "")
