@@ -5,13 +5,15 @@
 Every contender computes in float32 and has large pages (runners.large_pages), except where its line says otherwise. MFU
 is the share of XLA's matrix products on this machine (which take turns with the others) that goes into the model: per
 token, 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the
-median of those turn by turn; beside it stand its quartiles.
+median of those turn by turn; beside it stand its quartiles. Processes are started several times: one keeps the pages
+that it got, and is faster or slower than the next by a tenth for good.
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,58 +47,74 @@ def flops_per_token(size: Gpt2Size) -> float:
     return gpt_flops_per_token(size.layers, size.width, size.context, size.vocab)
 
 
-def measure(contenders: list[Contender], options: argparse.Namespace) -> list[Worker]:
-    """The contenders' processes behind all turns; each turn about begins with another one."""
+def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
+    """Each contender's processes, one of every launch, behind all turns; each turn about begins with another one."""
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[options.size], weights)
         arguments = ["train", f"--size={options.size}", f"--weights={weights}"]
-        with workers(contenders, arguments, Path(folder)) as started:
-            for worker in started:
-                worker.turn(1, counted=False)
-                worker.turn(1, counted=False)
-                print(f"{worker.contender.name}: {worker.missing or 'ready'}", flush=True)
-            for first in range(options.rounds):
-                for number in range(len(started)):
-                    started[(first + number) % len(started)].turn(options.updates)
-    return started
+        launches = []
+        for launch in range(1, options.launches + 1):
+            with workers(contenders, arguments, Path(folder)) as started:
+                for worker in started:
+                    worker.turn(1, counted=False)
+                    worker.turn(1, counted=False)
+                    print(f"launch {launch}, {worker.contender.name}: {worker.missing or 'ready'}", flush=True)
+                for first in range(options.rounds):
+                    for number in range(len(started)):
+                        started[(first + number) % len(started)].turn(options.updates)
+            launches.append(started)
+    return list(zip(*launches, strict=True))
 
 
-def line_of(worker: Worker, reference: Worker, size: Gpt2Size, peak: float) -> dict[str, Any]:
+def seconds_of(runs: Sequence[Worker]) -> list[float]:
+    """Of an update, in every turn of every launch."""
+    return [seconds for run in runs for seconds in run.seconds]
+
+
+def missing(runs: Sequence[Worker]) -> str | None:
+    """Why a contender is not compared, if one of its processes did not run."""
+    return next((run.missing for run in runs if run.missing is not None), None)
+
+
+def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size, peak: float) -> dict[str, Any]:
     """A contender's figures, against those of the reference in the same turns."""
-    line: dict[str, Any] = {"step of": worker.contender.name}
-    if worker.missing is not None:
-        return line | {"last loss": f"missing: {worker.missing}"}
-    rate = size.rows * size.context / worker.median
-    pairs = zip(worker.results, reference.results, strict=True)
-    agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in pairs)  # not so where one is no number
-    ratios = worker.ratios(reference)
+    line: dict[str, Any] = {"step of": runs[0].contender.name}
+    if (why := missing(runs)) is not None:
+        return line | {"last loss": f"missing: {why}"}
+    rate = size.rows * size.context / statistics.median(seconds_of(runs))
+    pairs = list(zip(runs, references, strict=True))
+    losses = [each for run, reference in pairs for each in zip(run.results, reference.results, strict=True)]
+    agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in losses)  # not so where one is no number
+    ratios = [ratio for run, reference in pairs for ratio in run.ratios(reference)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    peaks = [run.peak for run in runs if run.peak is not None]
     return line | {
         "tokens/s": rate,
         "ratio": statistics.median(ratios),
         "quartiles": f"{low:.2f} to {high:.2f}",
         "MFU": rate * flops_per_token(size) / peak,
-        "peak GiB": None if worker.peak is None else worker.peak / 2**30,
-        "last loss": f"{worker.results[-1]:.5f}" + ("" if agrees else DIFFERS),
+        "peak GiB": max(peaks) / 2**30 if peaks else None,
+        "last loss": f"{runs[-1].results[-1]:.5f}" + ("" if agrees else DIFFERS),
     }
 
 
 def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list[dict[str, Any]], float, Any]:
     """Lines of ours and these others in the same turns, FLOP/s of matrix products between them, and all seconds."""
     product, *started = measure([PRODUCTS, CONTENDERS[0], *others], options)
-    for worker in (product, started[0]):
-        if worker.missing is not None:
-            raise RuntimeError(f"{worker.contender.name} did not run: {worker.missing}")
-    peak = products.FLOPS / product.median
-    lines = [line_of(worker, started[0], SIZES[options.size], peak) for worker in started]
-    return lines, peak, {worker.contender.name: worker.seconds for worker in (product, *started)}
+    for runs in (product, started[0]):
+        if (why := missing(runs)) is not None:
+            raise RuntimeError(f"{runs[0].contender.name} did not run: {why}")
+    peak = products.FLOPS / statistics.median(seconds_of(product))
+    lines = [line_of(runs, started[0], SIZES[options.size], peak) for runs in started]
+    return lines, peak, {runs[0].contender.name: [run.seconds for run in runs] for runs in (product, *started)}
 
 
 def main() -> int:
     parser = flags(__doc__)
     parser.add_argument("--size", choices=SIZES, default="6x384")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--launches", type=int, default=3, help="of every process")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of a launch")
     parser.add_argument("--updates", type=int, default=5, help="of a turn")
     parser.add_argument("--together", type=int, default=len(CONTENDERS), help="processes at once, ours in each group")
     options = parser.parse_args()
@@ -113,7 +131,8 @@ def main() -> int:
         "machine": machine(),
         "XLA's matrix products": ", ".join(f"{peak / 1e9:,.0f} GFLOP/s" for peak in peaks),
         "weights, gradient, two slots": f"{16 * weights / 2**30:.2f} GiB",
-        "turns": f"{options.rounds} of {options.updates} updates",
+        "launches": options.launches,
+        "turns of each": f"{options.rounds} of {options.updates} updates",
         "seconds of each turn's update": seconds,
     }
     differ = any(str(line["last loss"]).endswith(DIFFERS) for line in lines)

@@ -38,7 +38,7 @@ def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, mon
     ours = [c for c in training.CONTENDERS if c.module in ("vortaro", "plain_jax")]
     chosen = [*ours, Contender("nobody", "no_such_module")]
     monkeypatch.setattr(training, "CONTENDERS", chosen)
-    assert call(training, monkeypatch, "--size=tiny", "--rounds=1", "--updates=2", "--publish") == 0
+    assert call(training, monkeypatch, "--size=tiny", "--launches=2", "--rounds=1", "--updates=2", "--publish") == 0
     *measured, missing = lines_of(page, "training-tiny")
     assert [line["step of"] for line in measured] == [c.name for c in ours]
     assert len({line["last loss"][:6] for line in measured}) == 1
@@ -64,7 +64,7 @@ def test_a_contender_that_was_killed_is_missing(tmp_path):
 def test_losses_that_differ_are_no_comparison(page, monkeypatch):
     two = [Contender("ours", "vortaro"), Contender("other rate", "vortaro", ("LEARNING_RATE=0.1",))]
     monkeypatch.setattr(training, "CONTENDERS", two)
-    assert call(training, monkeypatch, "--size=tiny", "--rounds=1", "--updates=1") == 1
+    assert call(training, monkeypatch, "--size=tiny", "--launches=1", "--rounds=1", "--updates=1") == 1
 
 
 def test_the_loop_without_a_cache_draws_the_same_tokens(page, monkeypatch):
