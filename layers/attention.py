@@ -236,20 +236,22 @@ class Attention(nn.Module):
             )
         batch, length, heads, dim = query.shape
         group = heads // self._kv_slots
-        # Heads in front: one matrix product per key head, the queries of its group below one another.
-        query_bkgqd = (query * scale).reshape(batch, length, -1, group, dim).transpose(0, 2, 3, 1, 4)
-        scores = jnp.einsum("bkgqd,bktd->bkgqt", query_bkgqd, key_bktd, preferred_element_type=jnp.float32)
+        # Heads in front: one matrix product per key head, the queries of its group below one another. Without groups
+        # their dimension is left out: a product that sums over two dimensions transposes both operands before.
+        groups, g = ((group,), "g") if group > 1 else ((), "")
+        query = jnp.moveaxis((query * scale).reshape(batch, length, -1, *groups, dim), 1, -2)
+        scores = jnp.einsum(f"bk{g}qd,bktd->bk{g}qt", query, key_bktd, preferred_element_type=jnp.float32)
         if self.logit_cap is not None:
             scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
         if bias_nqt is not None:
-            scores += bias_nqt.reshape(1, -1, group, *bias_nqt.shape[1:])
+            scores += bias_nqt.reshape(1, -1, *groups, *bias_nqt.shape[1:])
         watch(self, "scores", scores)
-        scores = masked(scores, mask[:, None, None])
+        scores = masked(scores, jnp.expand_dims(mask, tuple(range(1, scores.ndim - 2))))
         probabilities = value_weights(scores, self.score_function, self.extra_logit, self.epsilon, self.score_length)
         probabilities = watch(self, "probabilities", probabilities).astype(self.dtype)
         probabilities = dropout(self, probabilities, self.dropout_rate)
-        mixed = jnp.einsum("bkgqt,bktd->bkgqd", probabilities, value_bktd)
-        return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
+        mixed = jnp.einsum(f"bk{g}qt,bktd->bk{g}qd", probabilities, value_bktd)
+        return jnp.moveaxis(mixed, -2, 1).reshape(batch, length, heads, dim)
 
     def _use_cudnn(self, plain: bool) -> bool:
         asked = {

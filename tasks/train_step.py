@@ -89,10 +89,11 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     norm = optax.global_norm(gradient)
     params = _placed(task, "slot_spec", state.variables["params"])
     updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, wide(params))
-    sizes = (output.metrics.objective, norm, optax.global_norm(updates))
-    finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     # Each device updates what it has slots for, then all have the whole again.
     params = _placed(task, "slot_spec", optax.apply_updates(params, updates))
+    # Of the new weights, not of the updates: those read the old weights, which then could not be written over.
+    sizes = (output.metrics.objective, norm, optax.global_norm(wide(params)))
+    finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     variables = apply_updates({**state.variables, "params": _placed(task, "spec", params)}, output.updates)
     metrics = output.metrics.replace(grad_norm=norm, steps=jnp.int32(1))
     skipped, old_carry, carry = state.skipped, carry, output.state

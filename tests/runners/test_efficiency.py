@@ -1,6 +1,7 @@
 """No step compiles anything after the first, and an update needs no second copy of the state."""
 
 import math
+import re
 
 import jax
 import pytest
@@ -35,6 +36,17 @@ def test_the_update_writes_the_new_state_over_the_old(name):
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024, (
         "what is new beside it: nothing but pointers"
     )
+
+
+@pytest.mark.parametrize("name", ["tiny.StdlibTiny", "gpt2.Gpt2Small", "mu.MuTiny"])
+def test_the_update_copies_no_weights(name):
+    """One that reads the old weights behind its update, a norm of it say, would copy them all first."""
+    session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
+    with session.placed():
+        text = session.compile_step(session.put(session.train.input.batch(0))).as_text()
+    copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(%state_variables__params__", text)
+    weights = sum(row.size for row in session.task.weight_table())
+    assert sum(math.prod(map(int, shape.split(","))) for shape in copied) < weights / 50
 
 
 @pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib"])
