@@ -19,7 +19,7 @@ help:
 	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
-	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a quarter), write docs/benchmarks.md"
+	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/benchmarks.md"
 	@echo "make faults set up, disturb runs in every way and count what they survive (an hour or less)"
 
 venv: $(TESTED)

@@ -10,6 +10,7 @@ that it got, and is faster or slower than the next by a tenth for good.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tu
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[options.size], weights)
         arguments = ["train", f"--size={options.size}", f"--weights={weights}"]
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder, "compiled")))  # for later launches
         launches = []
         for launch in range(1, options.launches + 1):
             with workers(contenders, arguments, Path(folder)) as started:
@@ -60,7 +62,8 @@ def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tu
                     worker.turn(1, counted=False)
                     worker.turn(1, counted=False)
                     print(f"launch {launch}, {worker.contender.name}: {worker.missing or 'ready'}", flush=True)
-                for first in range(options.rounds):
+                for turn in range(options.rounds):
+                    first = (launch - 1) * options.rounds + turn
                     for number in range(len(started)):
                         started[(first + number) % len(started)].turn(options.updates)
             launches.append(started)
@@ -88,13 +91,12 @@ def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size
     agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in losses)  # not so where one is no number
     ratios = [ratio for run, reference in pairs for ratio in run.ratios(reference)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    peaks = [run.peak for run in runs if run.peak is not None]
     return line | {
         "tokens/s": rate,
         "ratio": statistics.median(ratios),
         "quartiles": f"{low:.2f} to {high:.2f}",
         "MFU": rate * flops_per_token(size) / peak,
-        "peak GiB": max(peaks) / 2**30 if peaks else None,
+        "peak GiB": None if runs[-1].peak is None else runs[-1].peak / 2**30,  # of who has nothing left to compile
         "last loss": f"{runs[-1].results[-1]:.5f}" + ("" if agrees else DIFFERS),
     }
 

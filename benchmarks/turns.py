@@ -39,9 +39,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 cwd=ROOT,
-                env=os.environ
-                | {"TOKENIZERS_PARALLELISM": "false", "JAX_COMPILATION_CACHE_DIR": str(log.parent / "compiled")}
-                | dict(contender.environment),
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(contender.environment),
             )
         answer = self._answer()
         self.missing: str | None = answer.get("missing")

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
+# What asyncio begins with where writes run side by side and fail together: one is waited for, and shown are the others.
+OF_OTHER_WRITES = ("Task exception was never retrieved", "unhandled exception during asyncio.run() shutdown")
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one sentence, with the closest flag."""
 
@@ -50,12 +54,11 @@ def prepare_devices(count: int | None) -> None:
 
 
 def _quiet_orbax() -> None:
-    """Lets orbax say less: what its threads raise is raised again where it is waited for, and said there."""
+    """Lets orbax say less: what a save raises is raised again where the save is waited for, and said there."""
     log, before = logging.getLogger("absl"), sys.unraisablehook
     log.setLevel(logging.ERROR)
     log.addFilter(lambda record: not record.exc_info)
-    # Of writes that run side by side one is waited for first; asyncio would show what the others raised as tracebacks.
-    logging.getLogger("asyncio").addFilter(lambda record: not record.exc_info)
+    logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith(OF_OTHER_WRITES))
 
     def show(unraisable: "UnraisableHookArgs") -> None:
         # A write that fails leaves others of its thread without the event loop they would report to.

@@ -43,7 +43,7 @@ class LanguageModelTask:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # what gradients are kept in
     zero: Zero | None = None  # splits the training state over a data axis; None leaves all exchanges to the compiler
     non_finite: Literal["stop", "skip"] = (
-        "stop"  # on a loss or gradient that is not finite: end the run, or drop the update
+        "stop"  # on a loss, gradient or new weight that is not finite: end the run, or drop the update
     )
 
     def __post_init__(self):

@@ -26,7 +26,7 @@ class TrainState(struct.PyTreeNode):
     carry: Any  # the mixers' state behind the last batch, per micro-batch, where rows come in pieces; or None
     optimizer: Any  # the optimizer's state
     sums: MetricSums  # metrics since the last report
-    bad_step: jax.Array  # int32: first step with a loss, gradient or update that is not finite, 0 for none
+    bad_step: jax.Array  # int32: first step with a loss, gradient or new weight that is not finite, 0 for none
     skipped: jax.Array  # int32: updates dropped for that reason
 
 
@@ -91,7 +91,8 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, wide(params))
     # Each device updates what it has slots for, then all have the whole again.
     params = _placed(task, "slot_spec", optax.apply_updates(params, updates))
-    # Of the new weights, not of the updates: those read the old weights, which then could not be written over.
+    # Of the new weights, not of the updates: those read the old weights, which then could not be written over. (Who
+    # skips such updates keeps the old weights until they are judged.)
     sizes = (output.metrics.objective, norm, optax.global_norm(wide(params)))
     finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     variables = apply_updates({**state.variables, "params": _placed(task, "spec", params)}, output.updates)

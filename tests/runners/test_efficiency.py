@@ -44,6 +44,7 @@ def test_the_update_copies_no_weights(name):
     session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
     with session.placed():
         text = session.compile_step(session.put(session.train.input.batch(0))).as_text()
+    assert re.search(r"%state_variables__params__\S* = f32\[\S* parameter\(", text), "weights go by this name"
     copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(%state_variables__params__", text)
     weights = sum(row.size for row in session.task.weight_table())
     assert sum(math.prod(map(int, shape.split(","))) for shape in copied) < weights / 50

@@ -36,6 +36,16 @@ def _said(turns: int, *, prepare: bool) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
 
+def test_other_complaints_of_asyncio_are_shown():
+    program = (
+        "import asyncio\nfrom runners.flags import prepare_devices\nprepare_devices(None)\n"
+        "async def fail(): asyncio.get_running_loop().call_soon(lambda: 1 / 0); await asyncio.sleep(0)\n"
+        "asyncio.run(fail())"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ZeroDivisionError" in said.stderr
+
+
 @pytest.mark.parametrize("turns", [0, 9])
 def test_writes_that_nobody_waits_for_show_no_traceback(turns):
     quiet, loud = _said(turns, prepare=True), _said(turns, prepare=False)
