@@ -301,8 +301,9 @@ class _Run:
             kept = self.checkpoints.steps()
             last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved before"
             raise VortaroError(
-                f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving it; "
-                f"{last} in {self.workdir}. A lower learning rate, longer warm-up or --set=task.non_finite=skip may help."
+                f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving "
+                f"it; {last} in {self.workdir}. A lower learning rate, longer warm-up or "
+                f"--set=task.non_finite=skip may help."
             )
 
     def _write_report(self) -> None:
