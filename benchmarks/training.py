@@ -10,7 +10,6 @@ that it got, and is faster or slower than the next by a tenth for good.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -54,7 +53,6 @@ def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tu
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[options.size], weights)
         arguments = ["train", f"--size={options.size}", f"--weights={weights}"]
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder, "compiled")))  # for later launches
         launches = []
         for launch in range(1, options.launches + 1):
             with workers(contenders, arguments, Path(folder)) as started:

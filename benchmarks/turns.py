@@ -31,6 +31,8 @@ class Worker:
     def __init__(self, contender: Contender, arguments: Sequence[str], log: Path):
         self.contender, self.log = contender, log
         command = [sys.executable, "-m", "benchmarks.worker", arguments[0], contender.module, *arguments[1:]]
+        # Those started later load what the first ones compiled, unless the caller has a cache of its own.
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(log.parent / "compiled")}
         with open(log, "w") as errors:
             self._process = subprocess.Popen(
                 [*command, "--options", *contender.options],
@@ -39,7 +41,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 cwd=ROOT,
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(contender.environment),
+                env=cache | os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(contender.environment),
             )
         answer = self._answer()
         self.missing: str | None = answer.get("missing")
