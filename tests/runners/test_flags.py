@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.conftest import ROOT
+
 # Two writes that fail, of which only the first is waited for; the other fails while its loop is shut down, or after.
 FAILING_WRITES = """
 import asyncio
@@ -31,23 +33,29 @@ except ValueError as error:
 """
 
 
-def _said(turns: int, *, prepare: bool) -> subprocess.CompletedProcess[str]:
-    program = FAILING_WRITES.format(turns=turns, prepare="prepare_devices(None)" if prepare else "")
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+FAILING_CALLBACK = """
+import asyncio
+from runners.flags import prepare_devices
+
+async def fail():
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0)
+
+prepare_devices(None)
+asyncio.run(fail())
+"""
+
+
+def _said(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
 
 
 def test_other_complaints_of_asyncio_are_shown():
-    program = (
-        "import asyncio\nfrom runners.flags import prepare_devices\nprepare_devices(None)\n"
-        "async def fail(): asyncio.get_running_loop().call_soon(lambda: 1 / 0); await asyncio.sleep(0)\n"
-        "asyncio.run(fail())"
-    )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "ZeroDivisionError" in said.stderr
+    assert "ZeroDivisionError" in _said(FAILING_CALLBACK).stderr
 
 
 @pytest.mark.parametrize("turns", [0, 9])
 def test_writes_that_nobody_waits_for_show_no_traceback(turns):
-    quiet, loud = _said(turns, prepare=True), _said(turns, prepare=False)
+    quiet, loud = (_said(FAILING_WRITES.format(turns=turns, prepare=p)) for p in ("prepare_devices(None)", ""))
     assert "No space left on device" in loud.stderr  # what is to be kept quiet
     assert (quiet.stdout, quiet.stderr) == ("No space left on device\n", "")
