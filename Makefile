@@ -12,11 +12,12 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-tpu test-cluster lint bench faults
+.PHONY: help venv demo test test-slow test-tpu test-cluster lint bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
-	@echo "make test   set up, run the tests"
-	@echo "make test-tpu  the same, and what needs the TPU compiler (a large download, no TPU)"
+	@echo "make test   set up, run the tests (10 to 20 minutes on two cores)"
+	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, all documented commands"
+	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/benchmarks.md"
@@ -42,7 +43,10 @@ demo: $(STAMP)
 	@echo "Report page: $(DEMO)/report.html"
 
 test: $(TESTED)
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 -m "not slow"
+
+test-slow: $(TESTED)
+	$(RUN) -m pytest -n 2 -m slow
 
 test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
