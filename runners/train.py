@@ -37,6 +37,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 # Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
 AHEAD = 2
+REPORT_EVERY = 20.0  # seconds: drawing the page takes about one, and the last one is always drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,7 @@ class _Run:
         self.saved = self.start if restored else -1
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
+        self.report_written = self.began
 
     def run(self) -> int:
         # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
@@ -282,7 +284,8 @@ class _Run:
         self.loss, self.loss_step = scalars["loss"], step
         self.log.write(step, "validation", scalars)
         self.progress.say(f"step {step:>6} validation  {summary(scalars)}")
-        self._write_report()
+        if time.perf_counter() - self.report_written > REPORT_EVERY:
+            self._write_report()
 
     def _save(self, step: int) -> None:
         if self.saved == step:
@@ -310,6 +313,7 @@ class _Run:
         if peers().primary:
             self.log.flush()
             report.write(self.workdir)
+            self.report_written = time.perf_counter()
 
     def _finish(self) -> int:
         watchdog().rest()

@@ -4,6 +4,7 @@ import gc
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.warm_interpreter import WarmInterpreter
@@ -28,6 +29,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(8)}".strip()
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+# The same examples in every run: their programs are in the compilation cache, and a failure repeats.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config):

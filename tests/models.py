@@ -48,7 +48,7 @@ def variables_of(task: LanguageModelTask, seed: int = 0) -> Any:
 def train_losses(steps: int, **knobs: Any) -> tuple[list[float], TrainState]:
     """Loss of each of the first updates, and the state behind them."""
     task = task_of(**knobs)
-    state = init_state(task, jax.random.key(0), empty_batch(1, 1))
+    state = jax.jit(lambda key: init_state(task, key, empty_batch(1, 1)))(jax.random.key(0))
     update = jax.jit(functools.partial(train_step, task, log_every=1))
     losses = []
     for index in range(steps):

@@ -24,7 +24,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 READ_AT_IMPORT = ("JAX_", "GLIBC_", "TF_", "HF_", "COVERAGE_", "PYTHONWARNINGS", "PYTHONSTARTUP")
-IMPORTS = ("jax", "runners.train", "runners.sample", "runners.plan", "runners.coord_check", "runners.sweep", "launch")
+IMPORTS = (
+    "jax",
+    "matplotlib.figure",
+    "runners.train",
+    "runners.sample",
+    "runners.plan",
+    "runners.coord_check",
+    "runners.sweep",
+)
 
 CLIENT = """\
 #!{python} -IS

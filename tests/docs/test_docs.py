@@ -1,7 +1,9 @@
 """The commands in the documentation work, as they stand, and its figures and links are real."""
 
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,26 +11,48 @@ from pathlib import Path
 import pytest
 
 from registry.index import entries
+from registry.resolve import resolve
+from runners.main import parse
 from tests.conftest import QUICK_COMPILE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "WORKSPACE.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OPERATORS = {"|", "||", "&&", "&", ";", ">", ">>", "<"}
 WITH_COMMANDS = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
+def script_of(page) -> str:
+    """All commands of a page."""
+    return "\n".join(BLOCK.findall(page.read_text()))
+
+
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
-def test_commands_run_in_order(page, tmp_path):
-    """In an empty folder, one after the other, with `python` being this one."""
+def test_flags_and_experiments_in_commands_are_known(page):
+    """What the runner's commands name; `make test-slow` runs them."""
+    lines = script_of(page).replace("\\\n", " ").splitlines()
+    for words in (shlex.split(line, comments=True) for line in lines if line.startswith("python -m runners.main ")):
+        options = parse(list(itertools.takewhile(lambda word: word not in OPERATORS, words[3:])))
+        if options.exp and not options.imports and options.exp in names():
+            resolve(options.exp, options.set, smoke=options.smoke)
+
+
+def names() -> set[str]:
+    return {name for key in entries() for name in (key, key.rpartition(".")[2])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_commands_run_in_order(page, tmp_path, interpreter):
+    """In an empty folder, one after the other, with `python` being one warm interpreter."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    interpreter.write_client(tmp_path / "bin" / "python")
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{tmp_path}",
         "XLA_FLAGS": QUICK_COMPILE,
     }
-    script = "set -e\n" + "\n".join(BLOCK.findall(page.read_text()))
-    script = re.sub(r"(runners\.main .*--smoke)", r"\1 --no-tensorboard", script)
+    script = re.sub(r"(runners\.main .*--smoke)", r"\1 --no-tensorboard", f"set -e\n{script_of(page)}")
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def start(folder, count, what, out=subprocess.PIPE):
     """The launcher with stand-ins for the runner."""

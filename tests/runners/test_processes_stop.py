@@ -10,6 +10,8 @@ import pytest
 
 from tests.runners.processes import finish, run, start
 
+pytestmark = pytest.mark.slow
+
 MAIN = "runners.main"
 SMALL = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--set=EVAL_ROWS=8", "--set=EVAL_EVERY=none"]
 ENDLESS = [*SMALL, "--set=NUM_STEPS=1000000", "--set=LOG_EVERY=1", "--set=SAVE_EVERY=50", "--peer_timeout=20"]

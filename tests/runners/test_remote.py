@@ -16,6 +16,8 @@ from runners.checkpoints import Checkpoints
 from tasks.storage import append, move_folder, place, write_whole
 from tests import stores
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
 FLAGS += [f"--set={each}" for each in ("NUM_STEPS=6", "SAVE_EVERY=2", "LOG_EVERY=1", "EVAL_EVERY=3", "DROPOUT=0.1")]
 # Trains, and is killed as soon as the checkpoint of step 4 is whole.
