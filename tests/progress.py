@@ -1,9 +1,8 @@
 """Pytest plugin: one progress line with the percentage, the number of tests and the time left.
 
-Tests count by the seconds they took in the last run, kept in .pytest_cache/seconds.json; a test that is not there counts
-as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. A test that
-fails is named at once.
-"""
+Tests count by the seconds they took in the last run, kept in .pytest_cache/seconds.json; a test without a record counts
+as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. Failures are
+named at once.
 
 import json
 import statistics
