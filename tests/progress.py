@@ -3,6 +3,7 @@
 Tests count by the seconds they took in the last run, kept in .pytest_cache/seconds.json; a test without a record counts
 as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. Failures are
 named at once.
+"""
 
 import json
 import statistics
