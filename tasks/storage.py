@@ -142,8 +142,8 @@ def write_whole(file: Place, content: str | bytes) -> None:
     try:
         part.write_bytes(data)
         os.replace(part, file)
-    except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it is a part indeed
+    except BaseException:  # a full disk, Ctrl-C
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.indexed import ByteCounts
-from tasks.inputs.sources.files import local_copy
+from tasks.inputs.sources.plain_text import plain_text
 from tasks.inputs.tokens import Tokens
-from tasks.storage import is_remote
+from tasks.storage import write_whole
 
 SPLITS = ("train", "validation", "test")
 DOCUMENT_END = b"\0"
@@ -37,7 +37,7 @@ class TextFile:
         """
         check_split(split)
         check_fractions(self.fractions)
-        data = _map_bytes(self.path)
+        data = _map_bytes(self.path, check=True)
         bounds = [round(len(data) * sum(self.fractions[:i])) for i in range(4)]
         start = SPLITS.index(split)
         return data[bounds[start] : bounds[start + 1]]
@@ -109,7 +109,7 @@ def _standard_library_files() -> dict[str, str]:
             if text and DOCUMENT_END not in text:
                 parts["test" if digest[0] < 13 else "validation" if digest[0] < 26 else "train"] += [text, DOCUMENT_END]
         for split, path in files.items():
-            _write_atomically(Path(path), b"".join(parts[split]))
+            write_whole(Path(path), b"".join(parts[split]))
     return files
 
 
@@ -128,15 +128,9 @@ def cache_folder() -> Path:
     return folder
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(content)
-    os.replace(part.name, path)
-
-
-def _map_bytes(path: str) -> np.ndarray:
+def _map_bytes(path: str, *, check: bool = False) -> np.ndarray:
     try:
-        here = local_copy(path, cache_folder()) if is_remote(path) else path
+        here = plain_text(path, cache_folder()) if check else path
         if os.path.getsize(here) == 0:
             raise UsageError(f"The text file '{path}' is empty.")
         return np.memmap(here, np.uint8, mode="r")

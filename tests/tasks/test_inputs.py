@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
+from tasks.inputs import corpus
 from tasks.inputs.corpus import SPLITS, ByteText, StandardLibrary
 from tasks.inputs.indexed import Shard
 from tasks.inputs.rows import TokensInput
@@ -14,9 +15,10 @@ from tests.models import same
 
 
 @pytest.fixture
-def text(tmp_path):
+def text(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(1, 201)))  # every byte value tells its place
+    monkeypatch.setattr(corpus, "plain_text", lambda name, _: name)  # such bytes are not UTF-8
     return str(path)
 
 

@@ -134,8 +134,8 @@ def braces(pattern: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def reading(name: str) -> Iterator[Any]:
-    """The file's bytes as a stream, unpacked where its name ends in .gz, .tgz, .bz2, .xz or .zst.
+def reading(name: str, ending: str | None = None) -> Iterator[Any]:
+    """The file's bytes as a stream, unpacked if its name ends in .gz, .tgz, .bz2, .xz or .zst, or if `ending` does.
 
     Raises:
       UsageError: it cannot be opened, or what is read turns out to be damaged or cut off (from inside the block).
@@ -143,7 +143,7 @@ def reading(name: str) -> Iterator[Any]:
     with contextlib.ExitStack() as streams:
         with _opening(name):
             raw = streams.enter_context(_open(name))
-            stream = streams.enter_context(unpacked(name, raw))
+            stream = streams.enter_context(unpacked(ending or name, raw))
         try:
             yield stream
         except (EOFError, zlib.error, lzma.LZMAError) as error:

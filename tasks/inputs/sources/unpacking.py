@@ -7,6 +7,12 @@ import lzma
 from typing import Any
 
 PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
+MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+
+
+def packing(head: bytes) -> str | None:
+    """The ending that a packed file with these first bytes should have; None for other files."""
+    return next((ending for magic, ending in MAGIC.items() if head.startswith(magic)), None)
 
 
 def unpacked(name: str, stream: Any) -> Any:

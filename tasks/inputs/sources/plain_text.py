@@ -1,0 +1,94 @@
+"""A text file as a local file of plain UTF-8: copied from a store, unpacked, checked once for each version."""
+
+import codecs
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from layers.errors import UsageError
+from tasks.inputs.sources.files import local_copy, look, reading
+from tasks.inputs.sources.unpacking import packing
+from tasks.storage import is_remote
+
+CHUNK = 1 << 24  # bytes read at a time
+REMEMBERED = 1 << 28  # bytes from which a file's check is recorded in the cache folder: about a second of reading
+
+
+def plain_text(name: str, cache: Path) -> str:
+    """The path of a local file that holds the text of `name`, not packed.
+
+    Args:
+      name: a file here or on a store; packed files (gzip, bzip2, xz, Zstandard) are unpacked into `cache`, once for
+        each version.
+      cache: a folder for copies.
+
+    Raises:
+      UsageError: the file cannot be read, or does not hold UTF-8 text.
+    """
+    here = local_copy(name, cache) if is_remote(name) else name
+    if os.path.isfile(here):  # a pipe cannot be read twice
+        with Path(here).open("rb") as stream:
+            head = stream.read(8)
+        if ending := packing(head):
+            here = _unpacked(here, ending, cache)
+        elif head.startswith(b"PK\x03\x04"):
+            raise UsageError(f"The text file '{name}' is a zip archive. Unpack it first.")
+        _check(here, name, cache)
+    return here
+
+
+def _key(path: str) -> str:
+    return hashlib.sha256(f"{os.path.abspath(path)}\n{look(path).version}".encode()).hexdigest()[:16]
+
+
+def _unpacked(path: str, ending: str, cache: Path) -> str:
+    target = cache / "copies" / f"{_key(path)}-{Path(path).stem}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="unpacking-") as folder:
+            part = Path(folder, "part")
+            with reading(path, ending) as stream, part.open("wb") as file:
+                shutil.copyfileobj(stream, file, CHUNK)
+            os.replace(part, target)
+    return str(target)
+
+
+def _check(path: str, name: str, cache: Path) -> None:
+    info = os.stat(path)
+    _check_version(path, name, cache, info.st_size, info.st_mtime_ns)
+
+
+@functools.lru_cache
+def _check_version(path: str, name: str, cache: Path, size: int, mtime_ns: int) -> None:
+    """Raises a UsageError at the first NUL byte or the first byte that is not UTF-8.
+
+    A character that the end of the file cuts off is accepted: enwik8 ends in one.
+    """
+    mark = cache / "checked" / _key(path) if size >= REMEMBERED else None
+    if mark is not None and mark.exists():
+        return
+    decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+    with Path(path).open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            if (nul := chunk.find(b"\0")) >= 0:
+                raise _refused(name, f"NUL byte at offset {offset + nul}")
+            pending = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                at = offset - pending + error.start
+                raise _refused(name, f"byte {error.object[error.start]:#04x} at offset {at}") from error
+            offset += len(chunk)
+    if mark is not None:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def _refused(name: str, found: str) -> UsageError:
+    return UsageError(
+        f"The text file '{name}' is not UTF-8 text ({found}). Set DATA=tokens for token ids, DATA=webdataset "
+        f"or DATA=tfrecord for shards; convert text in another encoding to UTF-8."
+    )

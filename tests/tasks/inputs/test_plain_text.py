@@ -1,0 +1,74 @@
+"""DATA=text reads UTF-8: packed files are unpacked by their first bytes, other files are refused."""
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+
+import pytest
+
+from layers.errors import UsageError
+from tasks.inputs import corpus
+from tasks.inputs.corpus import TextFile
+from tasks.inputs.sources.plain_text import plain_text
+from tasks.storage import write_whole
+
+TEXT = "Ĉu ne? ".encode() * 2000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vortaro"
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.gz", gzip.compress), ("b", bz2.compress), ("c.txt", lzma.compress)])
+def test_packed_text_is_unpacked_whatever_its_name(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack(TEXT))
+    assert TextFile(str(tmp_path / name), (1, 0, 0)).read("train").tobytes() == TEXT
+    (tmp_path / name).write_bytes(pack(TEXT[:7000]))
+    assert TextFile(str(tmp_path / name), (1, 0, 0)).read("train").tobytes() == TEXT[:7000]
+
+
+def test_zstandard(tmp_path):
+    zstandard = pytest.importorskip("zstandard", reason="needs zstandard: pip install -e '.[hf]'")
+    (tmp_path / "text").write_bytes(zstandard.compress(TEXT))
+    assert TextFile(str(tmp_path / "text"), (1, 0, 0)).read("train").tobytes() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"abc\0def", "NUL byte at offset 3"),
+        (b"ab\xff\xfecd", "byte 0xff at offset 2"),
+        (b"PK\x03\x04rest", "is a zip archive. Unpack it first."),
+    ],
+)
+def test_binary_files_are_refused(tmp_path, content, found):
+    (tmp_path / "data").write_bytes(content)
+    with pytest.raises(UsageError, match=found):
+        TextFile(str(tmp_path / "data")).read("train")
+
+
+def test_a_bad_byte_after_a_chunk_and_a_cut_character(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr("tasks.inputs.sources.plain_text.CHUNK", 5)
+    file = tmp_path / "text"
+    file.write_bytes("aaaaé".encode() + b"bcd\xc3(")  # the character spans two chunks
+    with pytest.raises(UsageError, match="byte 0xc3 at offset 9"):
+        plain_text(str(file), cache)
+    file.write_bytes("aaaaéé".encode()[:-1])
+    assert plain_text(str(file), cache) == str(file)
+
+
+def test_cache_files_follow_the_umask_and_interrupted_writes_leave_nothing(tmp_path, monkeypatch):
+    before = os.umask(0o022)
+    try:
+        files = corpus._standard_library_files.__wrapped__()
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(os.stat(file).st_mode) for file in files.values()} == {0o644}
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", "text")
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
