@@ -26,7 +26,11 @@ from tasks.storage import Place, make_folder, place, write_whole
 EXPERIMENT = "experiment.json"
 # Where weights live, and how long to wait for them, is no part of what is learned: a run goes on with others.
 NOT_LEARNED = ("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT")
-NOT_LEARNED_PATHS = ("task.zero", "train.step_timeout")
+# Neither is how long and how often: a run may be made longer, and log, evaluate and save at other steps.
+CADENCE = ("NUM_STEPS", "LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY")
+CADENCE_PATHS = tuple(f"train.{name}" for name in ("num_steps", "log_every", "eval_every", "save_every", "keep_"))
+NOT_LEARNED_PATHS = ("task.zero", "train.step_timeout", *CADENCE_PATHS)
+DECAY = "task.optimizer.schedule.decay_steps"  # follows NUM_STEPS unless DECAY_STEPS is set
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
 
 
@@ -162,8 +166,13 @@ def _is_name(path: str) -> bool:
 def _refuse_changes(folder: Place, now: Snapshot, allow_changes: bool) -> None:
     before = load(folder)
     difference = diff(before, now)
-    knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
+    changed = {row["knob"] for row in difference["knobs"]}
+    knobs = [row for row in difference["knobs"] if row["knob"] not in (*NOT_LEARNED, *CADENCE)]
     difference["config"] = [row for row in difference["config"] if not row["path"].startswith(NOT_LEARNED_PATHS)]
+    decay = next((row for row in difference["config"] if row["path"] == DECAY), None)
+    if decay is not None and "NUM_STEPS" in changed and "DECAY_STEPS" not in changed:
+        difference["config"].remove(decay)
+        print(f"The learning rate now decays until step {decay['b']} (it did until step {decay['a']}).")
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]
     if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under
