@@ -79,10 +79,10 @@ def train(session: Session, count: int, step: Any = None) -> list[float]:
     with session.placed():
         batches = session.batches(session.train.input)
         updates, state, losses = Updates(session), session.init(), []
-        compiled = step and step.compile()
+        compiled = {step.args_info[0][1].inputs.shape: step.compile()} if step else {}
         for _ in range(count):
             batch, _ = next(batches)
-            update = compiled or updates.of(batch)
+            update = compiled.get(batch.inputs.shape) or updates.of(batch)
             state = update(state, batch, session.seed)
             losses.append(float(state.sums.loss / state.sums.weight))
     return losses
