@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(REQUIRE_PYTHON)
 	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv --clear .venv
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tensorboard]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
 $(TESTED): $(STAMP)

@@ -60,8 +60,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--tensorboard",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write TensorBoard events (needs the extra)",
+        help="write TensorBoard events; the default where the extra is installed",
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     _add_process_flags(parser)
@@ -149,6 +148,9 @@ def run(options: argparse.Namespace) -> int:
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
+    if options.tensorboard and not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
+        raise UsageError("--tensorboard needs the packages clu and tensorflow: pip install -e '.[tensorboard]'.")
+    options.tensorboard = options.tensorboard is not False  # MetricsLog looks whether it is installed
     from runners.joining import SEVERAL, joined
     from tasks.storage import trouble
 

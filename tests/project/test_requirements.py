@@ -1,0 +1,40 @@
+"""Lower bounds of pyproject.toml, read against the versions that constraints.txt pins. Nothing is installed."""
+
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LINES = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+PINS = [Requirement(line) for line in LINES if line]
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def pinned(name: str, python: str) -> str | None:
+    """The version of a package that is pinned for a version of Python."""
+    fitting = [
+        pin for pin in PINS if pin.name == name and (not pin.marker or pin.marker.evaluate({"python_version": python}))
+    ]
+    assert len(fitting) <= 1, f"{name} is pinned twice for Python {python}"
+    return next((spec.version for pin in fitting for spec in pin.specifier), None)
+
+
+@pytest.mark.parametrize("requirement", map(Requirement, PROJECT["dependencies"]), ids=lambda each: each.name)
+def test_a_dependency_has_a_lower_bound_that_its_pin_satisfies(requirement):
+    assert any(spec.operator == ">=" for spec in requirement.specifier), f"{requirement.name} needs a lower bound"
+    for python in PYTHONS:
+        version = pinned(requirement.name, python)
+        assert version is not None, f"constraints.txt does not pin {requirement.name} for Python {python}"
+        assert requirement.specifier.contains(version, prereleases=True)
+
+
+def test_extras_admit_their_pins():
+    """Those of benchmarks have pins of their own, in benchmarks/constraints.txt."""
+    extras = PROJECT["optional-dependencies"].items()
+    for extra, lines in ((extra, lines) for extra, lines in extras if not extra.startswith("bench")):
+        for requirement in map(Requirement, lines):
+            version = pinned(requirement.name, "3.11")
+            assert version is None or requirement.specifier.contains(version, prereleases=True), (extra, requirement)
