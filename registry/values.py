@@ -1,7 +1,6 @@
 """Values as they are written on a command line: parsed, held against a type, and written back."""
 
 import ast
-import re
 import types
 import typing
 from typing import Any, Literal
@@ -9,7 +8,6 @@ from typing import Any, Literal
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
 
-MESH = re.compile(r"\d+(x\d+)+")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -53,26 +51,10 @@ def show_type(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
-def read(text: str, hint: Any, name: str) -> Any:
-    """The value of type `hint` that a text stands for.
-
-    A field of text takes its text as it is written ("1.10" stays "1.10", "none" is a word where None is not taken);
-    quotes around it are dropped. A tuple may be written as tables print a mesh, "2x4".
-
-    Raises:
-      UsageError: it does not fit; the sentence names what `name` takes.
-    """
-    value = parse(text)
-    candidates = [value]
-    if MESH.fullmatch(text):
-        candidates.append(tuple(int(size) for size in text.split("x")))
-    if isinstance(value, tuple):
-        candidates.append(tuple(item.strip() for item in text.strip(" ()").rstrip(",").split(",")))
-    for candidate in (*candidates, text):
-        fits, result = _fit(candidate, hint)
-        if fits:
-            return result
-    return convert(value, hint, name)
+def convert_parsed(value: Any, hint: Any, name: str) -> Any:
+    """`convert` of what `parse` gave: `none` is the word where None is not taken, as in REMAT=none."""
+    is_word = value is None and not _fit(None, hint)[0] and _fit("none", hint)[0]
+    return convert("none" if is_word else value, hint, name)
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
@@ -107,6 +89,8 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
         return True, float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return True, int(value)
+    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return True, str(value)
     if isinstance(value, bool):
         return hint is bool, value
     return isinstance(hint, type) and isinstance(value, hint), value
