@@ -137,7 +137,7 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, Experiment):
-            hints = typing.get_type_hints(base)
+            hints = typing.get_type_hints(base, include_extras=True)
             types.update({name: hints[name] for name in inspect.get_annotations(base) if name.isupper()})
     return types
 

@@ -10,7 +10,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
 from registry.experiment import Experiment, knob_types
-from registry.values import convert_parsed, parse, show
+from registry.values import parse, read, show
 
 ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
 
@@ -29,37 +29,38 @@ def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experime
         path = path.strip()
         if not equals or not path:
             raise UsageError(f"--set={assignment} should read PATH=VALUE, as in --set=BATCH_SIZE=8.")
-        value, head = parse(text), path.partition(".")[0]
+        head = path.partition(".")[0]
         overrides = (*cls.overrides, f"{path}={text}")
         if head in ROOTS:
-            cls = _with_field(cls, path, value).derive(overrides=overrides)
+            cls = _with_field(cls, path, text).derive(overrides=overrides)
         else:
-            cls = cls.derive(overrides=overrides, **_knob(cls, path, value))
+            cls = cls.derive(overrides=overrides, **_knob(cls, path, text))
     return cls
 
 
-def _knob(cls: type[Experiment], path: str, value: Any) -> dict[str, Any]:
+def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     name, _, row = path.partition(".")
     types = knob_types(cls)
     if name not in types:
         known = [*types, *ROOTS] if name.isupper() else [*ROOTS, *types]
         raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {did_you_mean(name, known)}")
     if types[name] is Specs:
-        return {name: _with_row(getattr(cls, name), row, value, path)}
+        return {name: _with_row(getattr(cls, name), row, text, path)}
     if row:
         raise UsageError(f"{name} is one value, {show(getattr(cls, name))}: there is nothing under '{path}'.")
-    return {name: convert_parsed(value, types[name], name)}
+    return {name: read(text, types[name], name)}
 
 
-def _with_row(table: Specs, row: str, value: Any, path: str) -> Specs:
+def _with_row(table: Specs, row: str, text: str, path: str) -> Specs:
     if row not in table:
         raise UsageError(f"There is no row '{row}' to set by '{path}'. {did_you_mean(row, table)}")
+    value = parse(text)
     if not isinstance(value, P):
         raise UsageError(f"{path} takes a spec, as in {path}={show(table[row])}, not {show(value)}.")
     return table | Specs(**{row: value})
 
 
-def _with_field(cls: type[Experiment], path: str, value: Any) -> type[Experiment]:
+def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]:
     root, *steps = path.split(".")
     if not steps:
         raise UsageError(f"'{path}' is a whole config: name one of its fields, as in train.num_steps=100.")
@@ -68,15 +69,15 @@ def _with_field(cls: type[Experiment], path: str, value: Any) -> type[Experiment
 
     def changed(self: Experiment) -> fdl.Config:
         config = inherited(self)
-        set_field(config, root, steps, value)
+        _set_field(config, root, steps, text)
         return config
 
     changed(cls())  # a wrong path is found here, not at first use
     return cls.derive(**{method: changed})
 
 
-def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
-    """Sets the field that `steps` lead to from `config`, which stands at the path `at`."""
+def _set_field(config: Any, at: str, steps: Sequence[str], text: str) -> None:
+    """Sets the field at the end of `steps` from `config`, whose path is `at`, to the value that `text` spells."""
     for i, step in enumerate(steps):
         names = field_names(config)
         if step not in names:
@@ -86,13 +87,12 @@ def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
             child = get_field(config, step)
             if isinstance(child, Specs):
                 row = ".".join(steps[i + 1 :])
-                value, child = _with_row(child, row, value, f"{at}.{row}"), None
-                setattr(config, step, value)
+                setattr(config, step, _with_row(child, row, text, f"{at}.{row}"))
                 return
             if not field_names(child):
                 raise UsageError(f"{at} is one value, {show(child)}: there is nothing under it.")
             config = child
-    last = steps[-1]
+    last, value = steps[-1], parse(text)
     if isinstance(config, dict):
         config[last] = value
         return
@@ -103,7 +103,7 @@ def set_field(config: Any, at: str, steps: Sequence[str], value: Any) -> None:
         fits_none = value is None and type(None) in typing.get_args(hint)
         if not fits_none:
             raise UsageError(f"{at} is a config of its own: set one of its fields ({inside}).")
-    setattr(config, last, convert_parsed(value, hint, at))
+    setattr(config, last, read(text, hint, at))
 
 
 def field_names(config: Any) -> list[str]:

@@ -1,12 +1,25 @@
 """Values as they are written on a command line: parsed, held against a type, and written back."""
 
 import ast
+import dataclasses
 import types
 import typing
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Above:
+    """Mark of an annotated number that must exceed `bound`."""
+
+    bound: float
+
+
+Positive = Annotated[int, Above(0)]  # a size or a count
+PositiveFloat = Annotated[float, Above(0)]
 
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -46,15 +59,25 @@ def show_type(hint: Any) -> str:
         return "one of " + ", ".join(repr(choice) for choice in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(show_type(arg) for arg in args)
+    if origin is Annotated:
+        return show_type(args[0]) + "".join(f" above {mark.bound:g}" for mark in args[1:] if isinstance(mark, Above))
     if origin is tuple:
-        return f"a tuple of {show_type(args[0])}"
+        items = args[:1] if args[1:] == (...,) else args
+        return f"a tuple of {' and '.join(show_type(item) for item in items)}"
     return getattr(hint, "__name__", str(hint))
 
 
-def convert_parsed(value: Any, hint: Any, name: str) -> Any:
-    """`convert` of what `parse` gave: `none` is the word where None is not taken, as in REMAT=none."""
-    is_word = value is None and not _fit(None, hint)[0] and _fit("none", hint)[0]
-    return convert("none" if is_word else value, hint, name)
+def read(text: str, hint: Any, name: str) -> Any:
+    """The value of type `hint` that `text` spells: a literal where the type takes it, else the text as written.
+
+    >>> read("1.10", str | None, "DATASET_CONFIG"), read("1.10", float | None, "CLIP_NORM")
+    ('1.10', 1.1)
+
+    Raises:
+      UsageError: the text spells no such value; the sentence names what `name` takes.
+    """
+    fits, value = _fit_text(text, hint)
+    return value if fits else convert(parse(text), hint, name)
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
@@ -79,18 +102,50 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
         return next((fit for fit in (_fit(value, arg) for arg in args) if fit[0]), (False, None))
     if origin is Literal:
         return value in args, value
+    if origin is Annotated:
+        fits, value = _fit(value, args[0])
+        return fits and all(value > mark.bound for mark in args[1:] if isinstance(mark, Above)), value
     if origin is tuple:
-        value = value if isinstance(value, tuple | list) else (value,)
-        fits = [_fit(item, args[0]) for item in value]
-        return all(fit for fit, _ in fits), tuple(item for _, item in fits)
+        return _fit_items(value if isinstance(value, tuple | list) else (value,), args, _fit)
     if hint is types.NoneType:
         return value is None, None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return True, float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return True, int(value)
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return True, str(value)
     if isinstance(value, bool):
         return hint is bool, value
     return isinstance(hint, type) and isinstance(value, hint), value
+
+
+def _fit_text(text: str, hint: Any) -> tuple[bool, Any]:
+    """As `_fit`, of a value as it is written: only a text that no literal of the type spells is taken as it is."""
+    value, origin, args = parse(text), typing.get_origin(hint), typing.get_args(hint)
+    if value != text and (fit := _fit(value, hint))[0]:
+        return fit
+    if origin in (typing.Union, types.UnionType):
+        return next((fit for fit in (_fit_text(text, arg) for arg in args) if fit[0]), (False, None))
+    if origin is Literal and text.lower() in _WORDS:  # REMAT=None is the choice "none"
+        return _fit(text.lower(), hint)
+    if origin is tuple:
+        return _fit_items(_items(text), args, _fit_text)
+    return _fit(text, hint)
+
+
+def _fit_items(items: Sequence[Any], hints: Sequence[Any], fit: Callable[[Any, Any], tuple[bool, Any]]):
+    """The items of a tuple, each by the type of its place: `tuple[int, ...]` or `tuple[str, float]`."""
+    hints = hints[:1] * len(items) if hints[1:] == (...,) else hints
+    fits = [fit(item, hint) for item, hint in zip(items, hints, strict=False)]
+    return len(items) == len(hints) and all(fit for fit, _ in fits), tuple(item for _, item in fits)
+
+
+def _items(text: str) -> list[str]:
+    """The items of a tuple as they are written, with parentheses or without."""
+    text = text.strip()
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (ValueError, SyntaxError):
+        return [item.strip() for item in text.split(",")]
+    if isinstance(tree, ast.Tuple | ast.List):
+        return [ast.get_source_segment(text, item) or "" for item in tree.elts]
+    return [item.strip() for item in text.split(",")]

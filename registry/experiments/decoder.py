@@ -17,6 +17,7 @@ from layers.positions import LearnedPositions, SinusoidalPositions
 from layers.specs import P, Specs
 from layers.stack import Stack
 from registry.experiments.training import LanguageTraining
+from registry.values import Positive, PositiveFloat
 from tasks.parametrization import Parametrization
 
 HeadInit = Literal["fan_in", "inverse_fan_in", "zero"]
@@ -32,13 +33,13 @@ class DecoderLm(LanguageTraining):
     DEVICE_MESH_SHAPE = (-1, 1)
 
     # Sizes
-    NUM_LAYERS: int = 4
-    MODEL_DIM: int = 128
-    NUM_HEADS: int | None = 4  # None is MODEL_DIM / HEAD_DIM
-    NUM_KV_HEADS: int | None = None  # None is NUM_HEADS (multi-head); 1 is multi-query
-    HEAD_DIM: int | None = None  # None is MODEL_DIM / NUM_HEADS
-    FFN_DIM: int | None = None  # None is FFN_MULTIPLE * MODEL_DIM, rounded down
-    FFN_MULTIPLE: float = 4.0
+    NUM_LAYERS: Positive = 4
+    MODEL_DIM: Positive = 128
+    NUM_HEADS: Positive | None = 4  # None is MODEL_DIM / HEAD_DIM
+    NUM_KV_HEADS: Positive | None = None  # None is NUM_HEADS (multi-head); 1 is multi-query
+    HEAD_DIM: Positive | None = None  # None is MODEL_DIM / NUM_HEADS
+    FFN_DIM: Positive | None = None  # None is FFN_MULTIPLE * MODEL_DIM, rounded down
+    FFN_MULTIPLE: PositiveFloat = 4.0
 
     # Structure
     ACTIVATION: str = "gelu_tanh"
@@ -48,27 +49,27 @@ class DecoderLm(LanguageTraining):
     EMBEDDING_NORM: bool = False
     QK_NORM: Literal["none", "rms", "l2"] = "none"  # of each head's query and key; see layers.attention
     POSITIONS: Literal["rotary", "learned", "sinusoidal", "alibi", "none"] = "rotary"
-    ROTARY_BASE: float = 10_000.0
+    ROTARY_BASE: PositiveFloat = 10_000.0
     PARALLEL_RESIDUAL: bool = False
     SHARED_NORM: bool = False  # one norm for both branches of a parallel residual
     USE_BIAS: bool = False
     TIED: bool = True
     ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
-    ATTENTION_WINDOW: int | None = None  # positions a query sees, its own the last; None is all before it
+    ATTENTION_WINDOW: Positive | None = None  # positions a query sees, its own the last; None is all before it
     DROPOUT: float = 0.0  # on attention probabilities and residual branches
     EMBEDDING_DROPOUT: float | None = None  # None is DROPOUT
     HIDDEN_DROPOUT: float | None = None  # on the hidden layer; None is DROPOUT
 
     # Initial values and learning rates by width
     PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
-    D_BASE: int | None = None  # the width that learning rates refer to under muP
+    D_BASE: Positive | None = None  # the width that learning rates refer to under muP
     INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
     UNEMBEDDING_INIT: HeadInit | None = None  # of a head of its own; None is fan_in, and inverse_fan_in under muP
 
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"
     REMAT: str = "none"
-    UNROLL: int = 1  # layers per iteration of the scan over layers
+    UNROLL: Positive = 1  # layers per iteration of the scan over layers
 
     WEIGHTS: Specs = Specs(
         embedding_vm=P("model", "data"),

@@ -9,6 +9,7 @@ from layers.initializers import Constant, Orthogonal
 from layers.specs import P, Specs
 from layers.static_sgu import StaticSguMixer
 from registry.experiments.decoder import DecoderLm
+from registry.values import Positive
 
 
 class GptLm(DecoderLm):
@@ -34,9 +35,11 @@ class GptLm(DecoderLm):
     EMBEDDING_DROPOUT = 0.0
     HIDDEN_DROPOUT = 0.0
     STATIC_SGU: bool = False  # half of the channels through a fixed filter, in the place of attention
-    SGU_WIDTH: int = 128  # greatest distance that the filter sees
+    SGU_WIDTH: Positive = 128  # greatest distance that the filter sees
     SGU_POWER: float = 1.0  # how fast it falls with the distance
-    HEAD_QK: int | None = None  # size of the keys of a head that points at tokens seen before; None is no such head
+    HEAD_QK: Positive | None = (
+        None  # size of the keys of a head that points at tokens seen before; None is no such head
+    )
 
     LEARNING_RATE = 8e-4
     WARMUP_STEPS = 2000
@@ -70,8 +73,6 @@ class GptLm(DecoderLm):
     def model(self) -> fdl.Config:
         config = super().model()
         if self.HEAD_QK is not None:
-            if self.HEAD_QK < 1:
-                raise UsageError(f"HEAD_QK = {self.HEAD_QK} must be at least 1, or none.")
             config.pointer = self.layer(
                 HeadQK,
                 model_dim=self.MODEL_DIM,

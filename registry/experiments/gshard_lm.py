@@ -13,6 +13,7 @@ from layers.relative_bias import RelativeBias
 from layers.routing import SecondExpert
 from layers.specs import P, Specs
 from registry.experiments.decoder import DecoderLm
+from registry.values import Positive, PositiveFloat
 
 
 class GShardLm(DecoderLm):
@@ -41,19 +42,21 @@ class GShardLm(DecoderLm):
     SEQ_LEN = 1024
     GATED = True
     POSITIONS: Literal["relative", "rotary", "learned", "sinusoidal", "none"] = "relative"
-    NUM_BUCKETS: int = 32  # of relative positions
-    MAX_DISTANCE: int = 128  # distances from here on share a bucket
+    NUM_BUCKETS: Positive = 32  # of relative positions
+    MAX_DISTANCE: Positive = 128  # distances from here on share a bucket
     ATTENTION_SCALE = 1.0
     EXTRA_LOGIT: float | None = 0.0  # of a key with value 0 in every softmax; None is none
-    LOGIT_CAP: float | None = None  # scores become LOGIT_CAP * tanh(scores / LOGIT_CAP)
-    HEAD_SLOTS: int | None = None  # heads of activations are padded to this number where the mesh does not divide them
-    VOCAB_MULTIPLE: int = 1  # rows of the embedding are padded to a multiple of this
+    LOGIT_CAP: PositiveFloat | None = None  # scores become LOGIT_CAP * tanh(scores / LOGIT_CAP)
+    HEAD_SLOTS: Positive | None = (
+        None  # heads of activations are padded to this number where the mesh does not divide them
+    )
+    VOCAB_MULTIPLE: Positive = 1  # rows of the embedding are padded to a multiple of this
     CAUSAL: bool = True
 
     OPTIMIZER = "adafactor"
     LEARNING_RATE = 0.01
     SCHEDULE = "inverse_sqrt"
-    TIMESCALE: int = 10_000  # updates before the learning rate falls as the inverse root
+    TIMESCALE: Positive = 10_000  # updates before the learning rate falls as the inverse root
     WARMUP_STEPS = 0
     BETA2 = 0.999  # of adamw; adafactor forgets by 1 - t^-0.8
     ADAM_EPSILON = 1e-6
@@ -124,8 +127,6 @@ class GShardLm(DecoderLm):
     @property
     def table_rows(self) -> int:
         """Rows of the embedding that are stored."""
-        if self.VOCAB_MULTIPLE < 1:
-            raise UsageError(f"VOCAB_MULTIPLE = {self.VOCAB_MULTIPLE} must be at least 1.")
         return -(-self.vocab_size // self.VOCAB_MULTIPLE) * self.VOCAB_MULTIPLE
 
     def position_embedding(self) -> fdl.Config | None:
@@ -187,9 +188,9 @@ class MoeLm(GShardLm):
     `expert_` to it.
     """
 
-    NUM_EXPERTS: int = 8
-    EXPERT_DIM: int | None = None  # hidden units of one expert; None is FFN_DIM
-    NUM_GROUPS: int = 8  # groups of tokens, each with slots of its own
+    NUM_EXPERTS: Positive = 8
+    EXPERT_DIM: Positive | None = None  # hidden units of one expert; None is FFN_DIM
+    NUM_GROUPS: Positive = 8  # groups of tokens, each with slots of its own
     ROUTING: Literal["top2", "expert_choice"] = "top2"
     SECOND_EXPERT: SecondExpert = "random"  # the paper's policy
     SECOND_THRESHOLD: float = 0.5  # 2 * gate is the probability of a second expert

@@ -6,6 +6,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.experiments.data_sources import Data, DataSources
+from registry.values import Positive
 from tasks.inputs.pieces import PiecesInput
 from tasks.inputs.seqio_input import SeqioInput
 from tasks.inputs.staged import StagedInput
@@ -20,16 +21,16 @@ class LanguageData(DataSources):
     """Documents as bytes or larger tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Sizes of the data
-    VOCAB_SIZE: int = 256  # of synthetic data, seqio's and of vocabularies in files; bytes are 256
-    SEQ_LEN: int = 128
-    UPDATE_LEN: int | None = None  # positions per update: rows in pieces, the state carried along
-    BATCH_SIZE: int = 16
+    VOCAB_SIZE: Positive = 256  # of synthetic data, seqio's and of vocabularies in files; bytes are 256
+    SEQ_LEN: Positive = 128
+    UPDATE_LEN: Positive | None = None  # positions per update: rows in pieces, the state carried along
+    BATCH_SIZE: Positive = 16
 
     # Short rows first
-    LENGTH_STAGES: tuple[int, ...] = ()  # positions per row in equally long stages, before rows of SEQ_LEN
-    LENGTH_START: int | None = None  # or stages from this length up to SEQ_LEN,
-    LENGTH_MULTIPLE: int = 64  # each so much longer than the one before
-    STAGED_STEPS: int | None = None  # updates that all stages take together
+    LENGTH_STAGES: tuple[Positive, ...] = ()  # positions per row in equally long stages, before rows of SEQ_LEN
+    LENGTH_START: Positive | None = None  # or stages from this length up to SEQ_LEN,
+    LENGTH_MULTIPLE: Positive = 64  # each so much longer than the one before
+    STAGED_STEPS: Positive | None = None  # updates that all stages take together
     STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
 
     # A vocabulary that is trained
@@ -43,10 +44,10 @@ class LanguageData(DataSources):
     SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # see tasks.inputs.seqio_input
     SEQIO_CACHED: bool = False  # read what seqio_cache_tasks wrote
     SEQIO_CACHE_DIR: str | None = None  # where, local or gs://; None is the folders that a module added
-    NUM_STEPS: int = 1000
-    LOG_EVERY: int = 50
+    NUM_STEPS: Positive = 1000
+    LOG_EVERY: Positive = 50
     EVAL_EVERY: int | None = 250
-    SAVE_EVERY: int = 250
+    SAVE_EVERY: Positive = 250
     STEP_TIMEOUT: float | None = 1800.0  # seconds after which an update that has not ended ends the run; None never
     WARM_START: str | None = None  # a run folder to take weights from, of as many layers or fewer
     WARM_START_CHECKPOINT: str = "last"  # last, best or a step
@@ -91,7 +92,7 @@ class LanguageData(DataSources):
         """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
         if self.UPDATE_LEN is None:
             return source
-        if self.UPDATE_LEN < 1 or self.SEQ_LEN % self.UPDATE_LEN:
+        if self.SEQ_LEN % self.UPDATE_LEN:
             raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
         return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
 
@@ -124,7 +125,7 @@ class LanguageData(DataSources):
             raise UsageError(
                 f"LENGTH_STAGES = {self.LENGTH_STAGES} and LENGTH_START = {start} both say how rows grow: choose one."
             )
-        if multiple < 1 or start < 1 or start % multiple or self.SEQ_LEN % multiple:
+        if start % multiple or self.SEQ_LEN % multiple:
             raise UsageError(
                 f"LENGTH_MULTIPLE = {multiple} must divide LENGTH_START = {start} and SEQ_LEN = {self.SEQ_LEN}."
             )

@@ -7,6 +7,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.experiments.language_data import LanguageData
+from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers import Clipping, Optimizer, RoleFactors
 from tasks.parametrization import Parametrization
@@ -36,7 +37,7 @@ class LanguageTraining(LanguageData):
     UNDECAYED: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
     CLIP_NORM: float | None = 1.0
     CLIP_VALUE: float | None = None  # limit of each entry of the gradient
-    MICROBATCHES: int = 1
+    MICROBATCHES: Positive = 1
     GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
     LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
     Z_LOSS: float = 0.0
@@ -46,7 +47,7 @@ class LanguageTraining(LanguageData):
     ZERO_STAGE: int | None = None  # 0 nothing, 1 optimizer slots, 2 and gradients, 3 and weights; None is no ZeRO
     ZERO_AXIS: str = "data"
 
-    LOSS_CHUNK: int | None = None  # positions whose logits are held at once; None is all of them
+    LOSS_CHUNK: Positive | None = None  # positions whose logits are held at once; None is all of them
 
     def Task(self) -> fdl.Config:
         return fdl.Config(

@@ -16,6 +16,7 @@ from layers.vector_quantizer import VectorQuantizer
 from layers.vq_attention import VQAttention
 from registry.experiments.data_sources import Data
 from registry.experiments.decoder import DecoderLm
+from registry.values import Positive, PositiveFloat
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.enwik8 import Enwik8
 from tasks.inputs.sources.imagenet64 import ImageNet64
@@ -43,21 +44,21 @@ class VQLm(DecoderLm):
     ATTENTION: Literal["vq", "full"] = "vq"
     HEADS: Literal["shga", "mqa", "mha"] = "shga"
     NUM_HEADS = 1  # of shga; mqa and mha have MODEL_DIM / KEY_DIM
-    KEY_DIM: int = 128
-    VALUE_DIM: int | None = None  # per head; None is 2 MODEL_DIM / NUM_HEADS for shga, KEY_DIM for mqa and mha
+    KEY_DIM: Positive = 128
+    VALUE_DIM: Positive | None = None  # per head; None is 2 MODEL_DIM / NUM_HEADS for shga, KEY_DIM for mqa and mha
     VOCAB_SIZE = 259
     ACTIVATION = "squared_relu"
     POSITIONS: Literal["none", "scaled_sinusoidal"] = "none"  # added to the embedding, beside those by distance
-    WAVELENGTH: float = 100_000.0  # of the slowest sine, over 2 pi
+    WAVELENGTH: PositiveFloat = 100_000.0  # of the slowest sine, over 2 pi
     NORM_WEIGHTS: bool = False  # norms with scale and bias, as in the paper's first code
     FINAL_NORM: bool = True
     TIED = True
     LOGITS_SCALE: float = 1.0
 
     # Quantised keys
-    BLOCK_LEN: int = 512  # tokens worked through at once; no output depends on it
-    MEMORY_LEN: int | None = None  # last keys seen one by one, and distances told apart; None is BLOCK_LEN
-    NUM_CODES: int = 512
+    BLOCK_LEN: Positive = 512  # tokens worked through at once; no output depends on it
+    MEMORY_LEN: Positive | None = None  # last keys seen one by one, and distances told apart; None is BLOCK_LEN
+    NUM_CODES: Positive = 512
     CACHE: bool = True  # what is older is seen through per-code means; without it, not at all
     GRADIENT_THROUGH_CACHE: bool = True
     REDUCTION: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"

@@ -28,9 +28,9 @@ def test_an_undeclared_knob_is_refused():
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        ({"MODEL_DIM": "256"}, "StdlibTiny.MODEL_DIM takes int, not '256'"),
+        ({"MODEL_DIM": "256"}, "StdlibTiny.MODEL_DIM takes int above 0, not '256'"),
         ({"NORM": "layr"}, r"NORM takes one of 'rms', 'layer', not 'layr'. Did you mean 'layer'"),
-        ({"NUM_KV_HEADS": 1.5}, "NUM_KV_HEADS takes int or None, not 1.5"),
+        ({"NUM_KV_HEADS": 1.5}, "NUM_KV_HEADS takes int above 0 or None, not 1.5"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_when_the_class_is_made(knobs, says):

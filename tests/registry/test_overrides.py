@@ -1,3 +1,5 @@
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,8 +7,9 @@ from hypothesis import strategies as st
 from layers.errors import UsageError
 from layers.specs import P
 from registry.build import build, from_json, to_json
+from registry.experiments.tiny import StdlibTiny
 from registry.resolve import resolve
-from registry.values import convert, parse, show
+from registry.values import Positive, parse, read, show
 
 scalars = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none())
 
@@ -39,19 +42,53 @@ def test_any_text_is_read_without_an_error(text):
         ("2,4", tuple[int, ...], (2, 4)),
         ("8", tuple[int, ...], (8,)),
         ("true", bool, True),
-        ("123", str, "123"),
+        ("8", Positive | None, 8),
+        ("a,b", tuple[str, ...], ("a", "b")),
+        ("1.10,(2)", tuple[str, ...], ("1.10", "2")),
+        ("'a,b'", tuple[str, ...], ("a,b",)),
+        ("('a',1),('b',0.5)", tuple[tuple[str, float], ...], (("a", 1.0), ("b", 0.5))),
+        ("None", Literal["none", "full"], "none"),
+        ("7", int | str, 7),
     ],
 )
 def test_typed(text, hint, value):
-    assert convert(parse(text), hint, "KNOB") == value
+    found = read(text, hint, "KNOB")
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["1.10", "0x10", "1_000", "007", "1e3", "true", "1,2", "P('data')", "plain", " a "])
+@pytest.mark.parametrize("hint", [str, str | None])
+def test_a_text_is_kept_as_written(text, hint):
+    assert read(text, hint, "KNOB") == text
+    assert read(repr(text), hint, "KNOB") == text, "quotes are accepted"
+    assert read("none", hint, "KNOB") == ("none" if hint is str else None)
+
+
+def test_text_knobs_and_fields_keep_their_text():
+    texts = ["DATASET_CONFIG=1.10", "DATA_COLUMN=0x10", "train.input.source.path=1_000"]
+    experiment = resolve("StdlibTiny", texts)
+    assert (experiment.DATASET_CONFIG, experiment.DATA_COLUMN) == ("1.10", "0x10")
+    assert experiment.Train().input.source.path == "1_000"
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_are_above_zero(value):
+    sizes = ["NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "HEAD_DIM", "FFN_DIM", "FFN_MULTIPLE", "SEQ_LEN", "BATCH_SIZE"]
+    for knob in sizes:
+        with pytest.raises(UsageError, match=rf"^{knob} takes (int|float) above 0( or None)?, not {value}\.$"):
+            resolve("StdlibTiny", [f"{knob}={value}"])
+        with pytest.raises(UsageError, match=f"{knob} takes"):
+            StdlibTiny.derive(**{knob: value})
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("1.5", int), ("true", int), ("1", bool), ("x", float), ("none", int), ("1,a", tuple[int, ...])]
+    ("text", "hint"),
+    [("1.5", int), ("true", int), ("1", bool), ("x", float), ("none", int), ("1,a", tuple[int, ...]), ("0", Positive)],
 )
 def test_mistyped(text, hint):
     with pytest.raises(UsageError, match="KNOB takes"):
-        convert(parse(text), hint, "KNOB")
+        read(text, hint, "KNOB")
 
 
 def test_a_knob_changes_all_that_depends_on_it():
@@ -102,7 +139,7 @@ def test_held_out_data_follows_the_training_path():
         ("train.num_steps.x=1", "train.num_steps is one value, 1200: there is nothing under it"),
         ("task.optimizer=1", "task.optimizer is a config of its own: set one of its fields"),
         ("task=1", "'task' is a whole config"),
-        ("NUM_LAYERS=two", "NUM_LAYERS takes int, not 'two'"),
+        ("NUM_LAYERS=two", "NUM_LAYERS takes int above 0, not 'two'"),
         ("NUM_LAYERS.x=2", "NUM_LAYERS is one value"),
         ("task.z_loss=high", "task.z_loss takes float, not 'high'"),
         ("POSITIONS=rotory", r"POSITIONS takes one of 'rotary'.*Did you mean 'rotary'"),
