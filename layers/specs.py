@@ -62,9 +62,11 @@ class Specs(Mapping[str, P]):
     def lookup(self, key: str, owner: str) -> P:
         """The spec under `key`; a SpecError that names `owner` where there is none."""
         if key not in self._specs:
+            replicated = f"P({', '.join(['None'] * len(key.rpartition('_')[2]))})"
             raise SpecError(
-                f"Weight '{key}' of {owner} has no partition spec: state one in the experiment's WEIGHTS "
-                f"(P({', '.join(['None'] * len(key.rpartition('_')[2]))}) replicates it). {did_you_mean(key, self)}"
+                f"Weight '{key}' of {owner} has no partition spec. Declare it in the experiment's class, as in "
+                f"`WEIGHTS: Specs = Base.WEIGHTS | Specs({key}={replicated})`, which replicates it; in "
+                f"OPTIONAL_WEIGHTS where a knob adds the weight. {did_you_mean(key, self)}"
             )
         return self._specs[key]
 

@@ -1,8 +1,11 @@
 """The experiment: a class whose UPPER_CASE attributes are its knobs, and whose methods return fresh Fiddle configs."""
 
+import contextlib
+import contextvars
 import inspect
 import math
 import typing
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import fiddle as fdl
@@ -14,6 +17,7 @@ from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
 ENTRIES = "registry.experiments."
+_SETTER = contextvars.ContextVar("setter", default="derive()")
 
 
 class Experiment:
@@ -84,8 +88,8 @@ class Experiment:
 
     @classmethod
     def derive(cls, **knobs: Any) -> type[Self]:
-        """A subclass of the same name with these knobs."""
-        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "derived": True, **knobs}
+        """A subclass of the same name with these knobs; `knobs_set_by` states who set them."""
+        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "set_by": _SETTER.get(), **knobs}
         made: Any = type(cls.__name__, (cls,), body)
         return made
 
@@ -144,15 +148,23 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
 
 def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
     """The classes of its line that stand in source text, nearest first: those made by `derive` are left out."""
-    return [base for base in cls.__mro__ if issubclass(base, Experiment) and "derived" not in vars(base)]
+    return [base for base in cls.__mro__ if issubclass(base, Experiment) and "set_by" not in vars(base)]
+
+
+@contextlib.contextmanager
+def knobs_set_by(setter: str) -> Iterator[None]:
+    """Inside, `derive` records `setter` as the owner of the knobs it sets: a flag, or "Smoke()"."""
+    token = _SETTER.set(setter)
+    try:
+        yield
+    finally:
+        _SETTER.reset(token)
 
 
 def owner(cls: type[Experiment], knob: str) -> str:
-    """Who sets `knob` for `cls`: the key of a class, "--set" or "Smoke()"."""
+    """What sets `knob` for `cls`: the key of a class, a flag such as "--set" or "--widths", "Smoke()" or "derive()"."""
     base = next(base for base in cls.__mro__ if knob in vars(base))
-    if "derived" in vars(base):
-        return "--set" if "overrides" in vars(base) else "Smoke()"
-    return cls_key(base)
+    return vars(base).get("set_by") or cls_key(base)
 
 
 def register(cls: type[Experiment]) -> type[Experiment]:

@@ -11,7 +11,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.specs import show_spec
 from registry.build import build
-from registry.experiment import Experiment, knob_types, owner, written_classes
+from registry.experiment import Experiment, knob_types, written_classes
 from registry.overrides import ROOTS, field_names, get_field
 from registry.values import show
 
@@ -46,16 +46,15 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
 
 
 def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
-    """Every class of the line that sets the knob, the one that wins first."""
-    steps = []
-    for assignment in reversed(cls.overrides):
-        if assignment.partition("=")[0] == name:
-            steps.append({"what": name, "value": assignment.partition("=")[2], "where": "--set"})
-    if owner(cls, name) == "Smoke()":
-        steps.append({"what": name, "value": show(getattr(cls, name)), "where": "Smoke()"})
-    for base in written_classes(cls):
-        if name in vars(base):
-            steps.append({"what": name, "value": show(vars(base)[name]), "where": _where(base, name)})
+    """Every class of the line and every flag that sets the knob, the one that wins first."""
+    steps: list[dict[str, Any]] = []
+    for base in (base for base in cls.__mro__ if name in vars(base)):
+        value, setter = show(vars(base)[name]), vars(base).get("set_by")
+        if setter == "--set":
+            value = vars(base)["overrides"][-1].partition("=")[2]
+        elif setter and steps and steps[-1]["where"] == setter:
+            continue  # Smoke() of a template and of its family
+        steps.append({"what": name, "value": value, "where": setter or _where(base, name)})
     return steps
 
 

@@ -9,7 +9,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
-from registry.experiment import Experiment, knob_types
+from registry.experiment import Experiment, knob_types, knobs_set_by
 from registry.values import parse, read, show
 
 ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
@@ -31,10 +31,11 @@ def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experime
             raise UsageError(f"--set={assignment} should read PATH=VALUE, as in --set=BATCH_SIZE=8.")
         head = path.partition(".")[0]
         overrides = (*cls.overrides, f"{path}={text}")
-        if head in ROOTS:
-            cls = _with_field(cls, path, text).derive(overrides=overrides)
-        else:
-            cls = cls.derive(overrides=overrides, **_knob(cls, path, text))
+        with knobs_set_by("--set"):
+            if head in ROOTS:
+                cls = _with_field(cls, path, text).derive(overrides=overrides)
+            else:
+                cls = cls.derive(overrides=overrides, **_knob(cls, path, text))
     return cls
 
 
@@ -53,7 +54,10 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
 
 def _with_row(table: Specs, row: str, text: str, path: str) -> Specs:
     if row not in table:
-        raise UsageError(f"There is no row '{row}' to set by '{path}'. {did_you_mean(row, table)}")
+        raise UsageError(
+            f"There is no row '{row}' to set by '{path}'. {did_you_mean(row, table)} (--set changes rows; a class "
+            f"declares new ones.)"
+        )
     value = parse(text)
     if not isinstance(value, P):
         raise UsageError(f"{path} takes a spec, as in {path}={show(table[row])}, not {show(value)}.")

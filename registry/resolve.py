@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from layers.errors import UsageError, did_you_mean
 from registry import index
-from registry.experiment import REGISTRY, Experiment
+from registry.experiment import REGISTRY, Experiment, knobs_set_by
 from registry.overrides import override
 
 
@@ -27,7 +27,8 @@ def resolve(
         load(module)
     cls = find(name)
     if smoke:
-        cls = cls.Smoke().derive(smoke=True)
+        with knobs_set_by("Smoke()"):
+            cls = cls.Smoke().derive(smoke=True)
     return override(cls, overrides)()
 
 

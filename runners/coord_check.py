@@ -18,7 +18,7 @@ from flax import traverse_util
 from layers.errors import UsageError
 from layers.reports import WATCHED
 from registry import render
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, knobs_set_by
 from runners.coord_gates import Gate, judge, slope
 from runners.coord_plot import draw
 from runners.grids import of_width, rate_text
@@ -93,8 +93,10 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
 
 def _session(experiment: Experiment, width: int) -> Session:
     """On one device: what is checked does not depend on where weights live."""
-    chosen = of_width(experiment, width, **SETTINGS)
-    return Session(type(chosen).derive(DEVICE_MESH_SHAPE=(1,) * len(chosen.MESH_AXES))(), jax.devices()[:1])
+    with knobs_set_by("--mode=coord_check"):
+        chosen = of_width(experiment, width, **SETTINGS)
+        cls = type(chosen).derive(DEVICE_MESH_SHAPE=(1,) * len(chosen.MESH_AXES))
+    return Session(cls(), jax.devices()[:1])
 
 
 def _measure(session: Session, options: CoordOptions) -> Statistics:

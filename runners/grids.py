@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from layers.errors import UsageError
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, knobs_set_by
 
 
 def parse_widths(text: str | None, experiment: Experiment) -> tuple[int, ...]:
@@ -70,10 +70,12 @@ def refuse_settings(experiment: Experiment, flags: dict[str, str]) -> None:
 
 
 def of_width(experiment: Experiment, width: int, **knobs: Any) -> Experiment:
-    """The experiment so wide, and with these knobs as well where it has them and --set does not say otherwise."""
+    """The experiment at another width. Also sets those of `knobs` that it has and that --set leaves alone."""
     cls: Any = type(experiment)
     known, said = cls.knobs(), _said(experiment)
-    return cls.of_width(width).derive(**{k: v for k, v in knobs.items() if k in known and k not in said})()
+    with knobs_set_by("--widths"):
+        cls = cls.of_width(width)
+    return cls.derive(**{k: v for k, v in knobs.items() if k in known and k not in said})()
 
 
 def _said(experiment: Experiment) -> set[str]:

@@ -264,12 +264,14 @@ def _compare_widths(options: argparse.Namespace, experiment) -> int:
 
 
 def _windowed(experiment, window: int):
+    from registry.experiment import knobs_set_by
     from registry.snapshot import flat_config
     from runners.session import Session
 
     if not any(path.endswith(".window") for path in flat_config(experiment)):
         raise UsageError(f"--window is for softmax attention, which {type(experiment).__name__} does not have.")
-    cls = type(experiment).derive(ATTENTION_WINDOW=window)
+    with knobs_set_by("--window"):
+        cls = type(experiment).derive(ATTENTION_WINDOW=window)
     return Session(cls())
 
 

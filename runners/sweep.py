@@ -14,7 +14,7 @@ import numpy as np
 
 from registry import render
 from registry.build import build
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, knobs_set_by
 from runners.evaluate import evaluate, fetch
 from runners.grids import of_width, rate_text
 from runners.results import Key, Results, experiment_hash, finite, make_folder, title
@@ -79,8 +79,10 @@ class _Runs:
         # A sweep sets the first, and does not read the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
+        with knobs_set_by("--rates"):
+            cls = type(experiment).derive(**known)
         self.key: Key = {
-            "experiment": experiment_hash(type(experiment).derive(**known)()),
+            "experiment": experiment_hash(cls()),
             "data": _data_hash(experiment),
             "versions": [jax.__version__, importlib.metadata.version("vortaro"), jax.default_backend()],
         }
@@ -113,7 +115,8 @@ class _Runs:
 
     def _input(self, seed: int) -> IndexedInput:
         """The training input in another order."""
-        cls = type(self.experiment).derive(SEED=self.experiment.SEED + seed)
+        with knobs_set_by("--seeds"):
+            cls = type(self.experiment).derive(SEED=self.experiment.SEED + seed)
         return build(cls().Train(), "train").input
 
 

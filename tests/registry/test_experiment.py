@@ -3,9 +3,13 @@ import pytest
 from layers.errors import SpecError, UsageError
 from layers.specs import P, Specs
 from registry.checks import check
-from registry.experiment import Experiment, cls_key, owner, register
+from registry.experiment import Experiment, cls_key, knobs_set_by, owner, register
 from registry.experiments.tiny import StdlibTiny
+from registry.explain import explain
+from registry.overrides import override
 from registry.resolve import resolve
+from runners import main
+from runners.grids import of_width
 from tests.models import Small
 
 
@@ -80,6 +84,36 @@ def test_owner_names_who_set_a_knob():
     assert owner(StdlibTiny, "SEED") == cls_key(Experiment)
     assert owner(type(resolve("StdlibTiny", ["SEED=3"])), "SEED") == "--set"
     assert owner(type(resolve("StdlibTiny", smoke=True)), "NUM_LAYERS") == "Smoke()"
+    assert owner(StdlibTiny.derive(SEED=3), "SEED") == "derive()"
+
+
+def test_owner_names_the_flag_that_set_a_knob():
+    experiment = resolve("MuTiny", ["NUM_LAYERS=3", "SEED=4"], smoke=True)
+    with knobs_set_by("--mode=coord_check"):
+        wide = of_width(experiment, 128, SEED=5, BATCH_SIZE=2)
+    owners = {knob: owner(type(wide), knob) for knob in ("MODEL_DIM", "BATCH_SIZE", "SEED", "NUM_LAYERS", "D_BASE")}
+    assert list(owners.values()) == ["--widths", "--mode=coord_check", "--set", "--set", "Smoke()"]
+    steps = explain(wide, "MODEL_DIM")
+    assert [step["where"].partition(",")[0] for step in steps] == ["--widths", "Smoke()", "MuTiny", "MuLm", "DecoderLm"]
+
+
+def test_the_window_flag_owns_its_knob(monkeypatch):
+    monkeypatch.setattr("runners.session.Session", lambda experiment: experiment)
+    assert owner(type(main._windowed(StdlibTiny(), 8)), "ATTENTION_WINDOW") == "--window"
+
+
+def test_a_missing_spec_is_cured_by_the_advice():
+    class Missing(Small):
+        WEIGHTS = Specs(**{row: spec for row, spec in Small.WEIGHTS.items() if row != "ffn_in_mf"})
+
+    with pytest.raises(SpecError) as caught:
+        check(Missing())
+    advice = str(caught.value).split("`")[1]
+    names = {"Base": Missing, "Specs": Specs, "P": P}
+    exec(f"class Cured(Base):\n    {advice}", names)
+    check(names["Cured"]())
+    with pytest.raises(UsageError, match="--set changes rows; a class declares new ones"):
+        override(Missing, ["WEIGHTS.ffn_in_mf=P(None,None)"])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +182,7 @@ BAD = {
     ),
     "a weight without spec": (
         lambda: Small.derive(WEIGHTS=Specs(**{k: v for k, v in Small.WEIGHTS.items() if k != "ffn_in_mf"}))(),
-        r"Weight 'ffn_in_mf' of FeedForward has no partition spec: state one .* \(P\(None, None\) replicates it\)",
+        r"Weight 'ffn_in_mf' of FeedForward has no partition spec. .*`WEIGHTS: Specs = .*ffn_in_mf=P\(None, None\)\)`",
     ),
     "an unknown axis": (
         lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_in_mf=P("modle", None)))(),
