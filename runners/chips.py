@@ -11,7 +11,7 @@ class Chip:
     """One device as JAX counts them: a core of TPU v2 and v3, a chip of the others."""
 
     name: str  # as `--chip` and `--topology` call it
-    kind: str  # what jax.Device.device_kind starts with
+    kinds: tuple[str, ...]  # what jax.Device.device_kind starts with; the longest that fits decides
     flops: float  # bfloat16 matrix-product operations per second
     hbm_bytes: int  # memory
     hbm_bandwidth: float  # bytes per second
@@ -24,27 +24,67 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(name="v2", kind="TPU v2", flops=22.5e12, hbm_bytes=8 * GIB, hbm_bandwidth=350e9, link_bandwidth=62e9),
-        Chip(name="v3", kind="TPU v3", flops=61.5e12, hbm_bytes=16 * GIB, hbm_bandwidth=450e9, link_bandwidth=82e9),
-        Chip(name="v4", kind="TPU v4", flops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=100e9),
+        Chip(name="v2", kinds=("TPU v2",), flops=22.5e12, hbm_bytes=8 * GIB, hbm_bandwidth=350e9, link_bandwidth=62e9),
+        Chip(name="v3", kinds=("TPU v3",), flops=61.5e12, hbm_bytes=16 * GIB, hbm_bandwidth=450e9, link_bandwidth=82e9),
         Chip(
-            name="v5e", kind="TPU v5 lite", flops=197e12, hbm_bytes=16 * GIB, hbm_bandwidth=819e9, link_bandwidth=100e9
+            name="v4", kinds=("TPU v4",), flops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=100e9
         ),
-        Chip(name="v5p", kind="TPU v5", flops=459e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=200e9),
         Chip(
-            name="v6e", kind="TPU v6 lite", flops=918e12, hbm_bytes=32 * GIB, hbm_bandwidth=1640e9, link_bandwidth=200e9
+            name="v5e",
+            kinds=("TPU v5 lite",),
+            flops=197e12,
+            hbm_bytes=16 * GIB,
+            hbm_bandwidth=819e9,
+            link_bandwidth=100e9,
+        ),
+        Chip(
+            name="v5p", kinds=("TPU v5",), flops=459e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=200e9
+        ),
+        Chip(
+            name="v6e",
+            kinds=("TPU v6 lite",),
+            flops=918e12,
+            hbm_bytes=32 * GIB,
+            hbm_bandwidth=1640e9,
+            link_bandwidth=200e9,
         ),
         Chip(
             name="a100",
-            kind="NVIDIA A100",
+            kinds=("NVIDIA A100",),
             flops=312e12,
             hbm_bytes=80 * GIB,
             hbm_bandwidth=2039e9,
             link_bandwidth=300e9,
         ),
+        # NVIDIA A100 data sheet (2021): the 40 GB model, SXM and PCIe.
+        Chip(
+            name="a100-40",
+            kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+            flops=312e12,
+            hbm_bytes=40 * GIB,
+            hbm_bandwidth=1555e9,
+            link_bandwidth=300e9,
+        ),
+        # NVIDIA H100 data sheet (2023), figures without sparsity; the bridge between two cards.
+        Chip(
+            name="h100-pcie",
+            kinds=("NVIDIA H100 PCIe",),
+            flops=756e12,
+            hbm_bytes=80 * GIB,
+            hbm_bandwidth=2000e9,
+            link_bandwidth=300e9,
+        ),
+        Chip(
+            name="h100-nvl",
+            kinds=("NVIDIA H100 NVL",),
+            flops=835e12,
+            hbm_bytes=94 * GIB,
+            hbm_bandwidth=3900e9,
+            link_bandwidth=300e9,
+        ),
         Chip(
             name="h100",
-            kind="NVIDIA H100",
+            kinds=("NVIDIA H100",),
             flops=989e12,
             hbm_bytes=80 * GIB,
             hbm_bandwidth=3350e9,
@@ -52,7 +92,7 @@ CHIPS = {
         ),
         Chip(
             name="h200",
-            kind="NVIDIA H200",
+            kinds=("NVIDIA H200",),
             flops=989e12,
             hbm_bytes=141 * GIB,
             hbm_bandwidth=4800e9,
@@ -60,7 +100,7 @@ CHIPS = {
         ),
         Chip(
             name="b200",
-            kind="NVIDIA B200",
+            kinds=("NVIDIA B200",),
             flops=2250e12,
             hbm_bytes=180 * GIB,
             hbm_bandwidth=8000e9,
@@ -72,5 +112,7 @@ CHIPS = {
 
 def chip_of(device: Any) -> Chip | None:
     """The chip a device is; None where it is not known."""
-    fitting = [chip for chip in CHIPS.values() if device.device_kind.startswith(chip.kind)]
-    return max(fitting, key=lambda chip: len(chip.kind), default=None)
+    fitting = [
+        (len(kind), chip) for chip in CHIPS.values() for kind in chip.kinds if device.device_kind.startswith(kind)
+    ]
+    return max(fitting, key=lambda found: found[0], default=(0, None))[1]
