@@ -124,10 +124,11 @@ def _totals(options: argparse.Namespace, name: str) -> dict[str, int]:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.snapshot import snapshot
 
     (name,) = _names(options, 1, 1, "one name")
-    return _print(options, snapshot(_resolve(options, name)), render.experiment)
+    return _print(options, snapshot(_resolve(options, name)), render.experiment, json_values.of_snapshot)
 
 
 def _weights(options: argparse.Namespace) -> int:
@@ -138,6 +139,7 @@ def _weights(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.diff import diff, is_equal
     from registry.snapshot import load, snapshot
     from tasks.storage import place
@@ -155,7 +157,7 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         raise UsageError("diff of one name needs --set=..., or a second name.")
     difference = diff(left, right)
-    _print(options, difference, render.difference)
+    _print(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
 
 
@@ -191,10 +193,11 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.explain import explain
 
     name, path = _names(options, 2, 2, "a name and a path")
-    return _print(options, explain(_resolve(options, name), path), render.steps)
+    return _print(options, explain(_resolve(options, name), path), render.steps, json_values.of_steps)
 
 
 def _golden(options: argparse.Namespace) -> int:
@@ -219,9 +222,14 @@ def _written(experiment: Any) -> Any:
     return written_classes(type(experiment))[0]
 
 
-def _print(options: argparse.Namespace, data: Any, draw: Callable[[Any], None]) -> int:
+def _print(
+    options: argparse.Namespace,
+    data: Any,
+    draw: Callable[[Any], None],
+    in_json: Callable[[Any], Any] = lambda data: data,
+) -> int:
     if options.json:
-        print(json.dumps(data, indent=2))
+        print(json.dumps(in_json(data), indent=2))
     else:
         draw(data)
     return 0

@@ -48,9 +48,9 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
 def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
     """Every class of the line that sets the knob, the one that wins first."""
     steps = []
-    for assignment in reversed(cls.overrides):
-        if assignment.partition("=")[0] == name:
-            steps.append({"what": name, "value": assignment.partition("=")[2], "where": "--set"})
+    for base in cls.__mro__:
+        if name in vars(base) and "overrides" in vars(base):
+            steps.append({"what": name, "value": show(vars(base)[name]), "where": "--set"})
     if owner(cls, name) == "Smoke()":
         steps.append({"what": name, "value": show(getattr(cls, name)), "where": "Smoke()"})
     for base in written_classes(cls):

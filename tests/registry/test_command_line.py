@@ -68,7 +68,8 @@ def test_diff_of_two_names(capsys):
     code, difference = data(capsys, "diff", "tiny.StdlibTiny", "tiny.StdlibSmall")
     assert code == 1
     layers = next(row for row in difference["knobs"] if row["knob"] == "NUM_LAYERS")
-    assert (layers["a"], layers["b"], layers["owner_b"]) == ("4", "6", "tiny.StdlibSmall")
+    assert (layers["a"], layers["b"], layers["owner_b"]) == (4, 6, "tiny.StdlibSmall")
+    assert (layers["text_a"], layers["text_b"]) == ("4", "6")
     assert {row["path"] for row in difference["config"]} >= {"task.model.stack.num_layers", "train.num_steps"}
     assert difference["totals"]["parameters"]["b"] > difference["totals"]["parameters"]["a"]
 
@@ -76,7 +77,9 @@ def test_diff_of_two_names(capsys):
 def test_diff_with_overrides_and_of_equals(capsys):
     code, difference = data(capsys, "diff", "StdlibTiny", "--set=task.z_loss=1e-4")
     assert code == 1
-    assert difference["config"] == [{"path": "task.z_loss", "a": "0.0", "b": "0.0001"}]
+    assert difference["config"] == [
+        {"path": "task.z_loss", "a": 0.0, "b": 0.0001, "text_a": "0.0", "text_b": "0.0001"}
+    ]
     code, difference = data(capsys, "diff", "StdlibTiny", "StdlibTiny")
     assert code == 0
     assert [difference[key] for key in ("knobs", "config", "weights", "totals")] == [[], [], [], {}]
@@ -107,7 +110,9 @@ def test_explain(capsys):
     line = int(steps[1]["where"].rpartition(":")[2])
     assert "LEARNING_RATE" in (ROOT / "registry/experiments/tiny.py").read_text().splitlines()[line - 1]
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9")
-    assert (steps[0]["value"], steps[0]["where"]) == ("9", "--set")
+    assert (steps[0]["value"], steps[0]["where"]) == (9, "--set")
+    _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9", "--set=NUM_LAYERS=8")
+    assert [step["value"] for step in steps] == [8, 9, 4]
     _, steps = data(capsys, "explain", "StdlibTiny", "stack/block/ffn/ffn_in_mf")
     assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
     line = int(steps[1]["where"].rpartition(":")[2])
@@ -115,7 +120,7 @@ def test_explain(capsys):
     _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.min_dim_size_to_factor")
     assert steps[0]["where"] == "default of tasks.optimizers.Optimizer"
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
-    assert steps[0] == {"what": "NUM_LAYERS", "value": "2", "where": "Smoke()"}
+    assert steps[0] == {"what": "NUM_LAYERS", "value": 2, "where": "Smoke()", "text": "2"}
 
 
 def test_tree_check_and_show(capsys):
@@ -129,7 +134,22 @@ def test_tree_check_and_show(capsys):
     assert "do not divide" in rows[0]["reason"]
     _, shown = data(capsys, "show", "StdlibTiny")
     assert shown["knobs"]["SEQ_LEN"]["owner"] == "tiny.StdlibTiny"
-    assert shown["config"]["train.num_steps"] == "1200"
+    assert shown["config"]["train.num_steps"] == 1200
+    assert shown["config_text"]["train.num_steps"] == "1200"
+    values = {name: knob["value"] for name, knob in shown["knobs"].items()}
+    assert (values["DEVICE_MESH_SHAPE"], values["LEARNING_RATE"], values["OPTIMIZER"]) == ([-1, 1], 0.003, "adamw")
+    assert (values["UPDATE_LEN"], values["DOCUMENT_MASKS"]) == (None, False)
+    assert values["WEIGHTS"].startswith("Specs(")
+
+
+def test_diff_tells_none_from_absent_and_reads_what_show_printed(capsys, tmp_path):
+    _, difference = data(capsys, "diff", "gshard.DenseLm8B2x2", "StdlibTiny")
+    rows = {row["knob"]: row for row in difference["knobs"]}
+    absent, none = rows["NUM_BUCKETS"], rows["HEAD_DIM"]
+    assert (absent["b"], absent["text_b"]) == (None, None)
+    assert (none["b"], none["text_b"]) == (None, "None")
+    (tmp_path / "shown.json").write_text(registry(capsys, "show", "StdlibTiny", "--json")[1])
+    assert registry(capsys, "diff", str(tmp_path / "shown.json"), "StdlibTiny")[0] == 0
 
 
 @pytest.mark.parametrize("verb", [["list"], ["show", "StdlibTiny"], ["weights", "StdlibTiny"], ["tree"]])
