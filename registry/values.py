@@ -1,6 +1,7 @@
 """Values as they are written on a command line: parsed, held against a type, and written back."""
 
 import ast
+import re
 import types
 import typing
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from typing import Any, Literal
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
 
+_SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -52,7 +54,11 @@ def show_type(hint: Any) -> str:
 
 
 def convert_parsed(value: Any, hint: Any, name: str) -> Any:
-    """`convert` of what `parse` gave: `none` is the word where None is not taken, as in REMAT=none."""
+    """`convert` of what `parse` gave: `none` is the word where None is not taken, as in REMAT=none, and sizes may be
+    joined by x, as tables print a mesh (`2x4`, `*x1`).
+    """
+    if isinstance(value, str) and typing.get_args(hint)[:1] == (int,) and _SIZES.fullmatch(value):
+        value = tuple(-1 if size == "*" else int(size) for size in value.split("x"))
     is_word = value is None and not _fit(None, hint)[0] and _fit("none", hint)[0]
     return convert("none" if is_word else value, hint, name)
 
