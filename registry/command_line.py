@@ -1,24 +1,24 @@
 """The registry tool: look things up in the dictionary of experiments."""
 
 import argparse
-import fnmatch
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, VortaroError, did_you_mean
-from registry import index, render
+from registry import index, listing, render
+from registry.totals import TotalsCache
 
 # Everything that needs jax is imported inside the verb that uses it: `list` answers at once.
 
 USAGE = """python -m registry VERB ...
 
-  list [GLOB]         all experiments, or those whose name matches
+  list [PATTERN]      all experiments, or those whose name matches; --where narrows by size
   show NAME           knobs, with the class that sets each, and the config they make
   weights NAME        the weight table: shape, spec, role, bytes per device
   diff A [B]          what differs; A and B are names, run folders or experiment.json files
@@ -94,50 +94,60 @@ def _keys(options: argparse.Namespace) -> list[str]:
     return sorted(index.entries())
 
 
-def _entry(key: str) -> dict[str, Any]:
-    if key in index.entries():
-        entry = index.entries()[key]
-        return {"name": key, "base": entry.base, "doc": entry.doc, "mesh": list(entry.mesh)}
-    from registry.experiment import REGISTRY
-
-    cls = REGISTRY[key]
-    doc = (cls.__doc__ or "").strip().partition("\n")[0]
-    return {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
-
-
 def _list(options: argparse.Namespace) -> int:
-    pattern = _names(options, 0, 1, "one pattern at most")
-    rows = [_entry(key) for key in _keys(options)]
+    pattern, keys = _names(options, 0, 1, "at most one pattern"), _keys(options)
     if pattern:
-        rows = [row for row in rows if fnmatch.fnmatchcase(row["name"].lower(), f"*{pattern[0].lower()}*")]
-    if options.where:
-        from registry.where import where
+        keys = listing.matching(keys, pattern[0])
+    is_registered = not (options.set or options.smoke)
+    totals = TotalsCache(lambda name: _weights_of(_resolve(options, name))["totals"], is_stored=is_registered)
+    rows = [listing.entry(key, totals.known(key)) for key in keys]
+    try:
+        if not is_registered:
+            rows = [_changed(options, row, totals) for row in rows]
+        if options.where:
+            rows = list(_where(options.where, rows, totals))
+    finally:
+        totals.save()
+    _print(options, rows, render.entries)
+    return 0 if rows else 1
 
-        rows = [row for row in rows if where(options.where, partial(_totals, options, row["name"]), row["mesh"])]
-    return _print(options, rows, render.entries)
+
+def _where(condition: str, rows: Sequence[listing.Row], totals: TotalsCache) -> Iterator[listing.Row]:
+    """Rows where the condition holds, with their figures."""
+    from registry.where import where
+
+    for row in rows:
+        if where(condition, partial(totals.of, row["name"]), row["devices"]):
+            yield listing.with_figures(row, row["mesh"], totals.known(row["name"]))
 
 
-def _totals(options: argparse.Namespace, name: str) -> dict[str, int]:
+def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache) -> listing.Row:
+    """The row of an experiment as --set and --smoke change it."""
+    mesh = _resolve(options, row["name"]).DEVICE_MESH_SHAPE
+    return listing.with_figures(row, mesh, totals.of(row["name"]))
+
+
+def _weights_of(experiment: Any) -> dict[str, Any]:
     from registry.snapshot import weight_summary
 
-    return weight_summary(_resolve(options, name))["totals"]
+    return weight_summary(experiment)
 
 
 def _show(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.snapshot import snapshot
 
     (name,) = _names(options, 1, 1, "one name")
-    return _print(options, snapshot(_resolve(options, name)), render.experiment)
+    return _print(options, snapshot(_resolve(options, name)), render.experiment, json_values.of_snapshot)
 
 
 def _weights(options: argparse.Namespace) -> int:
-    from registry.snapshot import weight_summary
-
     (name,) = _names(options, 1, 1, "one name")
-    return _print(options, weight_summary(_resolve(options, name)), render.weights)
+    return _print(options, _weights_of(_resolve(options, name)), render.weights)
 
 
 def _diff(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.diff import diff, is_equal
     from registry.snapshot import load, snapshot
     from tasks.storage import place
@@ -155,7 +165,7 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         raise UsageError("diff of one name needs --set=..., or a second name.")
     difference = diff(left, right)
-    _print(options, difference, render.difference)
+    _print(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
 
 
@@ -191,10 +201,11 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from registry import json_values
     from registry.explain import explain
 
     name, path = _names(options, 2, 2, "a name and a path")
-    return _print(options, explain(_resolve(options, name), path), render.steps)
+    return _print(options, explain(_resolve(options, name), path), render.steps, json_values.of_steps)
 
 
 def _golden(options: argparse.Namespace) -> int:
@@ -219,9 +230,14 @@ def _written(experiment: Any) -> Any:
     return written_classes(type(experiment))[0]
 
 
-def _print(options: argparse.Namespace, data: Any, draw: Callable[[Any], None]) -> int:
+def _print(
+    options: argparse.Namespace,
+    data: Any,
+    draw: Callable[[Any], None],
+    in_json: Callable[[Any], Any] = lambda data: data,
+) -> int:
     if options.json:
-        print(json.dumps(data, indent=2))
+        print(json.dumps(in_json(data), indent=2))
     else:
         draw(data)
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
-from layers.specs import show_spec
+from layers.specs import Specs, show_spec
 from registry.build import build
 from registry.experiment import Experiment, knob_types, written_classes
 from registry.overrides import ROOTS, field_names, get_field
@@ -50,9 +50,9 @@ def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     for base in (base for base in cls.__mro__ if name in vars(base)):
         value, setter = show(vars(base)[name]), vars(base).get("set_by")
-        if setter == "--set":
-            value = vars(base)["overrides"][-1].partition("=")[2]
-        elif setter and steps and steps[-1]["where"] == setter:
+        if setter == "--set" and isinstance(vars(base)[name], Specs):
+            value = vars(base)["overrides"][-1].partition("=")[2]  # the row alone
+        elif setter not in (None, "--set") and steps and steps[-1]["where"] == setter:
             continue  # Smoke() of a template and of its family
         steps.append({"what": name, "value": value, "where": setter or _where(base, name)})
     return steps

@@ -2,52 +2,79 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from rich.tree import Tree
+
+from registry.tables import Table
 
 PIPE_WIDTH = 200
 
 
-def console() -> Console:
-    """Standard output; wide and without colour where it is no terminal."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    width = int(os.environ.get("COLUMNS", PIPE_WIDTH))
-    return Console(width=width, color_system=None, highlight=False)
+def console(file: TextIO | None = None) -> Console:
+    """Standard output, or a file. Not a terminal: without colour, and wide, with lines that may be longer.
+
+    The variable COLUMNS sets the width, as on a terminal.
+    """
+    stated = os.environ.get("COLUMNS", "")
+    if file is None and sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    if file is None and stated.isdecimal() and int(stated) > 0:
+        return Console(width=int(stated), color_system=None, highlight=False, markup=False)
+    return Console(file=file, width=PIPE_WIDTH, color_system=None, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = ()
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = (), **more: Any
 ) -> Table:
-    """A table with a line under its head; columns named in `right` are set flush right."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return drawn
+    """A table with a line below its head, which keeps names whole; `more` and widths: registry/tables.py."""
+    return Table(columns, rows, title=title, right=right, **more)
 
 
 def amount(number: int) -> str:
-    """A count as people say it: 820.4 k, 137.7 B."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.4g} {unit}"
-    return str(number)
+    """A count in four digits: 820.4 k, 137.7 B."""
+    return _in_units(number, 1000, ("", " k", " M", " B", " T"))
 
 
 def size(number: int) -> str:
-    """Bytes in binary units."""
-    for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
-        if number >= 1024**power:
-            return f"{number / 1024**power:.4g} {unit}"
-    return f"{number} B"
+    """Bytes in binary units, four digits."""
+    return _in_units(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _in_units(number: int, base: int, units: Sequence[str]) -> str:
+    """The number in the largest unit of which it is at least 1 once rounded: 999,999 is 1 M, not 1000 k."""
+    power = 0
+    while power < len(units) - 1 and abs(float(_digits(number, base**power))) >= base:
+        power += 1
+    return f"{_digits(number, base**power)}{units[power]}"
+
+
+def _digits(number: int, unit: int) -> str:
+    return str(number) if unit == 1 else f"{number / unit:.4g}"
+
+
+def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
+    """Both numbers by `show` (`amount` or `size`); exactly where they differ and would look alike."""
+    if a == b or show(a) != show(b):
+        return show(a), show(b)
+    unit = " B" if show is size else ""
+    return f"{a:,}{unit}", f"{b:,}{unit}"
+
+
+def ratio(a: float, b: float) -> str:
+    """b / a in three digits, or as many as tell it from 1: 0.9999x."""
+    if not a:
+        return "-"
+    digits = next((n for n in range(3, 17) if a == b or float(f"{b / a:.{n}g}") != 1), 17)
+    return f"{b / a:.{digits}g}x"
+
+
+def percent(share: float) -> str:
+    """A share in percent, a digit after the point, or as many as tell it from 0 and 100%."""
+    digits = next((n for n in range(1, 12) if share in (0, 1) or float(f"{share:.{n + 2}f}") not in (0, 1)), 12)
+    return f"{share:.{digits}%}"
 
 
 def mesh_text(mesh: dict[str, int]) -> str:
@@ -57,19 +84,40 @@ def mesh_text(mesh: dict[str, int]) -> str:
 
 def entries(rows: list[dict[str, Any]]) -> None:
     """`list`."""
-    cells = [
-        (row["name"], row["base"], "x".join("*" if n == -1 else str(n) for n in row["mesh"]), row["doc"])
-        for row in rows
-    ]
-    console().print(table(("name", "extends", "mesh", "what it is"), cells))
+    if not rows:
+        print("No experiment meets the condition of --where.")
+        return
+    columns: tuple[str, ...] = ("name", "parameters", "bytes", "devices", "mesh", "extends", "what it is")
+    cells: Iterable[tuple[Any, ...]] = map(_entry_cells, rows)
+    unknown = [row for row in rows if row["parameters"] is None]
+    if len(unknown) == len(rows):
+        columns, cells = (columns[0], *columns[3:]), ((row[0], *row[3:]) for row in cells)
+    out, numbers = console(), ("parameters", "bytes", "devices")
+    out.print(table(columns, cells, right=numbers, flexible={"what it is": 30}))
+    if unknown:
+        out.print(TOTALS_HINT)
+
+
+TOTALS_HINT = (
+    "Parameters and bytes are not computed yet for this version of the code: "
+    "`python -m registry list --where 'params>0'` computes and keeps them."
+)
+
+
+def _entry_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    mesh = "x".join("*" if n == -1 else str(n) for n in row["mesh"])
+    known = row["parameters"] is not None
+    held = (amount(row["parameters"]), size(row["bytes"])) if known else ("", "")
+    return row["name"], *held, row["devices"], mesh, row["base"], row["doc"]
 
 
 def experiment(data: dict[str, Any], out: Console | None = None) -> None:
     """`show`."""
     out = out or console()
     knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
-    out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"]))
-    out.print(table(("config", "value"), data["config"].items()))
+    flexible = {"value": 16}
+    out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"], flexible=flexible))
+    out.print(table(("config", "value"), data["config"].items(), flexible=flexible))
     out.print(_totals(data))
 
 
@@ -127,7 +175,8 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
     """`diff`."""
     out = out or console()
     a, b = f"a: {data['a']}", f"b: {data['b']}"
-    out.print(f"{a}\n{b}\n", markup=False)
+    out.print(f"{a}\n{b}\n")
+    flexible = {"a": 12, "b": 12, "spec": 24, "set by": None}
     if data["knobs"]:
         rows = [
             (
@@ -138,16 +187,19 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
             )
             for r in data["knobs"]
         ]
-        out.print(table(("knob", "a", "b", "set by"), rows, title="Knobs: what was decided differently"))
+        out.print(
+            table(("knob", "a", "b", "set by"), rows, title="Knobs: what was decided differently", flexible=flexible)
+        )
     if data["config"]:
         rows = [(r["path"], r["a"] or "(absent)", r["b"] or "(absent)") for r in data["config"]]
-        out.print(table(("path", "a", "b"), rows, title="Config: what follows from it"))
+        out.print(table(("path", "a", "b"), rows, title="Config: what follows from it", flexible=flexible))
     if data["mesh"]:
         out.print(f"Mesh: {mesh_text(data['mesh'][0])} -> {mesh_text(data['mesh'][1])}\n")
     if data["weights"]:
         columns = ("weight", "shape a", "shape b", "spec", "per device a", "per device b")
         rows = [_weight_change(row) for row in data["weights"]]
-        out.print(table(columns, rows, title="Weights", right=("shape a", "shape b", "per device a", "per device b")))
+        right = ("shape a", "shape b", "per device a", "per device b")
+        out.print(table(columns, rows, title="Weights", right=right, flexible=flexible))
     if data["totals"]:
         rows = [(key, *_total_change(key, t["a"], t["b"])) for key, t in data["totals"].items()]
         out.print(table(("total", "a", "b", "b / a"), rows, title="Totals", right=("a", "b", "b / a")))
@@ -158,14 +210,16 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
 def _weight_change(row: dict[str, Any]) -> tuple[str, ...]:
     a, b = row["a"], row["b"]
     shapes = ["x".join(map(str, side["shape"])) if side else "-" for side in (a, b)]
-    held = [size(side["bytes_per_device"]) if side else "-" for side in (a, b)]
+    if a and b:
+        held = apart(a["bytes_per_device"], b["bytes_per_device"], size)
+    else:
+        held = [size(side["bytes_per_device"]) if side else "-" for side in (a, b)]
     specs = list(dict.fromkeys(side["spec"] for side in (a, b) if side))
     return row["path"].removeprefix("params/"), *shapes, " -> ".join(specs), *held
 
 
 def _total_change(key: str, a: int, b: int) -> tuple[str, str, str]:
-    say = amount if key == "parameters" else size
-    return say(a), say(b), f"{b / a:.3g}x" if a else "-"
+    return *apart(a, b, amount if key == "parameters" else size), ratio(a, b)
 
 
 def checks(rows: list[dict[str, Any]]) -> None:
@@ -173,9 +227,7 @@ def checks(rows: list[dict[str, Any]]) -> None:
     out = console()
     for row in rows:
         mark = "ok  " if row["ok"] else "FAIL"
-        out.print(
-            f"{mark} {row['name']}" + (f": {row['reason']}" if row["reason"] else ""), markup=False, soft_wrap=True
-        )
+        out.print(f"{mark} {row['name']}" + (f": {row['reason']}" if row["reason"] else ""))
 
 
 def tree(data: dict[str, Any]) -> None:
@@ -191,7 +243,8 @@ def tree(data: dict[str, Any]) -> None:
 
 def steps(rows: list[dict[str, Any]]) -> None:
     """`explain`."""
-    console().print(table(("what", "value", "set by"), [(row["what"], row["value"], row["where"]) for row in rows]))
+    cells = [(row["what"], row["value"], row["where"]) for row in rows]
+    console().print(table(("what", "value", "set by"), cells, flexible={"value": 16, "set by": None}))
 
 
 def created(data: dict[str, Any]) -> None:

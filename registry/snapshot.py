@@ -117,6 +117,14 @@ def load(path: Place) -> Snapshot:
         loaded = json.loads(file.read_text())
         if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
             raise ValueError("it holds no experiment")
-        return loaded
+        return _with_texts(loaded)
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
+
+
+def _with_texts(loaded: Snapshot) -> Snapshot:
+    """The snapshot that `show --json` printed with values in the place of their texts; others are unchanged."""
+    if "config_text" not in loaded:
+        return loaded
+    knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
+    return {**loaded, "knobs": knobs, "config": loaded["config_text"]}

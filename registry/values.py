@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ class Above:
 Positive = Annotated[int, Above(0)]  # a size or a count
 PositiveFloat = Annotated[float, Above(0)]
 
+_SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -70,12 +72,16 @@ def show_type(hint: Any) -> str:
 def read(text: str, hint: Any, name: str) -> Any:
     """The value of type `hint` that `text` spells: a literal where the type takes it, else the text as written.
 
+    Sizes of a mesh may be joined by x, as tables print them (`2x4`, `*x1`).
+
     >>> read("1.10", str | None, "DATASET_CONFIG"), read("1.10", float | None, "CLIP_NORM")
     ('1.10', 1.1)
 
     Raises:
       UsageError: the text spells no such value; the sentence names what `name` takes.
     """
+    if typing.get_args(hint)[:1] == (int,) and _SIZES.fullmatch(text):
+        text = ",".join("-1" if size == "*" else size for size in text.split("x"))
     fits, value = _fit_text(text, hint)
     return value if fits else convert(parse(text), hint, name)
 

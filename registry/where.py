@@ -1,9 +1,8 @@
 """The conditions of `registry list --where`."""
 
 import ast
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from layers.errors import UsageError, did_you_mean
 
@@ -15,11 +14,22 @@ _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-NAMES = ("params", "bytes", "bytes_per_device", "gradient_bytes_per_device", "optimizer_bytes_per_device", "devices")
+_TOTALS = {"params": "parameters"}
+NAMES = (
+    "params",
+    "parameters",
+    "bytes",
+    "bytes_per_device",
+    "gradient_bytes_per_device",
+    "optimizer_bytes_per_device",
+    "devices",
+)
 
 
-def where(expression: str, totals: Callable[[], Mapping[str, int]], mesh: Sequence[int]) -> bool:
+def where(expression: str, totals: Callable[[], Mapping[str, int]], devices: int) -> bool:
     """Whether a condition such as `params>10e9 and devices<=128` holds.
+
+    `totals` is called only where the condition needs them.
 
     Raises:
       UsageError: it is not made of numbers, the known names, comparisons, `and`, `or`, `not`.
@@ -30,9 +40,9 @@ def where(expression: str, totals: Callable[[], Mapping[str, int]], mesh: Sequen
             case ast.Constant(value=int() | float() as number):
                 return number
             case ast.Name(id="devices"):
-                return math.prod(max(size, 1) for size in mesh)
+                return devices
             case ast.Name(id=name) if name in NAMES:
-                return totals()["parameters" if name == "params" else name]
+                return totals()[_TOTALS.get(name, name)]
             case ast.Name(id=name):
                 raise UsageError(f"--where knows no '{name}'. {did_you_mean(name, NAMES)}")
             case ast.BoolOp(op=ast.And(), values=parts):

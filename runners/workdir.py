@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from layers.errors import UsageError
 from registry import render
 from registry.build import build, to_json
@@ -98,7 +96,7 @@ def _open(folder: Place, experiment: Experiment, mesh: dict[str, int], allow_cha
         write_whole(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
         for name, show in (("experiment.txt", render.experiment), ("weights.txt", render.weights)):
             text = io.StringIO()
-            show(now, Console(file=text, width=render.PIPE_WIDTH, highlight=False))
+            show(now, render.console(text))
             write_whole(folder / name, text.getvalue())
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -180,7 +178,7 @@ def _refuse_changes(folder: Place, now: Snapshot, allow_changes: bool) -> None:
         difference["config"] = [row for row in difference["config"] if not _is_name(row["path"])]
     if not (knobs or difference["config"] or other):
         return
-    render.difference(difference, Console(width=render.PIPE_WIDTH, highlight=False))
+    render.difference(difference)
     if allow_changes:
         print("Going on with these changes, as --allow_changes says.")
         return

@@ -276,10 +276,14 @@ class DecoderLm(LanguageTraining):
 
     def norm(self) -> fdl.Config:
         """One normalization."""
-        given = {} if self.NORM_EPSILON is None else {"epsilon": self.NORM_EPSILON}
         if self.NORM == "layer":
-            return self.layer(LayerNorm, use_bias=self.USE_BIAS, **given)
-        return self.layer(RMSNorm, **given)
+            return self.layer(LayerNorm, use_bias=self.USE_BIAS, **self.epsilon)
+        return self.layer(RMSNorm, **self.epsilon)
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """The argument of normalizations; none where their own default holds."""
+        return {} if self.NORM_EPSILON is None else {"epsilon": self.NORM_EPSILON}
 
     @property
     def branch_scale(self) -> float:

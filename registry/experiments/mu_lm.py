@@ -131,10 +131,10 @@ class MuLm(DecoderLm):
             if self.NORM_SCALE == "scalar":
                 raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
             gains = {"use_scale": self.NORM_SCALE != "none", "use_bias": self.USE_BIAS}
-            return self.layer(LayerNorm, epsilon=self.NORM_EPSILON, **gains)
+            return self.layer(LayerNorm, **gains, **self.epsilon)
         return self.layer(
             RMSNorm,
-            epsilon=self.NORM_EPSILON,
+            **self.epsilon,
             use_scale=self.NORM_SCALE != "none",
             scalar_scale=self.NORM_SCALE == "scalar",
         )
@@ -142,7 +142,8 @@ class MuLm(DecoderLm):
     def mixer(self) -> fdl.Config:
         config = super().mixer()
         config.qk_scale = self.QK_NORM == "rms" and self.NORM_SCALE != "none"  # "scalar" counts as "vector" here
-        config.epsilon = self.NORM_EPSILON
+        if self.NORM_EPSILON is not None:
+            config.epsilon = self.NORM_EPSILON
         config.score_function = self.SCORE_FUNCTION
         config.score_length = self.SEQ_LEN
         if self.QUERY_INIT == "zero":

@@ -6,7 +6,21 @@ import pytest
 
 from registry import command_line
 from registry.command_line import main
+from registry.golden import FOLDER
+from registry.totals import source_key
 from tests.conftest import ROOT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """A cache folder that holds the totals of all golden files, which test_entries.py holds against the classes."""
+    folder = tmp_path_factory.mktemp("cache")
+    known = {file.stem: json.loads(file.read_text())["totals"] for file in FOLDER.glob("*.json")}
+    (folder / "vortaro").mkdir()
+    (folder / "vortaro" / "totals.json").write_text(json.dumps({source_key(): known}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 def registry(capsys, *arguments):
@@ -31,10 +45,30 @@ def test_list_imports_no_jax():
 def test_list(capsys):
     _, rows = data(capsys, "list")
     tiny = next(row for row in rows if row["name"] == "tiny.StdlibTiny")
-    assert set(tiny) == {"name", "base", "doc", "mesh"}
-    assert (tiny["base"], tiny["mesh"]) == ("DecoderLm", [-1, 1])
-    assert [row["name"] for row in data(capsys, "list", "tiny.*Small")[1]] == ["tiny.StdlibSmall"]
-    assert data(capsys, "list", "nothing-like-it")[1] == []
+    assert set(tiny) == {"name", "base", "doc", "mesh", "parameters", "bytes", "devices"}
+    assert (tiny["base"], tiny["mesh"], tiny["devices"]) == ("DecoderLm", [-1, 1], 1)
+    assert tiny["bytes"] == 4 * tiny["parameters"]
+    giant = next(row for row in rows if row["name"] == "gshard.DenseLm1T16x16")
+    assert (giant["devices"], giant["parameters"] > 1e12) == (512, True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("tiny.*Small", ["tiny.StdlibSmall"]),
+        ("*.Stdlib*y", ["tiny.StdlibTiny"]),
+        ("GptQ?", ["gpt.GptQA"]),  # the class name alone
+        ("gpt.gptxx[l]", ["gpt.GptXXL"]),
+        ("wide41b", ["gshard.DenseLm12kWide41BAdam16x16", "gshard.DenseLm12kWide41BAdam8x8"]),  # a part of the name
+    ],
+)
+def test_list_of_a_pattern(capsys, pattern, names):
+    assert [row["name"] for row in data(capsys, "list", pattern)[1]] == names
+
+
+def test_a_pattern_matches_from_the_beginning_of_a_name(capsys):
+    families = {row["name"].partition(".")[0] for row in data(capsys, "list", "gpt.*")[1]}
+    assert families == {"gpt"}, "and not little_gpt"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +81,29 @@ def test_list(capsys):
         ("not params>5e6 and bytes<1", []),
     ],
 )
-def test_list_where(capsys, condition, names):
-    assert [row["name"] for row in data(capsys, "list", "--where", condition)[1]] == names
+def test_list_where(capsys, monkeypatch, condition, names):
+    monkeypatch.setattr(command_line, "_weights_of", None)  # what is cached is not computed
+    code, rows = data(capsys, "list", "--where", condition)
+    assert [row["name"] for row in rows] == names
+    assert code == (0 if names else 1)
+
+
+def test_a_condition_that_nothing_meets_is_a_sentence_and_exit_code_1(capsys):
+    assert registry(capsys, "list", "--where", "params<1") == (
+        1,
+        "No experiment meets the condition of --where.\n",
+        "",
+    )
+
+
+def test_list_with_overrides_shows_the_changed_figures(capsys):
+    (plain,), (wide,), (small,) = (
+        data(capsys, "list", "tiny.StdlibTin[y]", *more)[1]
+        for more in ([], ["--set=MODEL_DIM=256", "--set=DEVICE_MESH_SHAPE=2x4"], ["--smoke", "--where", "params>0"])
+    )
+    assert wide["parameters"] > plain["parameters"] > small["parameters"]
+    assert (wide["mesh"], wide["devices"]) == ([2, 4], 8)
+    assert data(capsys, "list", "tiny.StdlibTin[y]")[1] == [plain], "and nothing of it is kept"
 
 
 def test_weights(capsys):
@@ -69,7 +124,8 @@ def test_diff_of_two_names(capsys):
     code, difference = data(capsys, "diff", "tiny.StdlibTiny", "tiny.StdlibSmall")
     assert code == 1
     layers = next(row for row in difference["knobs"] if row["knob"] == "NUM_LAYERS")
-    assert (layers["a"], layers["b"], layers["owner_b"]) == ("4", "6", "tiny.StdlibSmall")
+    assert (layers["a"], layers["b"], layers["owner_b"]) == (4, 6, "tiny.StdlibSmall")
+    assert (layers["text_a"], layers["text_b"]) == ("4", "6")
     assert {row["path"] for row in difference["config"]} >= {"task.model.stack.num_layers", "train.num_steps"}
     assert difference["totals"]["parameters"]["b"] > difference["totals"]["parameters"]["a"]
 
@@ -77,7 +133,7 @@ def test_diff_of_two_names(capsys):
 def test_diff_with_overrides_and_of_equals(capsys):
     code, difference = data(capsys, "diff", "StdlibTiny", "--set=task.z_loss=1e-4")
     assert code == 1
-    assert difference["config"] == [{"path": "task.z_loss", "a": "0.0", "b": "0.0001"}]
+    assert difference["config"] == [{"path": "task.z_loss", "a": 0.0, "b": 0.0001, "text_a": "0.0", "text_b": "0.0001"}]
     code, difference = data(capsys, "diff", "StdlibTiny", "StdlibTiny")
     assert code == 0
     assert [difference[key] for key in ("knobs", "config", "weights", "totals")] == [[], [], [], {}]
@@ -108,7 +164,9 @@ def test_explain(capsys):
     line = int(steps[1]["where"].rpartition(":")[2])
     assert "LEARNING_RATE" in (ROOT / "registry/experiments/tiny.py").read_text().splitlines()[line - 1]
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9")
-    assert (steps[0]["value"], steps[0]["where"]) == ("9", "--set")
+    assert (steps[0]["value"], steps[0]["where"]) == (9, "--set")
+    _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9", "--set=NUM_LAYERS=8")
+    assert [step["value"] for step in steps] == [8, 9, 4]
     _, steps = data(capsys, "explain", "StdlibTiny", "stack/block/ffn/ffn_in_mf")
     assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
     line = int(steps[1]["where"].rpartition(":")[2])
@@ -116,7 +174,7 @@ def test_explain(capsys):
     _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.min_dim_size_to_factor")
     assert steps[0]["where"] == "default of tasks.optimizers.Optimizer"
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
-    assert steps[0] == {"what": "NUM_LAYERS", "value": "2", "where": "Smoke()"}
+    assert steps[0] == {"what": "NUM_LAYERS", "value": 2, "where": "Smoke()", "text": "2"}
 
 
 def test_tree_check_and_show(capsys, monkeypatch):
@@ -131,7 +189,22 @@ def test_tree_check_and_show(capsys, monkeypatch):
     assert "do not divide" in rows[0]["reason"]
     _, shown = data(capsys, "show", "StdlibTiny")
     assert shown["knobs"]["SEQ_LEN"]["owner"] == "tiny.StdlibTiny"
-    assert shown["config"]["train.num_steps"] == "1200"
+    assert shown["config"]["train.num_steps"] == 1200
+    assert shown["config_text"]["train.num_steps"] == "1200"
+    values = {name: knob["value"] for name, knob in shown["knobs"].items()}
+    assert (values["DEVICE_MESH_SHAPE"], values["LEARNING_RATE"], values["OPTIMIZER"]) == ([-1, 1], 0.003, "adamw")
+    assert (values["UPDATE_LEN"], values["DOCUMENT_MASKS"]) == (None, False)
+    assert values["WEIGHTS"].startswith("Specs(")
+
+
+def test_diff_tells_none_from_absent_and_reads_what_show_printed(capsys, tmp_path):
+    _, difference = data(capsys, "diff", "gshard.DenseLm8B2x2", "StdlibTiny")
+    rows = {row["knob"]: row for row in difference["knobs"]}
+    absent, none = rows["NUM_BUCKETS"], rows["HEAD_DIM"]
+    assert (absent["b"], absent["text_b"]) == (None, None)
+    assert (none["b"], none["text_b"]) == (None, "None")
+    (tmp_path / "shown.json").write_text(registry(capsys, "show", "StdlibTiny", "--json")[1])
+    assert registry(capsys, "diff", str(tmp_path / "shown.json"), "StdlibTiny")[0] == 0
 
 
 @pytest.mark.parametrize("verb", [["list"], ["show", "StdlibTiny"], ["weights", "StdlibTiny"], ["tree"]])
@@ -167,6 +240,10 @@ def test_new_writes_an_experiment_that_passes_its_check(command, tmp_path):
         (["show"], "show takes one name, but 0 names were given"),
         (["show", "StdlibTinny"], "no experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         (["diff", "StdlibTiny"], "diff of one name needs --set"),
+        (["list", "gtp.*"], "No experiment matches 'gtp.*'. Did you mean 'gpt.*'"),
+        (["list", "StdlibTinny"], "No experiment matches 'StdlibTinny'. Did you mean 'StdlibTiny'"),
+        (["list", "gshrad"], "No experiment matches 'gshrad'. Did you mean 'gshard'"),
+        (["list", "nothing-like-it", "--json"], "No experiment matches 'nothing-like-it'. "),
         (["list", "--where", "parms>1"], "--where knows no 'parms'. Did you mean 'params'"),
         (["list", "--where", "params>"], "is no condition"),
         (["list", "--where", "__import__('os')"], "is no condition"),

@@ -2,6 +2,7 @@ import pytest
 
 from layers.errors import SpecError, UsageError
 from layers.specs import P, Specs
+from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key, knobs_set_by, owner, register
 from registry.experiments.tiny import StdlibTiny
@@ -230,3 +231,12 @@ def test_check_accepts_what_is_right():
     check(Small())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4))())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), MICROBATCHES=4, GATED=True, USE_BIAS=True, NORM="layer")())
+
+
+@pytest.mark.parametrize("settings", [["NORM=rms", "QK_NORM=rms"], ["NORM=layer"]])
+def test_no_norm_epsilon_is_the_norm_s_own_in_every_family(settings):
+    default = {"rms": 1e-6, "layer": 1e-5}[settings[0].partition("=")[2]]
+    for name in ("tiny.StdlibTiny", "mu.MuTiny", "gpt.GptStdlib", "gshard.DenseLm8B2x2"):
+        experiment = resolve(name, [*settings, "NORM_EPSILON=none"], smoke=True)
+        check(experiment)
+        assert build(experiment.Task(), "task").model.final_norm.epsilon == default

@@ -32,6 +32,17 @@ def test_any_text_is_read_without_an_error(text):
     parse(text)
 
 
+@pytest.mark.parametrize(("text", "mesh"), [("2x4", (2, 4)), ("*x1", (-1, 1)), ("2x*", (2, -1)), ("16x32", (16, 32))])
+def test_a_mesh_is_read_as_tables_print_it(text, mesh):
+    assert mesh == resolve("StdlibTiny", [f"DEVICE_MESH_SHAPE={text}"]).DEVICE_MESH_SHAPE
+
+
+def test_only_sizes_are_joined_by_x():
+    assert resolve("StdlibTiny", ["UNDECAYED=2x4"]).UNDECAYED == ("2x4",)
+    with pytest.raises(UsageError, match="DEVICE_MESH_SHAPE takes a tuple of int, not '2x'"):
+        resolve("StdlibTiny", ["DEVICE_MESH_SHAPE=2x"])
+
+
 @pytest.mark.parametrize(
     ("text", "hint", "value"),
     [

@@ -1,0 +1,56 @@
+"""Values in JSON: numbers, booleans, null, text and arrays of them; in addition the text that code would write.
+
+Snapshots (experiment.json, golden files) hold values as such text, which `show` makes and which tells 1 from 1.0.
+"""
+
+import ast
+from typing import Any
+
+from registry.snapshot import Snapshot
+
+
+def value(text: str) -> Any:
+    """The JSON value of a text that `registry.values.show` made: `4`, `null`, `[2, 4]`; other text is unchanged.
+
+    >>> value("(2, 4)"), value("'gelu'"), value("P(None, 'model')")
+    ([2, 4], 'gelu', "P(None, 'model')")
+    """
+    try:
+        literal = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return _plain(literal) if _is_plain(literal) else text
+
+
+def _is_plain(literal: Any) -> bool:
+    if isinstance(literal, tuple | list):
+        return all(map(_is_plain, literal))
+    return literal is None or isinstance(literal, bool | int | float | str)
+
+
+def _plain(literal: Any) -> Any:
+    return [_plain(item) for item in literal] if isinstance(literal, tuple | list) else literal
+
+
+def of_snapshot(data: Snapshot) -> dict[str, Any]:
+    """`show`: values of knobs and config, and their texts in `text` and `config_text`."""
+    knobs = {
+        name: {**knob, "value": value(knob["value"]), "text": knob["value"]} for name, knob in data["knobs"].items()
+    }
+    config = {path: value(text) for path, text in data["config"].items()}
+    return {**data, "knobs": knobs, "config": config, "config_text": data["config"]}
+
+
+def of_difference(data: dict[str, Any]) -> dict[str, Any]:
+    """`diff`: values of both sides, and their texts in `text_a` and `text_b`, which are null where a side has none."""
+    return {**data, **{part: [_both(row) for row in data[part]] for part in ("knobs", "config")}}
+
+
+def _both(row: dict[str, Any]) -> dict[str, Any]:
+    values = {side: None if row[side] is None else value(row[side]) for side in ("a", "b")}
+    return {**row, **values, **{f"text_{side}": row[side] for side in ("a", "b")}}
+
+
+def of_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`explain`: the value of each step, and its text in `text`."""
+    return [{**row, "value": value(row["value"]), "text": row["value"]} for row in rows]
