@@ -1,4 +1,4 @@
-"""Every way to lay an experiment out on a machine, ranked by what the compiler says of it."""
+"""Every layout of an experiment on a machine, ranked by the step time that its compiled program allows."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from layers.remat import REMAT_POLICIES
 from registry import render
 from registry.experiment import Experiment
 from registry.overrides import override
-from runners.plan import PlanOptions, chip_of, planning_devices
+from runners.plan import ESTIMATE, PlanOptions, chip_of, planning_devices, rate
 from runners.predict import Plan, predict
 from runners.results import Results, experiment_hash, make_folder
 from runners.session import Session
@@ -22,7 +22,7 @@ COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why no
 
 
 def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
-    """Plans every mesh shape and remat policy on the machine's devices; prints those that fit, fastest first.
+    """Plans every mesh shape and remat policy on the machine's devices; prints those that fit first, by step time.
 
     Each result is appended to layouts.jsonl as it comes: started again in the same folder, the sweep goes on.
 
@@ -31,18 +31,21 @@ def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) ->
     """
     chip = chip_of(options)
     if chip is None:
-        raise UsageError("--sweep ranks by speed: name a machine with --topology=v3:8x8, or a chip with --chip=v3.")
+        raise UsageError("--sweep ranks by step time. Name a chip with --chip=v3, or a machine with --topology=v3:8x8.")
     make_folder(folder)
     devices = planning_devices(experiment, options)
-    results, common, ranked = Results(folder / RESULTS), _key(experiment, options), []
+    results, common, ranked, out = Results(folder / RESULTS), _key(experiment, options), [], render.console()
     cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
     for number, (shape, remat) in enumerate(cases, 1):
         key = {**common, "shape": list(shape), "remat": remat}
         found = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
-        print(f"{number}/{len(cases)}  {_line(found)}", flush=True)
+        out.print(f"{number}/{len(cases)}  {_line(found)}")
         ranked.append(found)
     ranked.sort(key=_rank)
-    render.console().print(render.table(COLUMNS, map(_cells, ranked), right=("memory", "step", "tokens/s", "MFU")))
+    numbers = ("memory", "step", "tokens/s", "MFU")
+    out.print(render.table(COLUMNS, map(_cells, ranked), right=numbers, flexible={"why not": 30}))
+    if any(found.get("roofline_is_estimate") for found in ranked):
+        out.print(ESTIMATE)
     print(f"Written: {results.file}")
     return 0 if ranked[0].get("fits") else 1
 
@@ -77,10 +80,12 @@ def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
         "jax": jax.__version__,
         "machine": [options.topology, options.chip, options.devices],
         "of_step": options.step,
+        "bounds": ["compute", "memory", "links"],  # of the step time
     }
 
 
 def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
+    """Those that fit, by step time; of equals, by everything that the step does."""
     seconds = result.get("roofline", {})
     return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
 
@@ -90,10 +95,11 @@ def _cells(result: dict[str, Any]) -> tuple[str, ...]:
     peak = result.get("memory_bytes_per_device", {}).get("peak")
     memory = render.size(peak) if peak is not None else ""
     if "roofline_step_seconds" not in result:
-        return shape, result["remat"], "no", memory, "", "", "", result.get("reason", "")[:90]
-    speed = f"{result['roofline_step_seconds']:.3g} s", f"{result['roofline_tokens_per_second']:,.0f}"
+        return shape, result["remat"], "no", memory, "", "", "", result.get("reason", "")
+    about = "~" if result["roofline_is_estimate"] else ""
+    speed = f"{about}{result['roofline_step_seconds']:.3g} s", rate(result["roofline_tokens_per_second"])
     fits = "yes" if result["fits"] else "no"
-    return shape, result["remat"], fits, memory, *speed, f"{result['roofline_mfu']:.1%}", ""
+    return shape, result["remat"], fits, memory, *speed, render.percent(result["roofline_mfu"]), ""
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -95,11 +95,15 @@ def verdict(found: Plan) -> str:
         over = render.size(needed - available)
         return f"Does not fit: the compiler needs {render.size(needed)} of {render.size(available)}, {over} too much."
     if capacity is None or peak is None:
-        return "Name a machine with --topology=v3:8x8 or a chip with --chip=v3 to see whether it fits."
+        return (
+            "Capacity and speed are not known. --chip=v3 or --topology=v3:8x8 shows whether it fits, with an estimate "
+            "of the step time."
+        )
+    amounts = "{} of {}".format(*render.apart(peak, capacity, render.size))
     if found["fits"]:
-        return f"Fits: {render.size(peak)} of {render.size(capacity)}, {render.size(capacity - peak)} free."
-    said = f"Does not fit: {render.size(peak)} of {render.size(capacity)}, {render.size(peak - capacity)} too much."
-    return f"{said} The CPU's program takes more than a TPU's: --topology asks the TPU compiler."
+        return f"Fits: {amounts}, {render.size(capacity - peak)} free."
+    message = f"Does not fit: {amounts}, {render.size(peak - capacity)} too much."
+    return f"{message} The CPU's program takes more than a TPU's: --topology asks the TPU compiler."
 
 
 def machine(found: Plan) -> str:
@@ -117,17 +121,30 @@ def numbers(found: Plan) -> list[tuple[str, str]]:
         ("compiled in", f"{found['compile_seconds']:.1f} s"),
     ]
     if "roofline" in found:
-        seconds = {name.removesuffix("_seconds").replace("_", " "): s for name, s in found["roofline"].items()}
-        counted, others = [], []
-        for name, s in seconds.items():
-            (counted if found["topology"] or not name.startswith("links") else others).append(f"{name} {s:.3g} s")
+        bounds = ", ".join(
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g} s"
+            for name, seconds in found["roofline"].items()
+        )
+        is_estimate = found["roofline_is_estimate"]
+        least, most = ("about", "about") if is_estimate else ("at least", "at most")
+        kind = "estimated" if is_estimate else "roofline"
         rows[3:3] = [
-            ("roofline step time", f"at least {found['roofline_step_seconds']:.3g} s ({', '.join(counted)})"),
-            *([("by the CPU's program, not counted", ", ".join(others))] if others else []),
-            ("roofline tokens per second", f"at most {found['roofline_tokens_per_second']:,.0f}"),
-            ("roofline MFU", f"{found['roofline_mfu']:.1%}"),
+            (f"{kind} step time", f"{least} {found['roofline_step_seconds']:.3g} s ({bounds})"),
+            (f"{kind} tokens per second", f"{most} {rate(found['roofline_tokens_per_second'])}"),
+            (f"{kind} MFU", render.percent(found["roofline_mfu"])),
         ]
     return rows
+
+
+def rate(per_second: float) -> str:
+    """Tokens per second, with digits after the point only below 10."""
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.3g}"
+
+
+ESTIMATE = (
+    "Step times are estimates: exchanges are those of the program compiled for the CPU, at the chip's link bandwidth. "
+    "For TPUs, --topology=v3:8x8 asks their own compiler."
+)
 
 
 def exchange_cells(found: Plan) -> list[tuple[str, str, str, str]]:
@@ -135,6 +152,7 @@ def exchange_cells(found: Plan) -> list[tuple[str, str, str, str]]:
     return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in found["collectives"]]
 
 
+MOST = 8  # exchanges on the terminal, largest first
 EXCHANGES = ("exchange", "axis", "times", "sent per device")
 
 
@@ -146,8 +164,12 @@ def show(found: Plan) -> None:
     memory = [(name, render.size(amount)) for name, amount in parts(found).items()]
     out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
     if found["collectives"]:
-        out.print(render.table(EXCHANGES, exchange_cells(found)[:8], right=EXCHANGES[2:]))
-    out.print(render.table(("figure", "value"), numbers(found)))
+        out.print(render.table(EXCHANGES, exchange_cells(found)[:MOST], right=EXCHANGES[2:]))
+    if len(found["collectives"]) > MOST:
+        out.print(f"The {len(found['collectives']) - MOST} smaller exchanges are in plan.json and plan.html.")
+    out.print(render.table(("figure", "value"), numbers(found), flexible={"value": None}))
+    if found.get("roofline_is_estimate"):
+        out.print(ESTIMATE)
 
 
 def write(found: Plan, experiment: Experiment, folder: Place) -> None:
@@ -161,6 +183,7 @@ def write(found: Plan, experiment: Experiment, folder: Place) -> None:
         page.table(("memory per device", "bytes"), [(k, render.size(v)) for k, v in parts(found).items()], ("bytes",)),
         "<h2>What it costs</h2>",
         page.table(("figure", "value"), numbers(found)),
+        f"<p>{page.text(ESTIMATE)}</p>" if found.get("roofline_is_estimate") else "",
         "<h2>Exchanges between devices</h2>",
         page.table(EXCHANGES, exchange_cells(found), EXCHANGES[2:]),
         "<h2>Weights</h2>",

@@ -24,10 +24,11 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
     Bytes are per device. `peak` is the most that lives at once by the TPU compiler's word; on virtual CPU devices it
     is arguments + outputs - aliased + temporaries, which is never less. `gradients` is what one gradient of each weight
     takes; they are temporaries, with activations and copies. FLOPs are those of matrix products, over all devices, what
-    is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline lets
-    computation, least memory traffic and, where the TPU compiler made the program, the links of each mesh axis overlap
-    perfectly; links are estimates, which give each mesh axis one axis of the torus to itself. `fits` is the TPU
-    compiler's own word where it compiled, else peak against the chip's memory; None where neither is known.
+    is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline step
+    time lets computation, least memory traffic and the links of each mesh axis overlap perfectly; links are estimates,
+    which give each mesh axis one axis of the torus to itself. `roofline_is_estimate` is true where the CPU compiler
+    made the program: its exchanges are not the chip's, so that the step time is no bound. `fits` is the TPU compiler's
+    own verdict where it compiled, else peak against the chip's memory; None where neither is known.
 
     Args:
       session: the experiment on the mesh to plan for.
@@ -120,7 +121,7 @@ def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
 
 
 def _roofline(found: Plan, chip: Chip) -> Plan:
-    """The least seconds a step can take by computation and memory, and what its exchanges take by themselves."""
+    """The least seconds a step can take by computation, memory and links, and the speed that follows."""
     memory, decoding = found["memory_bytes_per_device"], found["step"] == "decode"
     # Arguments are read and outputs written, the least there is; a decoding step writes one place of its cache.
     traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
@@ -130,12 +131,13 @@ def _roofline(found: Plan, chip: Chip) -> Plan:
     peak = chip.flops * found["devices"]
     bounds = {"compute_seconds": found["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
     links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
-    # The CPU's program sends what the TPU's does not: float32 for bfloat16, and sums whole.
-    step = max((bounds | links if found["topology"] else bounds).values())
+    step = max((bounds | links).values())
     # A decoding step does the forward third of the work.
     work = found["flops_per_token"] * found["tokens_per_step"] / (3 if decoding else 1)
     return {
         "roofline": bounds | links,
+        # The CPU's program sends what the chip's does not: float32 for bfloat16, and sums whole.
+        "roofline_is_estimate": bool(links) and found["topology"] is None,
         "roofline_step_seconds": step,
         "roofline_tokens_per_second": found["tokens_per_step"] / step,
         "roofline_mfu": work / (peak * step),

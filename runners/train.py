@@ -330,7 +330,20 @@ class _Run:
             name = signal.Signals(self.signal).name
             print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
             return 130 if self.signal == signal.SIGINT else 0
+        report_page = f"Report: {self.workdir / report.REPORT}"
+        if self.start and self.start >= self.program.num_steps:
+            print(f"{self._already_finished()} {report_page}", flush=True)
+            return 0
         spent = clock(time.perf_counter() - self.began)
         done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
-        print(f"Done: {done} in {spent}. Report: {self.workdir / report.REPORT}", flush=True)
+        print(f"Done: {done} in {spent}. {report_page}", flush=True)
         return 0
+
+    def _already_finished(self) -> str:
+        """The sentence for a run whose last checkpoint is at its last step, or after it."""
+        steps = self.program.num_steps
+        knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
+        return (
+            f"Training had already finished: the last checkpoint is of step {self.start}, and {knob} = {steps}. "
+            f"To train further, add --set={knob}={2 * self.start}."
+        )

@@ -11,10 +11,11 @@ import pytest
 from layers.errors import UsageError
 from registry.index import entries
 from registry.resolve import resolve
+from runners import layouts
 from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
 from runners.layouts import _shapes, rank_layouts
-from runners.plan import PlanOptions, parts, plan, verdict
+from runners.plan import PlanOptions, numbers, parts, plan, show, verdict
 from runners.predict import _out_of_memory, predict
 from runners.session import Session
 from runners.topology import parse_topology
@@ -261,8 +262,96 @@ def test_where_the_plan_goes_is_looked_at_first(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_on_the_cpu_links_are_no_bound():
+def test_on_the_cpu_links_bound_an_estimate():
     found = predict(session_of("DenseLm8B2x2"), CHIPS["v3"])
-    bounds = [found["roofline"][name] for name in ("compute_seconds", "memory_seconds")]
-    assert found["roofline_step_seconds"] == max(bounds)
-    assert max(found["roofline"].values()) > max(bounds)
+    roofline, step = found["roofline"], found["roofline_step_seconds"]
+    (links,) = [name for name in roofline if name == "links_model_seconds"]
+    sent = sum(c["bytes"] for c in found["collectives"] if c["axis"] == "model")
+    assert roofline[links] == sent / CHIPS["v3"].link_bandwidth
+    assert step == max(roofline.values()) == roofline[links]
+    assert found["roofline_tokens_per_second"] == found["tokens_per_step"] / step
+    assert found["roofline_is_estimate"] is True
+    figures = dict(numbers(found))
+    assert figures["estimated step time"].startswith(f"about {step:.3g} s (compute ")
+    assert not any("at least" in value or "not counted" in name for name, value in figures.items())
+
+
+def planned(shape, **figures):
+    """A line of layouts.jsonl."""
+    memory = {"memory_bytes_per_device": {"peak": 1_717_986_918}}
+    return (
+        {"shape": shape, "remat": "dots_without_batch", "fits": True, "roofline_is_estimate": True} | memory | figures
+    )
+
+
+def speed(compute, links):
+    step = max(compute, links)
+    return {
+        "roofline": {"compute_seconds": compute, "links_data_seconds": links},
+        "roofline_step_seconds": step,
+        "roofline_tokens_per_second": 1e6 / step,
+        "roofline_mfu": 0.5 / step,
+    }
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_layouts_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypatch, width):
+    reason = "gshard.MoeLm2048x619B: 2048 experts along 'data' do not divide expert_in_emf " * 2
+    by_shape = {
+        (1, 4): planned([1, 4], **speed(1.0, 9.0)),
+        (2, 2): planned([2, 2], **speed(3.0, 2.0)),
+        (4, 1): {"shape": [4, 1], "remat": "none", "fits": False, "reason": reason},
+    }
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(layouts, "planning_devices", lambda experiment, options: [None] * 4)
+    monkeypatch.setattr(layouts, "REMAT_POLICIES", ("dots_without_batch",))
+    monkeypatch.setattr(layouts, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
+    assert rank_layouts(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions(chip="v3")) == 0
+    out = capsys.readouterr().out
+    table = out.rpartition("mesh")[2]
+    steps = [float(re.search(r"~([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
+    assert steps == [3.0, 9.0]
+    text = " ".join(table.split())
+    assert "Step times are estimates: " in text
+    assert "--topology=v3:8x8" in text
+    assert "dots_without_batch" in text
+    assert reason.strip() in text or (f"{reason[:40]}" in text and "…" in text)
+    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= width
+    lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
+    assert "links" in json.loads(lines[0])["bounds"], "ranks of earlier versions, without links, are not taken over"
+
+
+def test_without_a_chip_the_plan_names_the_flags(tmp_path, capsys, monkeypatch):
+    found = predict(session_of("DenseLm8B2x2"), None)
+    assert "--chip=v3 or --topology=v3:8x8" in verdict(found)
+    assert "estimate of the step time" in verdict(found)
+    with pytest.raises(UsageError, match=r"--sweep ranks by step time. Name a chip with --chip=v3"):
+        rank_layouts(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_plan_fits_its_width(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    axes = [f"links_{axis}_seconds" for axis in ("data", "sequence", "model", "data+sequence+model")]
+    found = {
+        **{"experiment": "gshard.DenseLm12kWide162BAdamBS25616x16", "smoke": False, "overrides": ["X=[red]", "Y=2"]},
+        **{"step": "train", "topology": None, "chip": "v3", "devices": 512, "mesh": {"data": 16, "model": 32}},
+        **{"fits": True, "hbm_bytes_per_device": 2**34, "flops_per_step": 10**18, "flops_per_token": 10**9},
+        **{"tokens_per_step": 2**20, "compile_seconds": 1.0, "loops_counted_once": 0},
+        "memory_bytes_per_device": {"weights": 2**30, "optimizer": 2**30, "gradients": 2**30, "peak": 2**34 - 1},
+        "collectives": [
+            {"kind": "collective-permute", "axis": "data+sequence+model", "count": 10**6, "bytes": 2**40 + i}
+            for i in range(10)
+        ],
+        **speed(1.0, 9.0),
+        **{"roofline": dict.fromkeys(("compute_seconds", "memory_seconds", *axes), 1.25e-4)},
+        "roofline_is_estimate": True,
+    }
+    show(found)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    text = " ".join(out.split())
+    for whole in (found["experiment"], "--set=X=[red]", "data+sequence+model", "collective-permute", "links sequence"):
+        assert whole in text
+    assert "17,179,869,183 B of 17,179,869,184 B" in text, "16 GiB of 16 GiB would be false"
+    assert "The 2 smaller exchanges are in plan.json" in text

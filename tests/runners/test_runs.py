@@ -94,6 +94,9 @@ def test_a_finished_run_has_nothing_left_to_do(copy, command):
     done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
     assert done.returncode == 0, done.stderr
     assert "Resumed at step 30" in done.stdout
+    assert "Training had already finished: the last checkpoint is of step 30, and NUM_STEPS = 30. " in done.stdout
+    assert "To train further, add --set=NUM_STEPS=60. Report: " in done.stdout
+    assert "Done: " not in done.stdout
     assert launches.metrics(copy) == before
 
 

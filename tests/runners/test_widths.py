@@ -16,7 +16,7 @@ from runners.coord_gates import Gate, judge, slope
 from runners.grids import of_width, parse_rates, parse_widths, rate_text
 from runners.main import main
 from runners.results import experiment_hash
-from runners.sweep import RESULTS, _Runs, refine
+from runners.sweep import RESULTS, _Runs, _show, refine
 from tasks.parametrization import Parametrization
 
 WIDTHS = (64, 128, 256)
@@ -346,3 +346,22 @@ def test_the_best_rate_of_a_narrow_model_is_that_of_a_wide_one(command, tmp_path
     # Wider is better throughout, behind the warm-up.
     curves = [[loss for step, loss in row["train"][narrow["best"]] if step > 10] for row in (narrow, wide)]
     assert all(w <= n + 0.01 for n, w in zip(*curves, strict=True))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_of_sweeps_and_checks_keep_every_loss_at_a_width(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    rates = [2.0**power for power in range(-14, -4)]
+    row = {"losses": [None, *(5 + rate for rate in rates[1:])], "best": 1, "refined": -12.51, "regret": 0.034}
+    said = {"experiment": "gshard.DenseLm12kWide162BAdamBS25616x16", "smoke": True, "overrides": ["NUM_LAYERS=4"]}
+    rows = [{**row, "width": size} for size in (128, 2048)]
+    _show({**said, "rates": rates, "widths": [128, 2048], "rows": rows, "drift_log2": 0.0})
+    out = capsys.readouterr().out
+    text = " ".join(out.split())
+    tables = out.partition("From width")[0]
+    assert max(map(len, tables.splitlines())) <= width
+    assert said["experiment"] in text
+    for whole in ("2^-14", "2^-5", "parabola's log2", "loss lost at 128's best"):
+        assert whole in text
+    for value in ("diverged", "5.000*", *(f"{loss:.3f}" for loss in row["losses"][1:]), "-12.51", "0.034"):
+        assert text.count(value) >= 2, value
