@@ -140,7 +140,7 @@ def _fit_text(text: str, hint: Any) -> tuple[bool, Any]:
 
 def _fit_items(items: Sequence[Any], hints: Sequence[Any], fit: Callable[[Any, Any], tuple[bool, Any]]):
     """The items of a tuple, each by the type of its place: `tuple[int, ...]` or `tuple[str, float]`."""
-    hints = hints[:1] * len(items) if hints[1:] == (...,) else hints
+    hints = [hints[0]] * len(items) if tuple(hints[1:]) == (...,) else hints
     fits = [fit(item, hint) for item, hint in zip(items, hints, strict=False)]
     return len(items) == len(hints) and all(fit for fit, _ in fits), tuple(item for _, item in fits)
 

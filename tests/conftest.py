@@ -2,12 +2,12 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
-
-from tests.warm_interpreter import WarmInterpreter
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
@@ -43,21 +43,20 @@ def pytest_configure(config):
     assert len(jax.devices()) == 8
 
 
-@pytest.fixture(scope="session")
-def interpreter(tmp_path_factory):
-    """An interpreter with everything imported, which is forked for each command."""
-    warm = WarmInterpreter(tmp_path_factory.mktemp("interpreter"))
-    yield warm
-    warm.close()
-
-
 @pytest.fixture
-def command(tmp_path, interpreter):
+def command(tmp_path):
     """Runs `python -m MODULE ...` in a folder of its own; returns the finished process, output as text."""
 
     def run(module: str, *arguments: str, devices: int = 1, timeout: int = 600, **environment: str):
         env = {**os.environ, "XLA_FLAGS": xla_flags(devices), "PYTHONPATH": f"{tmp_path}:{ROOT}", **environment}
-        return interpreter.run("-m", module, *arguments, cwd=tmp_path, environment=env, timeout=timeout)
+        return subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
 
     return run
 
