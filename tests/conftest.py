@@ -64,6 +64,7 @@ def command(tmp_path):
 @pytest.fixture(autouse=True)
 def environment_as_before():
     """Commands called in this process set variables, which programs that later tests start must not hear."""
+    os.environ.pop("COLUMNS", None)  # test runners set it; piped tables have their own width
     before = dict(os.environ)
     yield
     os.environ.clear()
