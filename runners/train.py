@@ -216,6 +216,7 @@ class _Run:
         """Compiles the update that the batch of a step wants."""
         began = time.perf_counter()
         self.updates.of(batch)
+        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # refuses what cannot be counted now, not at the first report
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
             self.progress.say(f"Rows of {batch.inputs.shape[1]} from step {step} on (compiled in {seconds:.1f} s)")
