@@ -6,7 +6,6 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from layers.initializers import Constant
-from layers.norm import LayerNorm, RMSNorm
 from layers.specs import P, Specs
 from registry.experiments.decoder import DecoderLm
 
@@ -127,22 +126,19 @@ class MuLm(DecoderLm):
         return 1.0
 
     def norm(self) -> fdl.Config:
-        if self.NORM == "layer":
-            if self.NORM_SCALE == "scalar":
-                raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
-            gains = {"use_scale": self.NORM_SCALE != "none", "use_bias": self.USE_BIAS}
-            return self.layer(LayerNorm, epsilon=self.NORM_EPSILON, **gains)
-        return self.layer(
-            RMSNorm,
-            epsilon=self.NORM_EPSILON,
-            use_scale=self.NORM_SCALE != "none",
-            scalar_scale=self.NORM_SCALE == "scalar",
-        )
+        config = super().norm()
+        config.use_scale = self.NORM_SCALE != "none"
+        if self.NORM == "rms":
+            config.scalar_scale = self.NORM_SCALE == "scalar"
+        elif self.NORM_SCALE == "scalar":
+            raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
+        return config
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()
         config.qk_scale = self.QK_NORM == "rms" and self.NORM_SCALE != "none"  # "scalar" counts as "vector" here
-        config.epsilon = self.NORM_EPSILON
+        if self.NORM_EPSILON is not None:
+            config.epsilon = self.NORM_EPSILON
         config.score_function = self.SCORE_FUNCTION
         config.score_length = self.SEQ_LEN
         if self.QUERY_INIT == "zero":

@@ -2,6 +2,7 @@ import pytest
 
 from layers.errors import SpecError, UsageError
 from layers.specs import P, Specs
+from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key, owner, register
 from registry.experiments.tiny import StdlibTiny
@@ -72,6 +73,34 @@ def test_an_entry_needs_a_docstring():
         @register
         class Silent(StdlibTiny):
             pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny.StdlibTiny",
+        "gpt.GptStdlib",
+        "gpt2.Gpt2Small",
+        "little_gpt.LittleGpt127M",
+        "gshard.DenseLm8B2x2",
+        "gshard.MoeLm8x2B",
+        "wiki_bert.MLPerfBertDense13B32x32",
+        "mu.MuTiny",
+        "zero.ZeroTestStage1",
+    ],
+)
+@pytest.mark.parametrize(("norm", "default"), [("rms", 1e-6), ("layer", 1e-5)])
+def test_no_epsilon_is_the_default_of_the_norm(name, norm, default):
+    model = build(resolve(name, [f"NORM={norm}", "NORM_EPSILON=none"]).Task(), "task").model
+    block = getattr(model.stack.block, "blocks", (model.stack.block,))[-1]
+    assert {layer.epsilon for layer in (model.final_norm, block.mixer_norm)} == {default}
+    assert block.mixer.epsilon == 1e-6  # of norms inside attention
+
+
+@pytest.mark.parametrize("knob", ["NORM=layer", "NORM_EPSILON=1e-5"])
+def test_norms_that_a_family_does_not_have_are_refused(knob):
+    with pytest.raises(UsageError, match="does nothing in this family"):
+        resolve("vq.VQStdlib", [knob]).Task()
 
 
 def test_owner_names_who_set_a_knob():
