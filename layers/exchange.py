@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,18 @@ def manual_axis() -> str | None:
     axes = jax.sharding.get_abstract_mesh().manual_axes
     assert len(axes) < 2, "one axis at a time is handled beside the compiler's"
     return axes[0] if axes else None
+
+
+def manual_parts() -> int:
+    """Parts of the manual axis; 1 where there is none."""
+    axis = manual_axis()
+    return 1 if axis is None else jax.sharding.get_abstract_mesh().shape[axis]
+
+
+def summed(x: jax.Array) -> jax.Array:
+    """The sum over the devices of the manual axis, of numbers that other axes do not split; `x` where there is none."""
+    axis = manual_axis()
+    return x if axis is None else jax.lax.psum(x, axis)
 
 
 _GATHERS: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers", default=False)
@@ -59,6 +72,12 @@ def gather(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
 def scatter(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
     """Each device's part along `dim` of the sum over devices; other axes split it by `spec`."""
     return _beside(lambda x: jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), x, axis, spec)
+
+
+def swap(x: jax.Array, axis: str, cut: int, join: int, spec: P) -> jax.Array:
+    """Every device's parts along `join`, of its own part along `cut`: an all-to-all; other axes split it by `spec`."""
+    exchange = functools.partial(jax.lax.all_to_all, axis_name=axis, split_axis=cut, concat_axis=join, tiled=True)
+    return _beside(exchange, x, axis, spec)
 
 
 def total(x: jax.Array, axis: str, spec: P) -> jax.Array:

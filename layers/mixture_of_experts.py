@@ -10,10 +10,11 @@ from jaxtyping import Array, Float, Int
 
 from layers.activations import activation
 from layers.errors import UsageError
+from layers.exchange import manual_axis, manual_parts, summed, swap
 from layers.initializers import Initializer
 from layers.reports import OVERHEAD, add_loss, add_metric
 from layers.routing import Routing, SecondExpert, auto_capacity, expert_choice_routing, top2_routing
-from layers.specs import Specs, constrain
+from layers.specs import P, Specs, axes_of, constrain
 from layers.weight import weight
 
 
@@ -23,6 +24,9 @@ class MixtureOfExperts(nn.Module):
     Where groups are split over one mesh axis and experts over the same or another, the change from `dispatched_gecm`
     to `expert_in_egcm` is the all-to-all that carries tokens to their experts, and `expert_out_egcm` to
     `returned_gecm` the one that carries them back.
+
+    Where the computation handles that axis itself (see tasks.zero), a device has its own groups and, of weights that
+    the axis splits by experts, its own experts: `dispatched_gecm` and `returned_gecm` change devices explicitly.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = (
@@ -69,7 +73,8 @@ class MixtureOfExperts(nn.Module):
         allow (their greatest common divisor).
 
         Raises:
-          UsageError: a number of groups, a capacity or a jitter that makes no sense.
+          UsageError: a number of groups, a capacity or a jitter out of range; weights that do not all split experts; a
+            number of groups that the devices of a manual axis do not divide.
         """
         if self.num_groups < 1 or self.capacity < 0 or self.capacity_factor < 0 or not 0 <= self.jitter < 1:
             raise UsageError(
@@ -77,7 +82,7 @@ class MixtureOfExperts(nn.Module):
                 f"{self.capacity_factor} at least 0, jitter = {self.jitter} at least 0 and below 1."
             )
         tokens = math.prod(x.shape[:2])
-        groups = math.gcd(self.num_groups, tokens)
+        groups = math.gcd(self._own_groups(), tokens)
         x_gsm = constrain(x.reshape(groups, tokens // groups, -1), self.activations, "group_gsm")
         real_gs = jnp.ones(x_gsm.shape[:2], bool)
         if segment_ids is not None:
@@ -87,11 +92,44 @@ class MixtureOfExperts(nn.Module):
         with jax.named_scope(OVERHEAD):
             dispatched = jnp.einsum("gsec,gsm->gecm", (combine_gsec != 0).astype(self.dtype), x_gsm)
         dispatched = constrain(dispatched, self.activations, "dispatched_gecm")
+        axis = self._expert_axis()
+        if axis is not None:
+            dispatched = swap(dispatched, axis, 1, 0, self._spec("dispatched_gecm"))
         y_egcm = self._experts(constrain(dispatched.swapaxes(0, 1), self.activations, "expert_in_egcm"))
-        returned = constrain(y_egcm.swapaxes(0, 1), self.activations, "returned_gecm")
+        returned = y_egcm.swapaxes(0, 1)
+        if axis is not None:
+            returned = swap(returned, axis, 0, 1, self._spec("returned_gecm"))
+        returned = constrain(returned, self.activations, "returned_gecm")
         with jax.named_scope(OVERHEAD):
             y_gsm = jnp.einsum("gsec,gecm->gsm", combine_gsec, returned)
         return constrain(y_gsm, self.activations, "group_gsm").reshape(x.shape)
+
+    def _own_groups(self) -> int:
+        """Groups of the rows that this computation sees: all, or those of one device of a manual axis."""
+        parts = manual_parts()
+        if self.num_groups % parts:
+            raise UsageError(
+                f"The {parts} devices of mesh axis '{manual_axis()}', which work on their own rows, must divide "
+                f"num_groups = {self.num_groups}. Choose another NUM_GROUPS or ZERO_STAGE=none."
+            )
+        return self.num_groups // parts
+
+    def _expert_axis(self) -> str | None:
+        """The manual axis, if it splits experts."""
+        names = ("expert_in_emf", "expert_out_efm", *(("expert_gate_emf",) if self.gated else ()))
+        axis = manual_axis()
+        split = [axis in axes_of(self.specs[name][0]) for name in names]
+        if axis is None or not any(split):
+            return None
+        if not all(split):
+            raise UsageError(
+                f"'{axis}' splits the experts of WEIGHTS.{names[split.index(True)]}, but not those of WEIGHTS."
+                f"{names[split.index(False)]}. Split the first dimension of both, or of neither."
+            )
+        return axis
+
+    def _spec(self, key: str) -> P:
+        return self.activations.get(key, P(None, None, None, None))
 
     def _route(self, x_gsm, real_gs) -> Routing:
         router_x = x_gsm.astype(jnp.float32)
@@ -111,7 +149,7 @@ class MixtureOfExperts(nn.Module):
         else:
             raise UsageError(f"routing = '{self.routing}' must be top2 or expert_choice.")
         squared = jnp.square(jax.nn.logsumexp(logits_gse, axis=-1)) * real_gs
-        z_loss = jnp.sum(squared) / jnp.maximum(jnp.sum(real_gs), 1)
+        z_loss = summed(jnp.sum(squared)) / jnp.maximum(summed(jnp.sum(real_gs)), 1)
         add_loss(self, "router", self.aux_loss * routing.aux_loss + self.router_z_loss * z_loss)
         add_metric(self, "router_aux_loss", routing.aux_loss)
         add_metric(self, "router_z_loss", z_loss)
@@ -128,10 +166,8 @@ class MixtureOfExperts(nn.Module):
         return self.capacity
 
     def _experts(self, x_egcm: Float[Array, "e g c m"]) -> Float[Array, "e g c m"]:
-        into, out = (
-            (self.num_experts, self.model_dim, self.hidden_dim),
-            (self.num_experts, self.hidden_dim, self.model_dim),
-        )
+        experts = x_egcm.shape[0]  # all, or a device's own
+        into, out = (experts, self.model_dim, self.hidden_dim), (experts, self.hidden_dim, self.model_dim)
         act = activation(self.activation)
 
         def dense_in(name: str) -> jax.Array:

@@ -1,5 +1,6 @@
 """Which expert works on which token: GShard's top-2 gating, and expert choice.
 
+Losses and statistics are those of all groups, also where a computation has one device's groups (layers.exchange).
 Letters: G groups, S tokens of a group, E experts, C slots of an expert per group.
 """
 
@@ -11,6 +12,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from layers.errors import UsageError
+from layers.exchange import manual_parts, summed
 
 SecondExpert = Literal["all", "sampling", "random", "none"]
 
@@ -73,8 +75,8 @@ def top2_routing(
         second = second * kept[..., None]
     first, second = first * real, second * real
     aux = _balance(first, probability * real, None if legacy else real)
-    chosen = jnp.sum(first) + jnp.sum(second)
-    load = jnp.sum(first + second, axis=(0, 1))
+    chosen = summed(jnp.sum(first) + jnp.sum(second))
+    load = summed(jnp.sum(first + second, axis=(0, 1)))
     place1 = jnp.cumsum(first, axis=1) - first
     first = first * (place1 < capacity)
     place2 = jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
@@ -85,7 +87,7 @@ def top2_routing(
         total = jnp.where(total > 0, total, 1.0)
         gate1, gate2 = gate1 / total, gate2 / total
     combine = _slots(gate1, first, place1, capacity) + _slots(gate2, second, place2, capacity)
-    dropped = 1 - (jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
+    dropped = 1 - summed(jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
     return Routing(combine, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 
@@ -101,9 +103,9 @@ def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array
     taken_gecs = jax.nn.one_hot(token_gec, tokens, dtype=jnp.float32)
     combine_gsec = jnp.einsum("gec,gecs->gsec", gate_gec, taken_gecs)
     count_gs = jnp.sum(combine_gsec > 0, axis=(2, 3))
-    missed = jnp.sum((count_gs == 0) & real_gs)
-    load = jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32)
-    dropped = missed / jnp.maximum(jnp.sum(real_gs), 1)
+    missed = summed(jnp.sum((count_gs == 0) & real_gs))
+    load = summed(jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32))
+    dropped = missed / jnp.maximum(summed(jnp.sum(real_gs)), 1)
     return Routing(combine_gsec, jnp.float32(0), dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 
@@ -123,7 +125,8 @@ def _balance(first, probability, real) -> jax.Array:
     if real is not None:
         fraction = jnp.mean(real, axis=1) + 1e-6
         share, mean = share / fraction, mean / fraction
-    return probability.shape[-1] * jnp.mean(jnp.sum(jax.lax.stop_gradient(share) * mean, axis=-1))
+    of_groups = jnp.mean(jnp.sum(jax.lax.stop_gradient(share) * mean, axis=-1))
+    return probability.shape[-1] * summed(of_groups) / manual_parts()
 
 
 def _slots(gate, chosen, place, capacity: int):

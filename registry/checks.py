@@ -8,6 +8,7 @@ import fiddle as fdl
 import flax.linen as nn
 import jax
 from fiddle import daglish
+from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
@@ -15,6 +16,7 @@ from registry.build import build
 from registry.experiment import Experiment, cls_key
 from registry.overrides import ROOTS
 from tasks.batch import empty_batch
+from tasks.gradients import metrics_of
 from tasks.task import Task
 from tasks.weight_table import check_spec
 from tasks.zero import placed_table
@@ -63,6 +65,10 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         for rows, length in source.shapes():
             batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
             check_spec(batch, placement, (rows // pieces, length), mesh)
+    if task.zero is not None:
+        with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
+            for rows, length in train.input.shapes():
+                _trace_metrics(task, rows // task.microbatches, length)
 
 
 @contextlib.contextmanager
@@ -79,6 +85,16 @@ def _trace_loss(task: Task, rows: int, length: int) -> None:
     """Runs the loss without arrays: shapes that do not fit show here."""
     batch = empty_batch(rows, length)
     jax.eval_shape(lambda variables: task.loss(variables, batch)[0], task.weight_table().abstract)
+
+
+def _trace_metrics(task: Task, rows: int, length: int) -> None:
+    """Runs the loss as the devices of the mesh do, each on its own rows."""
+    batch = empty_batch(rows, length)
+    jax.eval_shape(lambda variables: metrics_of(task, variables, batch), task.weight_table().abstract)
+
+
+def _abstract(mesh: Mapping[str, int]) -> AbstractMesh:
+    return AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
 
 
 def _no_shared_modules(config: fdl.Config) -> None:

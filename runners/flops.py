@@ -5,122 +5,61 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
-from jax.extend.core import primitives
 
 from layers.errors import UsageError
 
 Rule = Callable[[Any], int]
-RULES: dict[str, Rule] = {}
-# Primitives of jax.lax that its public list leaves out; none multiplies matrices.
-MOVES = {"stack", "unstack", "split", "tile", "select_and_gather_add"}
-STANDARD = {value.name for value in vars(primitives).values() if isinstance(value, core.Primitive)} | MOVES
+"""Operations of one equation of a jaxpr, from its `params` and the shapes of `invars` and `outvars`."""
 
 
 def matmul_flops(function: Any, *arguments: Any, leave_out: str | None = None) -> int:
-    """Operations in the matrix products of `function` (2 per multiply and add), a loop's body times its length.
+    """Operations in the matrix products of `function` (2 per multiply and add), over all devices.
 
-    Products inside the named scope `leave_out` do not count. Loops of unknown length (`while`) count once. Causal
-    attention counts all scores, by every implementation, so that figures of different devices can be compared.
+    A loop's body counts once per iteration, and once in loops of unknown length (`while`); of the branches of a `cond`
+    the largest counts. A causal mask does not reduce the count, whether a kernel skips what it masks or not. Solvers,
+    factorizations and Fourier transforms have no matrix products. Products inside the named scope `leave_out` do not
+    count.
 
     Raises:
-      UsageError: a primitive that may multiply matrices, such as a kernel, has no rule.
+      UsageError: an operation hides its work from JAX, and RULES has none for it.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr, leave_out)
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Decorator: registers `equation -> operations` for primitives of these names."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-@rule("dot_general")
-def _dot_general(equation: Any) -> int:
-    ((contracted, _), _) = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
-
-
-@rule("ragged_dot_general")
-def _ragged_dot_general(equation: Any) -> int:
-    numbers = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    ((contracted, _), _) = numbers
-    left = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
-
-
-@rule("conv_general_dilated")
-def _convolution(equation: Any) -> int:
-    kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
-    outputs = kernel[numbers.rhs_spec[0]]
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // outputs
-
-
-@rule("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper")
-def _cudnn_forward(equation: Any) -> int:
-    """Scores and their sum over values: two products."""
-    return 2 * _cudnn_product(equation)
-
-
-@rule("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper")
-def _cudnn_backward(equation: Any) -> int:
-    """Gradients of values, probabilities, queries and keys: four products; the recomputed scores do not count."""
-    return 4 * _cudnn_product(equation)
-
-
-def _cudnn_product(equation: Any) -> int:
-    """One product of jax.nn.dot_product_attention by cuDNN: (b, t, n, d) by (b, s, k, d), or heads before positions."""
-    query, key = (variable.aval.shape for variable in equation.invars[:2])
-    heads_first = equation.params["layout"] == 1
-    positions = key[2] if heads_first else key[1]
-    return 2 * math.prod(query) * positions
-
-
-@rule("pallas_call")
-def _pallas(equation: Any) -> int:
-    """The kernel's own estimate; without one its body, once for each point of the grid."""
-    estimate = equation.params.get("cost_estimate")
-    if estimate is not None:
-        return int(estimate.flops)
-    grid = equation.params["grid_mapping"].grid
-    if not all(isinstance(size, int) for size in grid):
-        raise _no_rule("pallas_call with a dynamic grid")
-    return math.prod(grid) * sum(_count(inner, None) for inner in _inner(equation.params))
-
-
 def _count(jaxpr: Any, leave_out: str | None) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        if leave_out is not None and leave_out in str(equation.source_info.name_stack).split("/"):
-            continue
-        name = equation.primitive.name
-        inner = list(_inner(equation.params))
-        if name in RULES:
-            total += RULES[name](equation)
-        elif inner:
-            turns = equation.params.get("length", 1) if name == "scan" else 1
-            total += turns * sum(_count(body, leave_out) for body in inner)
-        elif name not in STANDARD and _may_multiply(equation):
-            raise _no_rule(f"the primitive '{name}'")
-    return total
+    scopes = lambda equation: str(equation.source_info.name_stack).split("/")
+    counted = (e for e in jaxpr.eqns if leave_out is None or leave_out not in scopes(e))
+    return sum(_operations(equation, leave_out) for equation in counted)
 
 
-def _may_multiply(equation: Any) -> bool:
-    """Whether an opaque primitive takes two arrays that a matrix product could take."""
-    shapes = [v.aval for v in equation.invars if hasattr(v.aval, "shape") and hasattr(v.aval, "dtype")]
-    return sum(len(a.shape) >= 2 and bool(jnp.issubdtype(a.dtype, jnp.floating)) for a in shapes) >= 2
+def _operations(equation: Any, leave_out: str | None) -> int:
+    params, name = equation.params, equation.primitive.name
+    for key in (params.get("target_name"), name):  # of a kernel that ffi_call calls, or of the primitive
+        if key in RULES:
+            return RULES[key](equation)
+    if params.get("cost_estimate") is not None:  # of a Pallas kernel
+        return params["cost_estimate"].flops
+    inner = [_count(jaxpr, leave_out) for jaxpr in _inner(params)]
+    if not inner and name not in _WITHOUT_PRODUCTS:
+        raise _opaque(equation)
+    return _times(equation) * (max(inner) if name == "cond" else sum(inner))
 
 
-def _no_rule(subject: str) -> UsageError:
-    return UsageError(
-        f"FLOPs of {subject} cannot be counted. Register a function of its equation with @runners.flops.rule(NAME)."
-    )
+def _times(equation: Any) -> int:
+    """How often the jaxprs of an equation run, over all devices."""
+    params = equation.params
+    match equation.primitive.name:
+        case "scan":
+            return params["length"]
+        case "shard_map":  # its shapes are those of one device's parts
+            return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
+        case "pallas_call":
+            grid = params["grid_mapping"].grid
+            if not all(isinstance(size, int) for size in grid):
+                raise _opaque(equation)
+            return math.prod(grid)
+    return 1
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
@@ -130,3 +69,91 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
                 yield item.jaxpr
             elif isinstance(item, core.Jaxpr):
                 yield item
+
+
+def _opaque(equation: Any) -> UsageError:
+    name = equation.primitive.name
+    if name == "pallas_call":
+        return UsageError(
+            f"The FLOPs of the Pallas kernel '{equation.params['name']}' cannot be counted: its grid is not static. "
+            f"Give its pallas_call a cost_estimate."
+        )
+    key = equation.params.get("target_name", name)
+    return UsageError(
+        f"The FLOPs of '{key}' (primitive {name}) cannot be counted: its work is hidden from JAX. Give "
+        f"runners.flops.RULES['{key}'] a function that counts an equation's FLOPs, or, inside a Pallas kernel, give "
+        f"the pallas_call a cost_estimate."
+    )
+
+
+def _dot_general(equation: Any) -> int:
+    ((contracted, _), _) = equation.params["dimension_numbers"]
+    return _products(equation, contracted)
+
+
+def _products(equation: Any, contracted: Any) -> int:
+    left = equation.invars[0].aval.shape
+    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+
+
+def _ragged_dot_general(equation: Any) -> int:
+    """Each row of the ragged dimension meets the matrix of its own group alone."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    total = _products(equation, contracted)
+    if numbers.lhs_ragged_dimensions[0] in contracted:  # the output has a leading dimension of groups
+        return total // equation.outvars[0].aval.shape[0]
+    return total
+
+
+def _convolution(equation: Any) -> int:
+    """Each output element sums over the kernel's places and input channels; padding counts."""
+    kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+    return 2 * math.prod(out) * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+
+
+def _fused_attention(products_per_score: int) -> Rule:
+    """cuDNN's attention: scores and weighted values forward; backward scores again and four products of gradients."""
+
+    def rule(equation: Any) -> int:
+        # (b, t, n, d) in layout 0, (b, n, t, d) in layout 1; the dimensions of query and value differ in the last one.
+        query, value, page_table = (equation.invars[i].aval.shape for i in (0, 2, 8))
+        if math.prod(page_table):  # keys and values lie in pages, of which a row reads some
+            raise _opaque(equation)
+        keys = value[2 if equation.params.get("layout") else 1]
+        rows = math.prod(query[:-1])
+        scores, mixed = (2 * rows * keys * dim for dim in (query[-1], value[-1]))
+        return (scores + mixed) * (products_per_score // 2) + scores * (products_per_score % 2)
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "dot_general": _dot_general,
+    "ragged_dot_general": _ragged_dot_general,
+    "conv_general_dilated": _convolution,
+    # By these names in jax._src.cudnn.fused_attention_stablehlo.
+    "dot_product_attention_fwd_wrapper": _fused_attention(2),
+    "dot_product_attention_bwd_wrapper": _fused_attention(5),
+}
+"""Counts of operations, by the name of their primitive or the target name of an `ffi_call`. Code that calls a kernel of
+its own adds the kernel's here."""
+
+
+_UNEXPORTED = """
+accum_grad_in_ref addupdate all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
+all_gather_start all_to_all_done all_to_all_start broadcast_to check cholesky_update create_linear dce_sink
+debug_callback debug_print delay dim_as_value dimension_size dma_start dma_wait empty empty_ref free_ref freeze
+from_edtype geqp3 geqrf get_global inspect_sharding io_callback iota_2x32_shape layout_constraint
+lu_pivots_to_permutation masked_load masked_swap mulhi multiple_of new_ref num_programs optimization_barrier ormqr
+pbroadcast pbroadcast_done pbroadcast_start philox2x32 philox4x32 pin platform_index ppermute_done ppermute_start
+precv preduced program_id psend psum_done psum_invariant psum_invariant_start psum_start pure_callback pvary
+random_clone random_unwrap random_wrap reciprocal reduce_scatter reduce_scatter_done reduce_scatter_start
+reduced_vary_cast_p reshard scatter-sub semaphore_read semaphore_signal semaphore_wait shape_assertion split stack
+stage threefry4x32 tie tile to_edtype unpin unreachable unreduced_psum unreduced_psum_start unreduced_reduce_scatter
+unreduced_reduce_scatter_start unstack vary_unreduced_cast_p with_memory_space_constraint zeros_like
+"""
+# JAX's own operations without matrix products: all that it exports, and those that it does not.
+_WITHOUT_PRODUCTS = {p.name for p in vars(core.primitives).values() if isinstance(p, core.Primitive)} | set(
+    _UNEXPORTED.split()
+)

@@ -29,7 +29,7 @@ from runners.session import Session, Updates
 from runners.vigil import watchdog
 from runners.warm_start import begin
 from tasks.batch import Batch
-from tasks.metrics import language_scalars
+from tasks.metrics import TokenCount, language_scalars
 from tasks.storage import Place
 
 # Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
@@ -38,6 +38,9 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
 AHEAD = 2
 REPORT_EVERY = 20.0  # seconds: drawing the page takes about one, and the last one is always drawn
+
+# Positions after which the device's count of tokens is read: long before it wraps around, and no update has as many.
+READ_TOKENS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,7 @@ class _Run:
             if not options.allow_changes:
                 require_same_data(self.extra["input"], self.program.input)
         self.start = int(self.state.step)
+        self.tokens, self.unread = self._tokens_so_far(), 0  # of the window, and positions since they were read
         self.log: Any = (
             _Nowhere()
             if not peers().primary
@@ -123,6 +127,14 @@ class _Run:
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
         self.report_written = self.began
+
+    def _tokens_so_far(self) -> TokenCount:
+        """Tokens of the window of metrics that training starts in."""
+        on_device = int(self.state.sums.tokens)
+        starts = self.start % self.program.log_every == 0  # the next update resets the device's count
+        # Checkpoints of earlier versions have the device's count alone.
+        total = self.extra.pop("window_tokens", 0 if starts else on_device % 2**32)
+        return TokenCount(total, 0 if starts else on_device)
 
     def run(self) -> int:
         # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
@@ -191,6 +203,9 @@ class _Run:
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
             self._report()  # of the steps before: the device is busy with this one meanwhile
+            self.unread += batch.inputs.size
+            if self.unread >= READ_TOKENS:
+                self._read_tokens()
             if step % self.program.log_every == 0 or step == self.program.num_steps:
                 self._ask(step)
             if self.program.eval_every and step % self.program.eval_every == 0:
@@ -218,6 +233,7 @@ class _Run:
         """Compiles the update that the batch of a step wants."""
         began = time.perf_counter()
         self.updates.of(batch)
+        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # refuses what cannot be counted now, not at the first report
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
             self.progress.say(f"Rows of {batch.inputs.shape[1]} from step {step} on (compiled in {seconds:.1f} s)")
@@ -230,7 +246,12 @@ class _Run:
         params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
-        self.shapes = collections.Counter()
+        self.shapes, self.unread = collections.Counter(), 0
+
+    def _read_tokens(self) -> None:
+        """Waits for the device's count of tokens, before it wraps around."""
+        self.tokens.read(int(self.state.sums.tokens))
+        self.unread = 0
 
     def _report(self) -> None:
         """Waits for metrics asked for, and writes them."""
@@ -246,7 +267,9 @@ class _Run:
         seconds = max(now - self.window_began - self.aside, 1e-9)
         steps = step - self.window_start
         self.window_began, self.window_start, self.aside = now, step, 0.0
-        self.extra["tokens_seen"] += totals["tokens"]
+        self.tokens.read(totals["tokens"])
+        self.extra["tokens_seen"] += self.tokens.total
+        self.tokens = TokenCount()
         positions = sum(count * rows * length for (rows, length), count in shapes.items())
         scalars = {
             **language_scalars(totals, self.program.input.byte_ratio),
@@ -293,8 +316,10 @@ class _Run:
         watchdog().rest()
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that goes on from here has the lines up to here
+        if step % self.program.log_every:  # else the window was reported, and the next update resets its sums
+            self._read_tokens()
         # A copy: the checkpoint is written while training goes on.
-        extra = self.extra | {"input": gathered(self.extra["input"])}
+        extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
         self.checkpoints.save(step, self.state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
 

@@ -135,7 +135,7 @@ def _handled(
 
     def stand_in(row):
         # Gradients of stacked layers are scattered where they arise (layers.weight), others behind each piece.
-        dim = dim_of(row.gradient_spec, axis) if row.stacked else None
+        dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
         shape = [size // mesh[axis] if at == dim else size for at, size in enumerate(row.shape)]
         return jnp.zeros(shape, task.gradient_dtype)
 
@@ -181,16 +181,20 @@ def _split(
     rows = only(task.batch_placement["tokens_bs"], axis)
     specs = (mine, rows, *(spec for _, spec in further))
     values = (*arguments, *(value for value, _ in further))
-    with gathering(any(row.stacked and dim_of(row.spec, axis) is not None for row in table)):
+    gathered = (row for row in table if row.stacked and not row.is_local)
+    with gathering(any(dim_of(row.spec, axis) is not None for row in gathered)):
         return jax.shard_map(body, in_specs=specs, out_specs=out_specs, axis_names={axis}, check_vma=False)(*values)
 
 
 def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
-    """The variables with weights outside of stacks whole; stacked ones are gathered layer by layer, where used."""
+    """The variables with weights outside of stacks whole; stacked ones are gathered layer by layer, where used.
+
+    Those of experts stay in parts.
+    """
 
     def one(row, value):
         dim = dim_of(row.spec, axis)
-        return value if dim is None or row.stacked else gather(value, axis, dim, row.spec)
+        return value if dim is None or row.stacked or row.is_local else gather(value, axis, dim, row.spec)
 
     return jax.tree.map(one, table.tree(lambda row: row), variables)
 

@@ -10,7 +10,7 @@ from flax import struct
 
 
 class MetricSums(struct.PyTreeNode):
-    """Sums since the last report; float32 scalars, tokens and steps int32."""
+    """Sums since the last report; float32 scalars, tokens (which wrap around, see TokenCount) and steps int32."""
 
     objective: jax.Array  # what is minimised, times `normalizer`
     normalizer: jax.Array  # what the objective and the reports are divided by for means
@@ -33,6 +33,22 @@ class MetricSums(struct.PyTreeNode):
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         return jax.tree.map(jnp.add, self, other)
+
+
+class TokenCount:
+    """Targets since the last report, exact though the device's count (`MetricSums.tokens`) wraps around at 2^32.
+
+    It is read before 2^32 more targets are counted.
+    """
+
+    def __init__(self, total: int = 0, on_device: int = 0):
+        """A count that stands at `total` when the device's stands at `on_device`."""
+        self.total, self._on_device = total, on_device
+
+    def read(self, on_device: int) -> None:
+        """Adds what the device has counted since it was read last."""
+        self.total += (on_device - self._on_device) % 2**32
+        self._on_device = on_device
 
 
 def language_scalars(sums: Mapping[str, Any], byte_ratio: float = 1.0) -> dict[str, float]:

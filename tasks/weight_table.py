@@ -33,6 +33,7 @@ class WeightRow:
     rate: float  # factor on the learning rate
     gradient_spec: P  # where its gradient lives while it is summed
     slot_spec: P  # where the optimizer's slots live that have its shape, and where it is updated
+    is_local: bool = False  # ZeRO's axis splits it by experts: a device works with its own part, which is not gathered
 
     @property
     def learned(self) -> bool:

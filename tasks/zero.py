@@ -24,7 +24,8 @@ class Zero:
     Behind stages 1 and 2 each device updates its part of the weights, and all gather the whole. A weight takes the axis
     at the first dimension that is not split and that the axis divides; layers of a stack are not split from each other.
     One without such a dimension is held whole. Weights that their own specs split over the axis are gathered and
-    scattered like those of stage 3.
+    scattered like those of stage 3; those of experts, if it splits experts from each other, stay where they are, and
+    tokens change devices.
     """
 
     stage: int
@@ -48,7 +49,7 @@ class Zero:
         """The table with the specs that weights, gradients and slots have on a mesh of these axis sizes.
 
         Raises:
-          UsageError: the mesh has no such axis, or it splits experts, or a dimension together with another axis.
+          UsageError: the mesh has no such axis, or it splits a dimension together with another axis.
         """
         if self.axis not in mesh:
             raise UsageError(f"ZERO_AXIS = {self.axis} is no axis of the mesh. {did_you_mean(self.axis, mesh)}")
@@ -56,11 +57,6 @@ class Zero:
         def placed(row: WeightRow) -> WeightRow:
             letters = row.key.rpartition("_")[2]
             dim = dim_of(row.spec[row.stacked :], self.axis)
-            if dim is not None and letters[dim : dim + 1] == "e":
-                raise UsageError(
-                    f"ZERO_AXIS = {self.axis} splits the experts of {row.path}, which would be gathered: choose "
-                    f"another axis, or ZERO_STAGE=none."
-                )
             if not row.learned:
                 if dim is not None:
                     raise UsageError(
@@ -76,7 +72,8 @@ class Zero:
                 )
             split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
-            return dataclasses.replace(row, **{name: split for name, stage in by_stage.items() if self.stage >= stage})
+            specs = {name: split for name, stage in by_stage.items() if self.stage >= stage}
+            return dataclasses.replace(row, **specs, is_local=dim is not None and letters[dim : dim + 1] == "e")
 
         return table.mapped(placed)
 

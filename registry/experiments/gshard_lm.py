@@ -213,7 +213,9 @@ class MoeLm(GShardLm):
         expert_in_emf=P("data", None, "model"),
         expert_out_efm=P("data", "model", None),
     )
-    OPTIONAL_WEIGHTS: Specs = GShardLm.OPTIONAL_WEIGHTS | Specs(expert_gate_emf=P("data", None, "model"))
+    OPTIONAL_WEIGHTS: Specs = GShardLm.OPTIONAL_WEIGHTS | Specs(
+        ffn_gate_mf=P(None, "model"), expert_gate_emf=P("data", None, "model")
+    )
     ACTIVATIONS: Specs = GShardLm.ACTIVATIONS | Specs(
         group_gsm=P("data", None, None),
         combine_gsec=P("data", None, None, None),
@@ -249,9 +251,13 @@ class MoeLm(GShardLm):
 
     def experts(self) -> fdl.Config:
         """The mixture of experts."""
-        tokens = self.BATCH_SIZE * self.SEQ_LEN // max(1, self.MICROBATCHES)
-        if self.NUM_GROUPS < 1 or tokens % self.NUM_GROUPS:
-            raise UsageError(f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a (micro-)batch.")
+        for rows, length in self.update_shapes():
+            tokens = rows * length // max(1, self.MICROBATCHES)
+            if self.NUM_GROUPS < 1 or tokens % self.NUM_GROUPS:
+                raise UsageError(
+                    f"NUM_GROUPS = {self.NUM_GROUPS} must be at least 1 and divide the {tokens} tokens of a "
+                    f"(micro-)batch with rows of {length}."
+                )
         return self.layer(
             MixtureOfExperts,
             activations=self.ACTIVATIONS.of(MixtureOfExperts),

@@ -133,6 +133,14 @@ class LanguageData(DataSources):
             raise UsageError(f"LENGTH_START = {start} must be below SEQ_LEN = {self.SEQ_LEN}.")
         return tuple(range(start, self.SEQ_LEN, multiple))
 
+    def update_shapes(self) -> list[tuple[int, int]]:
+        """(rows, positions) of all batches that updates see, each once, in order: `shapes()` of Train()'s input."""
+        if self.UPDATE_LEN is not None:
+            return [(self.BATCH_SIZE, self.UPDATE_LEN)]
+        pieces = lambda length: self.SEQ_LEN // max(length, 1) if self.STAGED_ROWS == "reshape" else 1
+        lengths = dict.fromkeys((*self.stage_lengths(), self.SEQ_LEN))
+        return [(self.BATCH_SIZE * pieces(length), length) for length in lengths]
+
     def warm_start(self) -> fdl.Config | None:
         """Where weights come from, where not from initial values."""
         if self.WARM_START is None:

@@ -6,7 +6,6 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from layers.initializers import Constant
-from layers.norm import LayerNorm, RMSNorm
 from layers.specs import P, Specs
 from registry.experiments.decoder import DecoderLm
 
@@ -127,17 +126,13 @@ class MuLm(DecoderLm):
         return 1.0
 
     def norm(self) -> fdl.Config:
-        if self.NORM == "layer":
-            if self.NORM_SCALE == "scalar":
-                raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
-            gains = {"use_scale": self.NORM_SCALE != "none", "use_bias": self.USE_BIAS}
-            return self.layer(LayerNorm, **gains, **self.epsilon)
-        return self.layer(
-            RMSNorm,
-            **self.epsilon,
-            use_scale=self.NORM_SCALE != "none",
-            scalar_scale=self.NORM_SCALE == "scalar",
-        )
+        config = super().norm()
+        config.use_scale = self.NORM_SCALE != "none"
+        if self.NORM == "rms":
+            config.scalar_scale = self.NORM_SCALE == "scalar"
+        elif self.NORM_SCALE == "scalar":
+            raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
+        return config
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()

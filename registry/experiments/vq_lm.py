@@ -252,7 +252,7 @@ class VQLm(DecoderLm):
         return config
 
     def mixer(self) -> fdl.Config:
-        base = {"ATTENTION_WINDOW": None, "QK_NORM": "none", "NORM_EPSILON": None}
+        base = {"ATTENTION_WINDOW": None, "QK_NORM": "none", "NORM": "rms", "NORM_EPSILON": None}
         for knob, unset in base.items():
             if getattr(self, knob) != unset:
                 raise UsageError(f"{knob} = {getattr(self, knob)} does nothing in this family: leave it {unset}.")

@@ -79,6 +79,34 @@ def test_an_entry_needs_a_docstring():
             pass
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny.StdlibTiny",
+        "gpt.GptStdlib",
+        "gpt2.Gpt2Small",
+        "little_gpt.LittleGpt127M",
+        "gshard.DenseLm8B2x2",
+        "gshard.MoeLm8x2B",
+        "wiki_bert.MLPerfBertDense13B32x32",
+        "mu.MuTiny",
+        "zero.ZeroTestStage1",
+    ],
+)
+@pytest.mark.parametrize(("norm", "default"), [("rms", 1e-6), ("layer", 1e-5)])
+def test_no_epsilon_is_the_default_of_the_norm(name, norm, default):
+    model = build(resolve(name, [f"NORM={norm}", "NORM_EPSILON=none"]).Task(), "task").model
+    block = getattr(model.stack.block, "blocks", (model.stack.block,))[-1]
+    assert {layer.epsilon for layer in (model.final_norm, block.mixer_norm)} == {default}
+    assert block.mixer.epsilon == 1e-6  # of norms inside attention
+
+
+@pytest.mark.parametrize("knob", ["NORM=layer", "NORM_EPSILON=1e-5"])
+def test_norms_that_a_family_does_not_have_are_refused(knob):
+    with pytest.raises(UsageError, match="does nothing in this family"):
+        resolve("vq.VQStdlib", [knob]).Task()
+
+
 def test_owner_names_who_set_a_knob():
     assert owner(StdlibTiny, "SEQ_LEN") == "tiny.StdlibTiny"
     assert owner(StdlibTiny, "NUM_HEADS") == "decoder.DecoderLm"
@@ -231,12 +259,3 @@ def test_check_accepts_what_is_right():
     check(Small())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4))())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), MICROBATCHES=4, GATED=True, USE_BIAS=True, NORM="layer")())
-
-
-@pytest.mark.parametrize("settings", [["NORM=rms", "QK_NORM=rms"], ["NORM=layer"]])
-def test_no_norm_epsilon_is_the_norm_s_own_in_every_family(settings):
-    default = {"rms": 1e-6, "layer": 1e-5}[settings[0].partition("=")[2]]
-    for name in ("tiny.StdlibTiny", "mu.MuTiny", "gpt.GptStdlib", "gshard.DenseLm8B2x2"):
-        experiment = resolve(name, [*settings, "NORM_EPSILON=none"], smoke=True)
-        check(experiment)
-        assert build(experiment.Task(), "task").model.final_norm.epsilon == default

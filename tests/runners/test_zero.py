@@ -12,7 +12,9 @@ import pytest
 from layers.errors import UsageError
 from layers.specs import P, Specs
 from registry.build import build
+from registry.checks import check
 from registry.experiments.gpt_lm import GptLm
+from registry.experiments.gshard import MoeLm8x2B
 from registry.experiments.zero import ZeroLm
 from registry.resolve import resolve
 from registry.snapshot import weight_summary
@@ -341,7 +343,76 @@ def test_bad_requests(knobs, said):
         Session(Sheet.derive(**knobs)())
 
 
-def test_experts_are_not_gathered():
-    experiment = resolve("gshard.MoeLm8x2B", ["ZERO_STAGE=1", "DEVICE_MESH_SHAPE=8,1"], smoke=True)
-    with pytest.raises(UsageError, match="splits the experts"):
-        Session(experiment)
+Experts = MoeLm8x2B.Smoke()
+EXPERTS = {
+    "NUM_LAYERS": 2,
+    "SECOND_EXPERT": "all",  # no random numbers, which each device has of its own
+    "AUX_LOSS": 0.1,
+    "ROUTER_Z_LOSS": 0.1,
+    "CAPACITY_FACTOR": 1.0,  # groups of other sizes would drop other tokens
+    "OPTIMIZER": "adamw",
+    "WARMUP_STEPS": 0,
+    "LEARNING_RATE": 1e-3,
+    "LOSS_NORMALIZER": "positions",
+}
+
+
+def update_of_experts(stage, shape, **knobs):
+    """Metrics and weights of one update, as numbers."""
+    experiment = Experts.derive(**EXPERTS, ZERO_STAGE=stage, DEVICE_MESH_SHAPE=shape, **knobs)()
+    session = Session(experiment)
+    with session.placed():
+        batch, _ = next(session.batches(session.train.input))
+        state = session.settle(session.compile_step(batch)(session.init(), batch, session.seed))
+    return jax.tree.map(np.asarray, (state.sums, state.variables))
+
+
+def same_update(found, expected):
+    (sums, variables), (expected, weights) = found, expected
+    assert expected.reports["router_dropped"] > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), sums, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), variables, weights)
+
+
+@pytest.fixture(scope="module")
+def experts_without_zero():
+    return update_of_experts(None, (8, 1))
+
+
+@pytest.mark.parametrize(("stage", "shape"), [(1, (8, 1)), (2, (4, 2)), (3, (8, 1))])
+def test_experts_stay_where_they_are(stage, shape, experts_without_zero):
+    """Losses, statistics of routing and new weights are those of the compiler's exchanges, on any number of devices."""
+    same_update(update_of_experts(stage, shape), experts_without_zero)
+
+
+@pytest.mark.slow
+def test_experts_of_accumulated_gradients():
+    knobs = {"MICROBATCHES": 2, "BATCH_SIZE": 8, "GATED_EXPERTS": True, "GATED": True, "ROUTING": "expert_choice"}
+    same_update(*(update_of_experts(stage, (4, 2), **knobs) for stage in (3, None)))
+
+
+def test_experts_keep_their_spec():
+    """Whatever the stage; the rest is split as that of any model."""
+    task = build(Experts.derive(ZERO_STAGE=3)().Task(), "task")
+    for row, placed in zip(task.weight_table(), placed_table(task, {"data": 8, "model": 1}), strict=True):
+        of_experts = row.key.startswith("expert_")
+        assert placed.is_local == of_experts
+        assert (placed.spec == placed.slot_spec == row.spec) if of_experts else "data" in placed.spec
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        (
+            {"NUM_GROUPS": 4},
+            "The 8 devices of mesh axis 'data', which work on their own rows, must divide num_groups = 4",
+        ),
+        (
+            {"WEIGHTS": Experts.WEIGHTS | Specs(expert_out_efm=P(None, "model", "data"))},
+            "'data' splits the experts of WEIGHTS.expert_in_emf, but not those of WEIGHTS.expert_out_efm",
+        ),
+    ],
+)
+def test_bad_requests_of_experts(knobs, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check(Experts.derive(ZERO_STAGE=1, **knobs)(), {"data": 8, "model": 1})

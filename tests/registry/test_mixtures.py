@@ -1,0 +1,45 @@
+"""Mixtures of experts as experiments: the groups of all batches, and one layout for products that are made as one."""
+
+import pytest
+
+from layers.errors import UsageError
+from registry.build import build
+from registry.experiments.gshard import MoeLm8x2B
+from registry.index import entries
+from registry.resolve import find
+
+Small = MoeLm8x2B.Smoke().derive(NUM_STEPS=100)
+STAGED = {"STAGED_STEPS": 4, "LENGTH_STAGES": (4, 16)}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"UPDATE_LEN": 4},
+        {"MICROBATCHES": 2},
+        {"UPDATE_LEN": 16, "MICROBATCHES": 4},
+        STAGED,
+        STAGED | {"STAGED_ROWS": "reshape"},
+        {"SEQ_LEN": 48, "LENGTH_START": 8, "LENGTH_MULTIPLE": 8, "STAGED_STEPS": 10},
+    ],
+)
+def test_groups_are_refused_that_a_batch_of_an_update_does_not_fill(knobs):
+    experiment = Small.derive(**knobs)
+    shapes = build(experiment().Train(), "train").input.shapes()
+    assert experiment().update_shapes() == shapes
+    for groups in (8, 12, 32, 48, 64, 128):
+        candidate = experiment.derive(NUM_GROUPS=groups)()
+        if all(rows * length // experiment.MICROBATCHES % groups == 0 for rows, length in shapes):
+            candidate.Task()
+        else:
+            with pytest.raises(UsageError, match=f"NUM_GROUPS = {groups} must be at least 1 and divide the"):
+                candidate.Task()
+
+
+def test_matrices_of_one_product_have_one_layout():
+    """The compiler would rearrange one of them in each layer and update."""
+    for template in {base for name in entries() for base in find(name).__mro__ if hasattr(base, "OPTIONAL_WEIGHTS")}:
+        rows = template.WEIGHTS | template.OPTIONAL_WEIGHTS
+        for into, gate in (("ffn_in_mf", "ffn_gate_mf"), ("expert_in_emf", "expert_gate_emf")):
+            assert gate not in rows or rows[into] == rows[gate], (template, into)
