@@ -18,6 +18,7 @@ import runners
 import tasks
 from registry.experiment import Experiment, cls_key
 from registry.snapshot import flat_config
+from runners.flags import given_module_flags
 from runners.peers import peers
 from runners.session import Session
 from runners.workdir import PACKAGES
@@ -84,4 +85,5 @@ def _other_flags(options: argparse.Namespace) -> list[str]:
         "stream",
     )
     named = ("mode", "exp", "set", "smoke", "workdir")
-    return [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
+    others = [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
+    return [*others, *given_module_flags()]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from runners.flags import Parser, exit_code, prepare_devices
+from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.name_maps import FORMATS
 from tasks.storage import place
 
@@ -25,20 +25,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown verb, flag or format, or a flag that is missing or of the other verb.
     """
-    parser = Parser("runners.convert", __doc__)
-    parser.add_argument("verb", help=" | ".join(VERBS))
-    add = parser.add_argument
-    add("--format", help=" | ".join(FORMATS))
-    add("--from", dest="source", metavar="FILE", help="import: .safetensors, .pt, .pth, .bin, an index or its folder")
-    add("--exp", help="import: the experiment that the weights are for")
-    add("--workdir", help="the run folder, to be made or to be read")
-    add("--to", metavar="FILE.safetensors", help="export: the file to write")
-    add("--checkpoint", help="export: last (the default), best or a step")
-    add("--smoke", action="store_true", default=None, help="import: the experiment made small")
-    add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
-    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
-    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
-    options = parser.parse_known(arguments)
+    options = parse_with_modules(_parser, arguments)
     if options.verb not in VERBS:
         raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
     for name in VERBS[options.verb]:
@@ -51,6 +38,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.format not in FORMATS:
         raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
     return options
+
+
+def _parser() -> Parser:
+    parser = Parser("runners.convert", __doc__, with_absl=True)
+    parser.add_argument("verb", help=" | ".join(VERBS))
+    add = parser.add_argument
+    add("--format", help=" | ".join(FORMATS))
+    add("--from", dest="source", metavar="FILE", help="import: .safetensors, .pt, .pth, .bin, an index or its folder")
+    add("--exp", help="import: the experiment that the weights are for")
+    add("--workdir", help="the run folder, to be made or to be read")
+    add("--to", metavar="FILE.safetensors", help="export: the file to write")
+    add("--checkpoint", help="export: last (the default), best or a step")
+    add("--smoke", action="store_true", default=None, help="import: the experiment made small")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
+    add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
+    add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,6 +77,7 @@ def _import(options: argparse.Namespace) -> int:
 
     _refuse_checkpoints(options.workdir)
     experiment = resolve(options.exp, options.set, smoke=bool(options.smoke), imports=options.imports)
+    check_module_flags(options)
     session = Session(experiment)
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
@@ -116,6 +121,7 @@ def _export(options: argparse.Namespace) -> int:
     before = recorded(options.workdir)
     chosen: Any = {"smoke": before["smoke"], "imports": options.imports}
     experiment = resolve(before["experiment"], [*before["overrides"], *options.set], **chosen)
+    check_module_flags(options)
     session = Session(experiment)
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
@@ -149,7 +155,7 @@ def _refuse_checkpoints(workdir: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Converts; a known error ends in one sentence and its exit code."""
-    return exit_code(lambda given: run(parse(given)), arguments)
+    return run_app(parse, run, arguments)
 
 
 if __name__ == "__main__":
