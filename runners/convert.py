@@ -37,6 +37,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                 raise UsageError(f"{FLAGS.get(name, f'--{name}')} is for {verb}, not for {options.verb}.")
     if options.format not in FORMATS:
         raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
+    options.command = ("python", "-m", "runners.convert", *arguments)
     return options
 
 
@@ -71,6 +72,7 @@ def _import(options: argparse.Namespace) -> int:
     from runners import renaming
     from runners.checkpoints import Checkpoints
     from runners.foreign_files import read_arrays
+    from runners.history import start_of
     from runners.name_maps import name_map
     from runners.session import Session
     from runners.workdir import open_workdir, sole_use
@@ -97,7 +99,9 @@ def _import(options: argparse.Namespace) -> int:
         checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
         checkpoints.close()
         # Last, so that what was cut short is no run folder that would train from other weights.
-        open_workdir(options.workdir, experiment, session.mesh_shape)
+        parent = {"file": options.source, "format": options.format}
+        start = start_of(options, experiment)
+        open_workdir(options.workdir, experiment, session.mesh_shape, start=start, parent=parent)
     _say(names, experiment)
     size = sum(row.size for row in table)
     print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)

@@ -99,13 +99,14 @@ class Parser(argparse_flags.ArgumentParser):
 def parse_with_modules(parser: Callable[[], Parser], arguments: Sequence[str]) -> argparse.Namespace:
     """The flags of a command, and the absl flags that modules named by its --import define.
 
-    Only a command line that has such flags imports the modules here, before processes have joined.
+    Only a command line that sets or lists such flags imports the modules here, before processes have joined.
 
     Raises:
       UsageError: an unknown flag, a value of the wrong type, or a module that cannot be imported.
     """
-    options, unknown = parser().parse_some(arguments)
-    if unknown and options.imports:
+    known = [argument for argument in arguments if argument != "--helpfull"]
+    options, unknown = parser().parse_some(known)
+    if options.imports and (unknown or len(known) < len(arguments)):
         from registry.resolve import load
 
         prepare_devices(options.host_devices)  # a module may ask for devices

@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.workdir = f"plans/{options.exp}-{machine}"
     if not options.workdir and (options.mode != "train_vocab" or options.exp is None):
         raise UsageError("Say where the run lives: --workdir=runs/NAME.")
+    options.command = ("python", "-m", "runners.main", *arguments)
     return options
 
 
@@ -168,6 +169,7 @@ def _run(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
     from runners.agreement import require_same_data_everywhere, require_same_run
     from runners.checkpoints import require_checkpoints
+    from runners.history import start_of
     from runners.session import Session
     from runners.warm_start import check_warm_start
     from runners.workdir import open_workdir, recorded, require_same_vocabulary
@@ -202,7 +204,9 @@ def _run(options: argparse.Namespace) -> int:
         check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
         return _train(options, session)
     record = {"allow_changes": options.allow_changes, "record": options.mode == "profile"}
-    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
+    workdir = open_workdir(
+        options.workdir, experiment, session.mesh_shape, start=start_of(options, experiment), **record
+    )
     if options.mode == "profile":
         from runners.profile import profile
 
@@ -217,11 +221,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, session) -> int:
+    from runners.history import start_of
     from runners.train import TrainOptions, train
     from runners.workdir import open_workdir, sole_use
     from tasks.storage import place
 
+    start = start_of(options, session.experiment)
     chosen = TrainOptions(
+        start=start,
         tensorboard=options.tensorboard,
         wandb=options.wandb,
         profile_at=options.profile_at,
@@ -229,9 +236,8 @@ def _train(options: argparse.Namespace, session) -> int:
         allow_changes=options.allow_changes,
     )
     with sole_use(place(options.workdir)):
-        folder = open_workdir(
-            options.workdir, session.experiment, session.mesh_shape, allow_changes=options.allow_changes
-        )
+        record = {"allow_changes": options.allow_changes, "start": start}
+        folder = open_workdir(options.workdir, session.experiment, session.mesh_shape, **record)
         return train(session, folder, chosen)
     raise AssertionError  # sole_use() lets no error pass
 

@@ -152,9 +152,12 @@ def test_flags_that_a_module_may_not_have_or_must_have(module, capsys, text, say
     assert says.format(name) in capsys.readouterr().err
 
 
-def test_help_ends_well_and_names_verbosity(capsys):
+def test_help_ends_well_and_lists_flags_of_modules(module, capsys):
     assert main.main(["--help"]) == 0
     assert "--verbosity=1" in capsys.readouterr().out
+    name = module("flagged_four", MODULE.format("four"))
+    assert main.main([f"--import={name}", "--helpfull"]) == 0
+    assert "--four_echo: a text" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -181,9 +181,7 @@ def test_checkpoints_of_another_size_are_refused_and_kept(copy, command):
 
 
 def test_a_longer_run_goes_on_from_the_end(copy, command):
-    done = command(
-        "runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42", "--allow_changes"
-    )
+    done = command("runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42")
     assert done.returncode == 0, done.stderr
     train = [line for line in lines(copy) if line["split"] == "train"]
     assert [line["step"] for line in train][-2:] == [35, 42]
