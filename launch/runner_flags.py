@@ -1,10 +1,12 @@
 """What stands behind `--`, judged by the runner itself before anything is started or queued."""
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from layers.errors import UsageError
+from runners.flags import check_module_flags
 from runners.main import parse
 
 OURS = ("--coordinator", "--num_processes", "--process_id")  # the launcher, or what it launches with, says these
@@ -22,13 +24,26 @@ def checked(flags: Sequence[str], also_ours: Sequence[str] = ()) -> argparse.Nam
     for flag in flags:
         if (name := flag.partition("=")[0]) in (*OURS, *also_ours):
             raise UsageError(f"{name} is the launcher's to say: leave it out behind `--`.")
-    options = parse(flags)
-    if options.exp is not None:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # for the modules of experiments; no device is looked for
-        from registry.resolve import resolve
+    with _without_accelerators():
+        options = parse(flags)
+        if options.exp is not None:
+            from registry.resolve import resolve
 
-        resolve(options.exp, options.set, smoke=options.smoke, imports=options.imports)
+            resolve(options.exp, options.set, smoke=options.smoke, imports=options.imports)
+            check_module_flags(options)
     return options
+
+
+@contextlib.contextmanager
+def _without_accelerators() -> Iterator[None]:
+    """Inside, modules that are imported look for no device. What is launched gets the environment as it was."""
+    is_set = "JAX_PLATFORMS" in os.environ
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ["JAX_PLATFORMS"]
 
 
 def require_shared(workdir: str | None, mounts: Sequence[str], elsewhere: str) -> None:

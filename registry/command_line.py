@@ -29,6 +29,9 @@ USAGE = """python -m registry VERB ...
   new BASE NAME       write the first lines of a new experiment, NAME being module.Class"""
 
 
+MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that a mesh follows from
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs one verb; returns the exit code."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here computes: leave accelerators alone
@@ -158,15 +161,42 @@ def _diff(options: argparse.Namespace) -> int:
     if rest:
         right = stored[1] or snapshot(_resolve(options, rest[0]))
     elif stored[0]:  # a run folder against today's class of that name
-        options.smoke = left["smoke"]
-        right = snapshot(_resolve(options, left["experiment"], [*left["overrides"], *options.set]))
+        right = _today(options, left)
     elif options.set:
         right = snapshot(_resolve(options, a))
     else:
         raise UsageError("diff of one name needs --set=..., or a second name.")
+    if any(stored):
+        left, right = (side if "versions" in side else {**side, **_made_now(options, side)} for side in (left, right))
     difference = diff(left, right)
     _print(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
+
+
+def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+    """The experiment of a run folder, of today's class; if that is gone, of the configs that the folder holds."""
+    from registry.snapshot import rebuilt, snapshot
+    from registry.values import show
+
+    options.smoke = stored["smoke"]
+    try:
+        experiment = _resolve(options, stored["experiment"], [*stored["overrides"], *options.set])
+        # On the devices of the run: a small experiment has the mesh of those at hand, others may take all there are.
+        same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)
+        return snapshot(experiment, stored["mesh"] if same else None)
+    except UsageError as error:
+        if options.set or "fiddle" not in stored:
+            raise
+        reason = str(error).partition("\n")[0]
+        print(f"{reason} Compared with what today's code builds of the recorded configs.", file=sys.stderr)
+        return rebuilt(stored)
+
+
+def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, Any]:
+    from registry.provenance import made_now
+
+    name = side["experiment"].rpartition(".")[0]
+    return made_now((*options.imports, name))
 
 
 def _check(options: argparse.Namespace) -> int:

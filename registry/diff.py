@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from registry.provenance import made_by
 from registry.snapshot import Snapshot
 
 Difference = dict[str, Any]
 
 
 def diff(a: Snapshot, b: Snapshot) -> Difference:
-    """Differences from `a` to `b`; lists are empty where the two are equal.
+    """Differences from `a` to `b`; lists are empty where the two are equal. "code" is filled in whether it differs or
+    not, and does not count as a difference.
 
     A config path that only one side has stands with None on the other. Paths under a class that differs are left out
     where the other side lacks them: the class says it.
@@ -25,7 +27,14 @@ def diff(a: Snapshot, b: Snapshot) -> Difference:
             if key in b["totals"] and a["totals"][key] != b["totals"][key]
         },
         "mesh": [] if a["mesh"] == b["mesh"] else [a["mesh"], b["mesh"]],
+        "code": _code(a, b),
     }
+
+
+def _code(a: Snapshot, b: Snapshot) -> Difference:
+    """Which code made each side; nothing if it is not known of both."""
+    made = {"a": made_by(a), "b": made_by(b)}
+    return made if all(made.values()) else {}
 
 
 def is_equal(difference: Difference) -> bool:

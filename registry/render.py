@@ -203,8 +203,33 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
     if data["totals"]:
         rows = [(key, *_total_change(key, t["a"], t["b"])) for key, t in data["totals"].items()]
         out.print(table(("total", "a", "b", "b / a"), rows, title="Totals", right=("a", "b", "b / a")))
+    if data["code"]:
+        _made_by(data["code"], out)
     if not any(data[key] for key in ("knobs", "config", "weights", "totals", "mesh")):
         out.print("No difference.")
+
+
+def _made_by(data: dict[str, Any], out: Console) -> None:
+    """The code of both sides, and the packages whose versions differ."""
+    a, b = data["a"], data["b"]
+    rows = [(name, *(_checkout(side["code"].get(name)) for side in (a, b))) for name in {**a["code"], **b["code"]}]
+    packages = {**a["versions"], **b["versions"]}
+    versions = [(name, *(side["versions"].get(name, "-") for side in (a, b))) for name in packages]
+    out.print(table(("code", "a", "b"), [*rows, *(row for row in versions if row[1] != row[2])], title="Code"))
+    for name, side in data.items():
+        if side["kinds"] > 1:
+            out.print(
+                f"{name} was started {side['starts']} times, with {side['kinds']} states of the code. This is the last "
+                f"one; `starts` in its experiment.json lists all."
+            )
+
+
+def _checkout(code: dict[str, Any] | None) -> str:
+    """`0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
+    if code is None:
+        return "-"
+    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
+    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))
 
 
 def _weight_change(row: dict[str, Any]) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from typing import Any
 import fiddle as fdl
 import jax
 import numpy as np
+from fiddle.experimental import serialization
 
 from layers.errors import UsageError
 from layers.specs import Specs, show_spec
-from registry.build import build
+from registry.build import build, from_json
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import ROOTS, field_names, get_field, is_row
 from registry.values import show
@@ -38,7 +39,11 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
 
 def flat_config(experiment: Experiment) -> dict[str, str]:
     """Every field of what Task(), Train() and Test() return, under its path."""
-    return {path: value for root, method in ROOTS.items() for path, value in flat(getattr(experiment, method)(), root)}
+    return _flat_configs({root: getattr(experiment, method)() for root, method in ROOTS.items()})
+
+
+def _flat_configs(configs: Mapping[str, fdl.Config]) -> dict[str, str]:
+    return {path: value for root, config in configs.items() for path, value in flat(config, root)}
 
 
 def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -62,7 +67,11 @@ def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
-    task = build(experiment.Task(), "task")
+    return _weight_summary(cls_key(type(experiment)), experiment.Task(), mesh)
+
+
+def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> dict[str, Any]:
+    task = build(config, "task")
     table = placed_table(task, mesh)
     table.check(mesh)
     rows = [
@@ -90,7 +99,7 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
         "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.learned),
         "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
     }
-    return {"experiment": cls_key(type(experiment)), "mesh": dict(mesh), "weights": rows, "totals": totals}
+    return {"experiment": name, "mesh": dict(mesh), "weights": rows, "totals": totals}
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
@@ -128,3 +137,30 @@ def _with_texts(loaded: Snapshot) -> Snapshot:
         return loaded
     knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
     return {**loaded, "knobs": knobs, "config": loaded["config_text"]}
+
+
+def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
+    """The configs of Task(), Train() and Test() that a run folder holds, under "task", "train" and "test".
+
+    Raises:
+      UsageError: there are none, or they name classes that no longer exist.
+    """
+    try:
+        return {root: from_json(json.dumps(stored["fiddle"][root])) for root in ROOTS}
+    except KeyError as error:
+        raise UsageError(f"The record of {stored['experiment']} has no configs (no {error}).") from error
+    except (ImportError, AttributeError, TypeError, ValueError, serialization.UnserializableValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"The configs that {stored['experiment']} was run with cannot be read: {reason}.") from error
+
+
+def rebuilt(stored: Snapshot) -> Snapshot:
+    """A run's experiment as today's code builds it from the configs in its folder; its class may be gone.
+
+    Raises:
+      UsageError: they cannot be read or built.
+    """
+    configs = stored_configs(stored)
+    decided = {key: stored[key] for key in ("experiment", "smoke", "overrides", "knobs")}
+    weights = _weight_summary(stored["experiment"], configs["task"], stored["mesh"])
+    return {**decided, "config": _flat_configs(configs), **weights}

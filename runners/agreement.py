@@ -1,26 +1,19 @@
 """Do all processes of a run do the same? What each is about to do is compared before anything is."""
 
 import argparse
-import hashlib
 import importlib.metadata
-import inspect
 import os
 import platform
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
-import layers
-import registry
-import runners
-import tasks
 from registry.experiment import Experiment, cls_key
+from registry.provenance import PACKAGES, digest, short_digest
 from registry.snapshot import flat_config
+from runners.flags import given_module_flags
 from runners.peers import peers
 from runners.session import Session
-from runners.workdir import PACKAGES
 
 
 def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
@@ -39,8 +32,8 @@ def require_same_run(experiment: Experiment, overrides: Sequence[str], options: 
         **{name: os.environ.get(name, "nothing") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
         "Python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
-        "code": code_digest((*options.imports, type(experiment).__module__)),
-        "config": _digest(repr(sorted(flat_config(experiment).items())).encode()),
+        "code": digest((*options.imports, type(experiment).__module__)),
+        "config": short_digest(repr(sorted(flat_config(experiment).items())).encode()),
         "flags": " ".join(_other_flags(options)) or "nothing",
     }
     peers().agree(card)
@@ -55,22 +48,6 @@ def require_same_data_everywhere(session: Session, mode: str) -> None:
     peers().agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
 
 
-def code_digest(modules: Sequence[str] = ()) -> str:
-    """A digest of this program's source, and of some other modules'."""
-    roots = [Path(package.__path__[0]) for package in (layers, tasks, registry, runners)]
-    files = [
-        (f"{root.name}/{path.relative_to(root).as_posix()}", path) for root in roots for path in root.rglob("*.py")
-    ]
-    for name in modules:
-        if (module := sys.modules.get(name)) is not None and (source := inspect.getsourcefile(module)) is not None:
-            files.append((name, Path(source)))
-    return _digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in sorted(set(files))))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
 def _other_flags(options: argparse.Namespace) -> list[str]:
     """Flags that say what is done, beside those that a card names and those that differ by process."""
     own = (
@@ -83,5 +60,6 @@ def _other_flags(options: argparse.Namespace) -> list[str]:
         "wandb",
         "stream",
     )
-    named = ("mode", "exp", "set", "smoke", "workdir")
-    return [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
+    named = ("command", "mode", "exp", "set", "smoke", "workdir")
+    others = [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
+    return [*others, *given_module_flags()]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from runners.flags import Parser, exit_code, prepare_devices
+from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.name_maps import FORMATS
 from tasks.storage import place
 
@@ -25,7 +25,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown verb, flag or format, or a flag that is missing or of the other verb.
     """
-    parser = Parser("runners.convert", __doc__)
+    options = parse_with_modules(_parser, arguments)
+    if options.verb not in VERBS:
+        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+    for name in VERBS[options.verb]:
+        if not getattr(options, name):
+            raise UsageError(f"{options.verb} needs {FLAGS.get(name, f'--{name}')}.")
+    for verb, names in ONLY.items():
+        for name in names:
+            if verb != options.verb and getattr(options, name) is not None:
+                raise UsageError(f"{FLAGS.get(name, f'--{name}')} is for {verb}, not for {options.verb}.")
+    if options.format not in FORMATS:
+        raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
+    options.command = ("python", "-m", "runners.convert", *arguments)
+    return options
+
+
+def _parser() -> Parser:
+    parser = Parser("runners.convert", __doc__, with_absl=True)
     parser.add_argument("verb", help=" | ".join(VERBS))
     add = parser.add_argument
     add("--format", help=" | ".join(FORMATS))
@@ -38,19 +55,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
     add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
-    options = parser.parse_known(arguments)
-    if options.verb not in VERBS:
-        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
-    for name in VERBS[options.verb]:
-        if not getattr(options, name):
-            raise UsageError(f"{options.verb} needs {FLAGS.get(name, f'--{name}')}.")
-    for verb, names in ONLY.items():
-        for name in names:
-            if verb != options.verb and getattr(options, name) is not None:
-                raise UsageError(f"{FLAGS.get(name, f'--{name}')} is for {verb}, not for {options.verb}.")
-    if options.format not in FORMATS:
-        raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
-    return options
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,12 +72,14 @@ def _import(options: argparse.Namespace) -> int:
     from runners import renaming
     from runners.checkpoints import Checkpoints
     from runners.foreign_files import read_arrays
+    from runners.history import start_of
     from runners.name_maps import name_map
     from runners.session import Session
     from runners.workdir import open_workdir, sole_use
 
     _refuse_checkpoints(options.workdir)
     experiment = resolve(options.exp, options.set, smoke=bool(options.smoke), imports=options.imports)
+    check_module_flags(options)
     session = Session(experiment)
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
@@ -92,7 +99,9 @@ def _import(options: argparse.Namespace) -> int:
         checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
         checkpoints.close()
         # Last, so that what was cut short is no run folder that would train from other weights.
-        open_workdir(options.workdir, experiment, session.mesh_shape)
+        parent = {"file": options.source, "format": options.format}
+        start = start_of(options, experiment)
+        open_workdir(options.workdir, experiment, session.mesh_shape, start=start, parent=parent)
     _say(names, experiment)
     size = sum(row.size for row in table)
     print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)
@@ -116,6 +125,7 @@ def _export(options: argparse.Namespace) -> int:
     before = recorded(options.workdir)
     chosen: Any = {"smoke": before["smoke"], "imports": options.imports}
     experiment = resolve(before["experiment"], [*before["overrides"], *options.set], **chosen)
+    check_module_flags(options)
     session = Session(experiment)
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
@@ -149,7 +159,7 @@ def _refuse_checkpoints(workdir: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Converts; a known error ends in one sentence and its exit code."""
-    return exit_code(lambda given: run(parse(given)), arguments)
+    return run_app(parse, run, arguments)
 
 
 if __name__ == "__main__":

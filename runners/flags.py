@@ -1,10 +1,15 @@
-"""What commands share: flags whose complaints are one sentence, virtual devices, errors as exit codes."""
+"""Command lines: flags with one-sentence errors, absl's flags and logging, virtual devices, errors as exit codes."""
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import absl.logging
+from absl import app, flags
+from absl.flags import argparse_flags
 
 from layers.errors import UsageError, VortaroError, did_you_mean
 from runners.virtual_devices import make_virtual_devices
@@ -17,19 +22,55 @@ if TYPE_CHECKING:
 OF_OTHER_WRITES = ("Task exception was never retrieved", "unhandled exception during asyncio.run() shutdown")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, with the closest flag."""
+# Records with tracebacks that orbax logs for exceptions which `Checkpoints` raises again as one sentence.
+RAISED_AGAIN = (
+    "_SignalingThread.run() raised an exception",
+    "Handler Commit operations or the Commit callback in background save thread",
+    "Failed to write metadata=",
+    "Failed to update metadata=",
+)
 
-    def __init__(self, prog: str, description: str | None):
+EPILOG = """Flags of absl are accepted too (--verbosity=1 logs debug messages, 0 info, -1 warnings, -2 errors), and
+so are those that modules named by --import define. --helpfull lists them."""
+
+SETTING = re.compile(r"--(?:[A-Z][A-Z0-9_]*(?:\.|$)|(?:task|train|test)\.)")  # a knob or a config path, given as a flag
+
+_given: set[str] = set()  # absl flags that the last command line of this process set
+
+
+class Parser(argparse_flags.ArgumentParser):
+    """A parser whose errors are one sentence, with the closest flag; it accepts flags of absl if `with_absl`."""
+
+    def __init__(self, prog: str, description: str | None, *, with_absl: bool = False):
         super().__init__(
             prog=prog,
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=EPILOG if with_absl else None,
             allow_abbrev=False,
+            conflict_handler="resolve",  # our flags replace those of absl, which are added first
+            inherited_absl_flags=flags.FLAGS if with_absl else None,
         )
 
     def error(self, message: str):
         raise UsageError(f"{message}. `python -m {self.prog} --help` lists all flags.")
+
+    def parse_some(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The flags, and what remains unknown. Flags of absl get their values, or their defaults if not given.
+
+        Raises:
+          UsageError: a value of the wrong type.
+        """
+        for name in _given & set(flags.FLAGS):
+            flags.FLAGS[name].unparse()
+        before = {name: flags.FLAGS[name].present for name in flags.FLAGS}
+        try:
+            return self.parse_known_args(arguments)
+        except flags.Error as error:
+            self.error(str(error).rstrip("."))
+        finally:
+            _given.clear()
+            _given.update(name for name, count in before.items() if flags.FLAGS[name].present > count)
 
     def parse_known(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The flags.
@@ -37,11 +78,61 @@ class Parser(argparse.ArgumentParser):
         Raises:
           UsageError: an unknown flag, or a value of the wrong type.
         """
-        options, unknown = self.parse_known_args(arguments)
+        options, unknown = self.parse_some(arguments)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            raise UsageError(f"There is no flag '{unknown[0]}'. {did_you_mean(unknown[0].partition('=')[0], flags)}")
+            raise UsageError(f"There is no flag '{unknown[0]}'. {self._advice(unknown)}")
         return options
+
+    def _advice(self, unknown: Sequence[str]) -> str:
+        """A closing sentence on the first unknown flag."""
+        name, _, value = unknown[0].partition("=")
+        known = [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
+        if self._inherited_absl_flags is not None:  # of absl's own flags, only the one that --help names
+            by_module = flags.FLAGS.flags_by_module_dict().items()
+            known += ["--verbosity", *(f"--{f.name}" for m, of in by_module if not m.startswith("absl.") for f in of)]
+        if "--set" in known and SETTING.match(name) and name.lower() not in known:
+            value = value or next(iter(unknown[1:]), "VALUE")
+            return f"Knobs and config fields are set by --set: --set={name.removeprefix('--')}={value}."
+        return did_you_mean(name, known)
+
+
+def parse_with_modules(parser: Callable[[], Parser], arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags of a command, and the absl flags that modules named by its --import define.
+
+    Only a command line that sets or lists such flags imports the modules here, before processes have joined.
+
+    Raises:
+      UsageError: an unknown flag, a value of the wrong type, or a module that cannot be imported.
+    """
+    known = [argument for argument in arguments if argument != "--helpfull"]
+    options, unknown = parser().parse_some(known)
+    if options.imports and (unknown or len(known) < len(arguments)):
+        from registry.resolve import load
+
+        prepare_devices(options.host_devices)  # a module may ask for devices
+        for module in options.imports:
+            load(module)
+    return parser().parse_known(arguments)
+
+
+def given_module_flags() -> list[str]:
+    """Flags of modules, those of absl itself left out, that the command line sets: `--name=value`."""
+    flag_of = flags.FLAGS
+    own = (name for name in sorted(_given) if not str(flag_of.find_module_defining_flag(name)).startswith("absl."))
+    return [f"--{name}={flag_of[name].value}" for name in own]
+
+
+def check_module_flags(options: argparse.Namespace) -> None:
+    """Raises a UsageError if absl flags of imported modules lack a value, or have names of the command's own flags."""
+    defined = flags.FLAGS.flags_by_module_dict()
+    for module in options.imports:
+        for flag in defined.get(module, ()):
+            if hasattr(options, flag.name):
+                raise UsageError(f"The absl flag '{flag.name}' of {module} is a flag of this command. Rename it.")
+    try:
+        flags.FLAGS.validate_all_flags()
+    except flags.Error as error:
+        raise UsageError(f"{str(error).rstrip('.')}.") from error
 
 
 def prepare_devices(count: int | None) -> None:
@@ -54,18 +145,33 @@ def prepare_devices(count: int | None) -> None:
 
 
 def _quiet_orbax() -> None:
-    """Lets orbax say less: what a save raises is raised again where the save is waited for, and said there."""
-    log, before = logging.getLogger("absl"), sys.unraisablehook
-    log.setLevel(logging.ERROR)
-    log.addFilter(lambda record: not record.exc_info)
-    logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith(OF_OTHER_WRITES))
+    """Drops what orbax logs about saves and the program itself reports; --verbosity shows its other warnings."""
+    log = logging.getLogger("absl")
+    if not flags.FLAGS["verbosity"].present:
+        absl.logging.set_verbosity(absl.logging.WARNING)
+    log.addFilter(_is_shown)
+    logging.getLogger("asyncio").addFilter(_is_no_other_write)
+    before = sys.unraisablehook
 
     def show(unraisable: "UnraisableHookArgs") -> None:
         # A write that fails leaves others of its thread without the event loop they would report to.
         if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
-    sys.unraisablehook = show
+    if getattr(before, "__qualname__", None) != show.__qualname__:
+        sys.unraisablehook = show
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    if record.exc_info and any(known in record.getMessage() for known in RAISED_AGAIN):
+        return False
+    # Orbax warns about each checkpoint that is opened for reading.
+    is_asked = bool(flags.FLAGS["verbosity"].present)
+    return is_asked or record.levelno >= logging.ERROR or "/orbax/" not in record.pathname
+
+
+def _is_no_other_write(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(OF_OTHER_WRITES)
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
@@ -75,3 +181,22 @@ def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | No
     except VortaroError as error:
         print(f"vortaro: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def run_app(
+    parse: Callable[[Sequence[str]], argparse.Namespace],
+    run: Callable[[argparse.Namespace], int],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Parses arguments and runs a command under absl.app, any number of times in a process; returns its exit code."""
+
+    def work(given: Sequence[str]) -> int:
+        try:
+            app.run(run, argv=[sys.argv[0], *given], flags_parser=lambda argv: parse(argv[1:]))
+        except SystemExit as ended:
+            if isinstance(ended.code, int):
+                return ended.code
+            raise
+        raise AssertionError  # app.run ends by SystemExit
+
+    return exit_code(work, arguments)

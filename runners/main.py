@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from layers.errors import UsageError, did_you_mean
-from runners.flags import Parser, exit_code, prepare_devices
+from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.large_pages import use_large_pages
 
 MODES = (
@@ -34,7 +34,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown flag or mode, or a value of the wrong type.
     """
-    parser = Parser("runners.main", __doc__)
+    options = parse_with_modules(_parser, arguments)
+    if options.mode not in MODES:
+        raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
+    _check_flags_of_modes(options)
+    if options.workdir is None and options.mode == "plan" and options.exp is not None:
+        machine = (options.topology or options.chip or "cpu").replace(":", "-")
+        options.workdir = f"plans/{options.exp}-{machine}"
+    if not options.workdir and (options.mode != "train_vocab" or options.exp is None):
+        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
+    options.command = ("python", "-m", "runners.main", *arguments)
+    return options
+
+
+def _parser() -> Parser:
+    parser = Parser("runners.main", __doc__, with_absl=True)
     add = parser.add_argument
     add("--exp", help="the experiment: family.Class, or their.module.Class; by default the one that --workdir holds")
     add("--mode", default="train", help=" | ".join(MODES))
@@ -65,16 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     _add_process_flags(parser)
     _add_mode_flags(parser)
-    options = parser.parse_known(arguments)
-    if options.mode not in MODES:
-        raise UsageError(f"There is no mode '{options.mode}'. {did_you_mean(options.mode, MODES)}")
-    _check_flags_of_modes(options)
-    if options.workdir is None and options.mode == "plan" and options.exp is not None:
-        machine = (options.topology or options.chip or "cpu").replace(":", "-")
-        options.workdir = f"plans/{options.exp}-{machine}"
-    if not options.workdir and (options.mode != "train_vocab" or options.exp is None):
-        raise UsageError("Say where the run lives: --workdir=runs/NAME.")
-    return options
+    return parser
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +171,7 @@ def _run(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
     from runners.agreement import require_same_data_everywhere, require_same_run
     from runners.checkpoints import require_checkpoints
+    from runners.history import start_of
     from runners.session import Session
     from runners.warm_start import check_warm_start
     from runners.workdir import open_workdir, recorded, require_same_vocabulary
@@ -175,6 +181,7 @@ def _run(options: argparse.Namespace) -> int:
         before = recorded(options.workdir)
         name, overrides, smoke = before["experiment"], [*before["overrides"], *options.set], before["smoke"] or smoke
     experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
+    check_module_flags(options)
     if options.mode == "plan":
         return _plan(options, experiment)
     if options.mode in ("coord_check", "sweep"):
@@ -199,7 +206,9 @@ def _run(options: argparse.Namespace) -> int:
         check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
         return _train(options, session)
     record = {"allow_changes": options.allow_changes, "record": options.mode == "profile"}
-    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, **record)
+    workdir = open_workdir(
+        options.workdir, experiment, session.mesh_shape, start=start_of(options, experiment), **record
+    )
     if options.mode == "profile":
         from runners.profile import profile
 
@@ -214,11 +223,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, session) -> int:
+    from runners.history import start_of
     from runners.train import TrainOptions, train
     from runners.workdir import open_workdir, sole_use
     from tasks.storage import place
 
+    start = start_of(options, session.experiment)
     chosen = TrainOptions(
+        start=start,
         tensorboard=options.tensorboard,
         wandb=options.wandb,
         profile_at=options.profile_at,
@@ -226,9 +238,8 @@ def _train(options: argparse.Namespace, session) -> int:
         allow_changes=options.allow_changes,
     )
     with sole_use(place(options.workdir)):
-        folder = open_workdir(
-            options.workdir, session.experiment, session.mesh_shape, allow_changes=options.allow_changes
-        )
+        record = {"allow_changes": options.allow_changes, "start": start}
+        folder = open_workdir(options.workdir, session.experiment, session.mesh_shape, **record)
         return train(session, folder, chosen)
     raise AssertionError  # sole_use() lets no error pass
 
@@ -299,7 +310,7 @@ def _sample(options: argparse.Namespace, session, workdir) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs; a known error ends in one sentence and its exit code."""
-    return exit_code(lambda given: run(parse(given)), arguments)
+    return run_app(parse, run, arguments)
 
 
 if __name__ == "__main__":

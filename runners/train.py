@@ -20,6 +20,7 @@ from registry.values import show
 from runners import report
 from runners.checkpoints import Checkpoints
 from runners.evaluate import evaluate, fetch
+from runners.history import Start, record_start
 from runners.input_state import gathered, own, require_same_data
 from runners.metrics_log import MetricsLog
 from runners.peers import peers
@@ -27,7 +28,7 @@ from runners.profile import TraceWindow
 from runners.progress import TrainingProgress, clock, summary
 from runners.session import Session, Updates
 from runners.vigil import watchdog
-from runners.warm_start import begin
+from runners.warm_start import Origin, begin
 from tasks.batch import Batch
 from tasks.metrics import TokenCount, language_scalars
 from tasks.storage import Place
@@ -52,6 +53,7 @@ class TrainOptions:
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
     allow_changes: bool = False  # goes on with other data than the run began with
+    start: Start = Start()  # the command, for experiment.json
 
 
 def train(session: Session, workdir: Place, options: TrainOptions) -> int:
@@ -94,7 +96,7 @@ class _Run:
             raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
         restored = self.checkpoints.restore(session.abstract_state)
-        self.origin: str | None = None  # where weights come from, unless they are initial ones or the run's own
+        self.origin: Origin | None = None  # of weights, unless they are initial ones or the run's own
         if restored is None:
             self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
             self.state, self.origin = begin(session)
@@ -104,6 +106,8 @@ class _Run:
                 require_same_data(self.extra["input"], self.program.input)
         self.start = int(self.state.step)
         self.tokens, self.unread = self._tokens_so_far(), 0  # of the window, and positions since they were read
+        parent = None if self.origin is None else self.origin.parent
+        record_start(workdir, session, options.start, step=self.start, parent=parent)
         self.log: Any = (
             _Nowhere()
             if not peers().primary
@@ -183,7 +187,7 @@ class _Run:
         if self.start:
             self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
         if self.origin is not None:
-            self.progress.say(self.origin)
+            self.progress.say(self.origin.sentence)
 
     def _loop(self) -> None:
         batches = self.session.batches(self.program.input, own(self.extra["input"]))

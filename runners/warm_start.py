@@ -1,5 +1,6 @@
 """The beginning of a run: initial weights, or those of another run, its layers repeated where there are more here."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,8 +12,9 @@ import optax
 from layers.errors import UsageError
 from registry.snapshot import load
 from runners.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
+from runners.history import EXPERIMENT, parent_run
 from runners.session import Session
-from runners.workdir import EXPERIMENT, vocabulary_record
+from runners.workdir import vocabulary_record
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
 from tasks.storage import place
@@ -22,8 +24,16 @@ from tasks.weight_table import WeightTable
 Shapes = dict[str, tuple[int, ...]]
 
 
-def begin(session: Session) -> tuple[TrainState, str | None]:
-    """The state before the first update, made where it lives, and a sentence on weights that are not initial ones.
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where weights come from that are not initial ones."""
+
+    sentence: str  # for a person
+    parent: dict[str, Any]  # the other run, for experiment.json
+
+
+def begin(session: Session) -> tuple[TrainState, Origin | None]:
+    """The state before the first update, made where it lives, and where its weights come from if not initialized.
 
     Step, metrics, learning-rate schedule and data are those of a new run, whatever is taken from the other one.
 
@@ -45,7 +55,8 @@ def begin(session: Session) -> tuple[TrainState, str | None]:
     grown = {(was[0], leaf.shape[0]) for path, leaf in _leaves(wanted) if (was := stored[path]) != leaf.shape}
     layers = "".join(f", {before} layers grown to {after}" for before, after in sorted(grown))
     what = "Weights and optimizer" if warm.optimizer else "Weights"
-    return state, f"{what} from {warm.workdir} (step {step}){layers}"
+    sentence = f"{what} from {warm.workdir} (step {step}){layers}"
+    return state, Origin(sentence, parent_run(warm.workdir, step) | {"optimizer": warm.optimizer})
 
 
 def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = False) -> None:

@@ -2,10 +2,8 @@
 
 import contextlib
 import fcntl
-import importlib.metadata
 import io
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,18 +16,22 @@ from registry.experiment import Experiment
 from registry.overrides import ROOTS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
 from runners import lease
+from runners.history import EXPERIMENT, Start, first_record
 from runners.peers import peers
 from tasks.storage import Place, make_folder, place, write_whole
 
-EXPERIMENT = "experiment.json"
-# Where weights live, and how long to wait for them, is no part of what is learned: a run goes on with others.
-NOT_LEARNED = ("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT")
-# Neither is how long and how often: a run may be made longer, and log, evaluate and save at other steps.
-CADENCE = ("NUM_STEPS", "LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY")
-CADENCE_PATHS = tuple(f"train.{name}" for name in ("num_steps", "log_every", "eval_every", "save_every", "keep_"))
-NOT_LEARNED_PATHS = ("task.zero", "train.step_timeout", *CADENCE_PATHS)
-DECAY = "task.optimizer.schedule.decay_steps"  # follows NUM_STEPS unless DECAY_STEPS is set
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")
+# A run resumes with other values of these: where weights live, how long to wait for them, how often to log, evaluate
+# and save, and for how many steps to train are no part of what is learned.
+NOT_LEARNED = (
+    *("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
+    *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
+)
+NOT_LEARNED_PATHS = (
+    *("task.zero", "train.step_timeout", "train.log_every", "train.eval_every", "train.save_every"),
+    *("train.keep_last", "train.keep_best", "train.num_steps"),
+)
+LENGTH = "NUM_STEPS"
+SCHEDULE = "task.optimizer.schedule."  # may follow from the length: then it changes with it
 
 
 def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
@@ -71,29 +73,56 @@ def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes:
 
 
 def open_workdir(
-    path: str, experiment: Experiment, mesh: dict[str, int], *, allow_changes: bool = False, record: bool = True
+    path: str,
+    experiment: Experiment,
+    mesh: dict[str, int],
+    *,
+    allow_changes: bool = False,
+    record: bool = True,
+    start: Start | None = None,
+    parent: Mapping[str, Any] | None = None,
 ) -> Place:
-    """Makes the folder or goes on in it; writes down the experiment, unless not to `record` it.
+    """Creates the folder, or opens it again; writes the experiment into it unless `record` is false.
 
+    Args:
+      path: the folder.
+      experiment: what is run in it.
+      mesh: axis sizes on the devices at hand.
+      allow_changes: accept a folder of another experiment.
+      record: write experiment.json.
+      start: the command; a new folder records it.
+      parent: the run or file that weights come from; a new folder records it.
     Raises:
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
     """
     folder = place(path)
-    peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record))
+    peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record, start or Start(), parent))
     if record:
         peers().require_shared(folder)
     return folder
 
 
-def _open(folder: Place, experiment: Experiment, mesh: dict[str, int], allow_changes: bool, record: bool) -> None:
+def _open(
+    folder: Place,
+    experiment: Experiment,
+    mesh: dict[str, int],
+    allow_changes: bool,
+    record: bool,
+    start: Start,
+    parent: Mapping[str, Any] | None,
+) -> None:
     now = {**snapshot(experiment, mesh), "vocabulary": vocabulary_record(experiment)}
     try:
         make_folder(folder)
-        if (folder / EXPERIMENT).exists():
-            _refuse_changes(folder, now, allow_changes)
+        before = load(folder) if (folder / EXPERIMENT).exists() else None
+        if before is not None:
+            changes = _refuse_changes(folder, before, now, experiment, allow_changes)
+            if record and changes:
+                print(f"Changed since the last start: {changes}.", flush=True)
         if not record:
             return
-        write_whole(folder / EXPERIMENT, json.dumps({**now, **_provenance(experiment)}, indent=1) + "\n")
+        written = {**now, **_resolved(experiment), **first_record(before, start, parent)}
+        write_whole(folder / EXPERIMENT, json.dumps(written, indent=1) + "\n")
         for name, show in (("experiment.txt", render.experiment), ("weights.txt", render.weights)):
             text = io.StringIO()
             show(now, render.console(text))
@@ -161,27 +190,26 @@ def _is_name(path: str) -> bool:
     return path.endswith((".vocabulary.path", ".vocabulary.name"))
 
 
-def _refuse_changes(folder: Place, now: Snapshot, allow_changes: bool) -> None:
-    before = load(folder)
+def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: Experiment, allow_changes: bool) -> str:
+    """The changes that are free, in words; raises a UsageError for others unless they are allowed."""
     difference = diff(before, now)
-    changed = {row["knob"] for row in difference["knobs"]}
-    knobs = [row for row in difference["knobs"] if row["knob"] not in (*NOT_LEARNED, *CADENCE)]
-    difference["config"] = [row for row in difference["config"] if not row["path"].startswith(NOT_LEARNED_PATHS)]
-    decay = next((row for row in difference["config"] if row["path"] == DECAY), None)
-    if decay is not None and "NUM_STEPS" in changed and "DECAY_STEPS" not in changed:
-        difference["config"].remove(decay)
-        print(f"The learning rate now decays until step {decay['b']} (it did until step {decay['a']}).")
+    following = _following_length(experiment, before)
+    knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
+    free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
+    free |= {row["path"]: row for row in difference["config"] if row["path"] in following}
+    paths = [row for row in difference["config"] if row["path"] not in following]
+    difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]
     if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under
         knobs = [row for row in knobs if row["knob"] != "VOCABULARY_PATH"]
         difference["config"] = [row for row in difference["config"] if not _is_name(row["path"])]
     if not (knobs or difference["config"] or other):
-        return
+        return ", ".join(f"{name} = {row['b']} (was {row['a']})" for name, row in free.items())
     render.difference(difference)
     if allow_changes:
         print("Going on with these changes, as --allow_changes says.")
-        return
+        return ""
     what = f"another experiment, {before['experiment']}" if other else "this experiment with other settings"
     raise UsageError(
         f"The workdir '{folder}' holds a run of {what} (the difference is above): choose another --workdir, or "
@@ -189,10 +217,22 @@ def _refuse_changes(folder: Place, now: Snapshot, allow_changes: bool) -> None:
     )
 
 
-def _provenance(experiment: Experiment) -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
+    """Fields of the learning-rate schedule that differ from those before only because the run has another length."""
+    cls = type(experiment)
+    length = before["knobs"].get(LENGTH, {}).get("value", "")
+    if not length.isdecimal() or LENGTH not in cls.knobs() or cls.knobs()[LENGTH] == int(length):
+        return []
+    try:
+        config = flat_config(cls.derive(**{LENGTH: int(length)})())
+    except UsageError:  # today's other settings do not allow that length
+        return []
+    schedule = (path for path in before["config"] if path.startswith(SCHEDULE))
+    return [path for path in schedule if config.get(path) == before["config"][path]]
+
+
+def _resolved(experiment: Experiment) -> dict[str, Any]:
     return {
         "doc": (type(experiment).__doc__ or "").strip().partition("\n")[0],
         "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in ROOTS.items()},
-        "versions": {"python": platform.python_version(), **versions},
     }

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from launch.command_line import main
+from launch.runner_flags import checked
 from tests.launch.stand_ins import executable
 
 RUN = ["--", "--workdir=runs/x"]
@@ -26,6 +27,7 @@ REFUSED = {
     "There is no flag '--workdirs=x'. Did you mean '--workdir'": ["local", "--num_processes=2", "--", "--workdirs=x"],
     "There is no mode 'trian'. Did you mean 'train'": ["local", "--num_processes=2", *RUN, "--mode=trian"],
     "Did you mean 'tiny.StdlibTiny'": ["local", "--num_processes=2", *RUN, "--exp=tiny.StdlibTyni"],
+    "are set by --set: --set=NUM_LAYERS=6.": ["local", "--num_processes=2", *RUN, "--NUM_LAYERS=6"],
     "'LEARNING_RATE'": ["slurm", "--nodes=2", *RUN, "--exp=tiny.StdlibTiny", "--set=LERNING_RATE=1"],
     "--coordinator is the launcher's to say": ["slurm", "--nodes=2", *RUN, "--coordinator=a:1"],
     "--process_id is the launcher's to say": [*PODS, *CLOUD, "--process_id", "0"],
@@ -101,3 +103,10 @@ def test_the_experiment_is_looked_for_without_a_device(tmp_path, command):
     done = command("launch", *words, JAX_PLATFORMS="no_such_platform")
     assert done.returncode == 0, done.stderr
     assert os.access(tmp_path / "launches/x/submit.sh", os.R_OK)
+
+
+def test_what_is_launched_may_use_accelerators(monkeypatch):
+    """The launcher itself looks for no device, but its environment is that of what it starts."""
+    monkeypatch.delenv("JAX_PLATFORMS")
+    checked(["--exp=tiny.StdlibTiny", "--workdir=runs/x"])
+    assert "JAX_PLATFORMS" not in os.environ

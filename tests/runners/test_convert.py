@@ -192,6 +192,10 @@ def test_a_run_goes_on_from_what_came_in(tmp_path, capsys):
     assert run_main([f"--workdir={tmp_path / 'run'}", *sample]) == 0
     assert "step 0]" in capsys.readouterr().out
     assert run_main([f"--workdir={tmp_path / 'run'}", "--no-tensorboard"]) == 0
+    record = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert record["parent"] == {"file": str(source), "format": "gpt2"}
+    assert record["command"][2] == "runners.convert"
+    assert [start["step"] for start in record["starts"]] == [0]
     capsys.readouterr()
     for which, step in (("last", 4), ("0", 0)):
         assert send_out("gpt2", tmp_path / "run", tmp_path / f"{which}.safetensors", f"--checkpoint={which}") == 0

@@ -66,15 +66,15 @@ def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, caps
     warm = f"WARM_START={trained}"
     session = session_of("tiny.StdlibTiny", warm)
     with session.placed():
-        state, said = begin(session)
+        state, origin = begin(session)
         known = next(line for line in lines(trained) if line["split"] == "validation")
         assert evaluate(session, state.variables, "validation")["loss"] == known["loss"]
         batch = session.put(session.train.input.batch(0))
         first = session.metrics_of(state.variables, batch)
-    assert said == f"Weights from {trained} (step 4)"
+    assert origin.sentence == f"Weights from {trained} (step 4)"
     sets = [f"--set={s}" for s in (warm, "NUM_STEPS=1", "LOG_EVERY=1", "WARMUP_STEPS=0")]
     assert main([*SMOKE, *sets, f"--workdir={tmp_path}"]) == 0
-    assert said in capsys.readouterr().out
+    assert origin.sentence in capsys.readouterr().out
     line = lines(tmp_path)[0]
     assert line["loss"] == pytest.approx(float(first.loss / first.weight), rel=1e-6), "data start anew"
     assert (line["step"], line["tokens_seen"]) == (1, 8 * 32)
@@ -88,7 +88,7 @@ def test_layers_are_repeated(name, optimizer, tmp_path):
     sets = [f"WARM_START={tmp_path}", f"NUM_LAYERS={MORE[name]}", f"WARM_START_OPTIMIZER={optimizer}"]
     session = session_of(name, *sets)
     with session.placed():
-        new, said = begin(session)
+        new, origin = begin(session)
         fresh = session.init()
     stacked = {row.path: row.stacked for row in session.task.weight_table()}
     assert {"vq.VQTiny": "codebooks"}.get(name, "params") in new.variables
@@ -99,7 +99,7 @@ def test_layers_are_repeated(name, optimizer, tmp_path):
     assert jax.tree.map(lambda x: x.sharding, new) == session.state_shardings
     layers = {(before.shape[0], after.shape[0]) for before, after in zip(*map(jax.tree.leaves, (old, new)), strict=True)
               if before.shape != after.shape}  # fmt: skip
-    assert said == "{} from {} (step 7), {} layers grown to {}".format(
+    assert origin.sentence == "{} from {} (step 7), {} layers grown to {}".format(
         "Weights and optimizer" if optimizer else "Weights", tmp_path, *layers.pop()
     )
     rest = [state.replace(variables=None, optimizer=None) for state in (new, fresh)]
@@ -175,10 +175,18 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
     assert f"Weights from {source} (step 2)" in capsys.readouterr().out
     shutil.rmtree(source)
     longer = "--set=train.num_steps=5"
-    assert main([f"--workdir={run}", "--no-tensorboard", longer, "--allow_changes"]) == 0
+    assert main([f"--workdir={run}", "--no-tensorboard", longer]) == 0
     out = capsys.readouterr().out
     assert "Resumed at step 3" in out
     assert "Weights from" not in out
+    record = json.loads((run / "experiment.json").read_text())
+    assert [(start["step"], start["command"][3:]) for start in record["starts"]] == [
+        (0, [*SMOKE, *sets, f"--workdir={run}"]),
+        (3, [f"--workdir={run}", "--no-tensorboard", longer]),
+    ]
+    known = {"workdir": str(source), "step": 2, "experiment": "tiny.StdlibTiny", "optimizer": False}
+    assert record["parent"].items() >= known.items()
+    assert "tokens" in record["starts"][0]["data"]["train.input"]["fingerprint"]
     new = tmp_path / "new"
     assert main([*SMOKE, *sets, f"--workdir={new}"]) == 2
     assert "There is no folder" in capsys.readouterr().err

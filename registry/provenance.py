@@ -1,0 +1,139 @@
+"""Provenance: the code and the packages that this process runs, as experiment.json and `registry diff` show them."""
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from registry.snapshot import Snapshot
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # without them nothing runs
+OTHER_PACKAGES = (  # recorded if they are installed: other dependencies, then accelerators, then extras
+    *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "matplotlib", "rich", "safetensors"),
+    *("ml-dtypes", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12"),
+    *("nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
+    *("apache-beam", "clu", "datasets", "gcsfs", "google-cloud-storage", "google-crc32c", "importlib-resources"),
+    *("s3fs", "sentencepiece", "seqio", "tensorboard", "tensorflow", "tensorflow-datasets", "tensorflow-text"),
+    *("tokenizers", "torch", "transformers", "wandb", "webdataset", "zstandard"),
+)
+FOLDERS = ("layers", "tasks", "registry", "runners", "launch")
+_ROOT = Path(__file__).resolve().parent.parent
+_SECONDS = 20  # for git on a slow file system
+
+Checkout = dict[str, Any]
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of all packages that matter, as far as they are installed."""
+    found = {name: _version(name) for name in (*PACKAGES, *OTHER_PACKAGES)}
+    return {"python": platform.python_version(), **{name: version for name, version in found.items() if version}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache  # a process runs the code that it started with
+def code(modules: tuple[str, ...] = ()) -> dict[str, Checkout]:
+    """The code that runs: `{name: {version, digest, commit, dirty}}` of this project, and of other modules that are
+    imported. Commit and dirty are None without a git checkout, or without git.
+
+    Args:
+      modules: names; those of this project are left out.
+    """
+    ours = [_ROOT / name for name in FOLDERS]
+    made = {"vortaro": {"version": _version("vortaro"), "digest": digest(), **checkout(Path(__file__), ours)}}
+    for name in dict.fromkeys(modules):
+        if (file := _source(name)) is not None and not any(file.is_relative_to(folder) for folder in ours):
+            made[name] = {"digest": short_digest(file.read_bytes()), **checkout(file, [file])}
+    return made
+
+
+def digest(modules: Sequence[str] = ()) -> str:
+    """A digest of this project's source, and of some other modules'."""
+    files = [
+        (path.relative_to(_ROOT).as_posix(), path)
+        for folder in ("layers", "tasks", "registry", "runners")
+        for path in (_ROOT / folder).rglob("*.py")
+    ]
+    files += [(name, file) for name in modules if (file := _source(name)) is not None]
+    return short_digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in sorted(set(files))))
+
+
+def checkout(file: Path, tracked: Sequence[Path]) -> Checkout:
+    """The git checkout that a file lies in: `{commit, dirty}`, both None if there is none, or no git.
+
+    Args:
+      file: one that git does not ignore; otherwise it is not part of the checkout (an installed package).
+      tracked: files, and folders of Python files, that make the checkout dirty if git does not track them.
+    """
+    root = next((parent for parent in file.resolve().parents if (parent / ".git").exists()), None)
+    unknown = {"commit": None, "dirty": None}
+    if root is None or _git(root, "check-ignore", "--quiet", str(file.resolve())) is not None:
+        return unknown
+    status = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    if status is None:
+        return unknown
+    facts = dict(line[2:].split(" ", 1) for line in status.splitlines() if line.startswith("# "))
+    commit = facts.get("branch.oid", "(initial)")
+    paths = [str(path / "*.py" if path.is_dir() else path) for path in tracked]
+    others = _git(root, "ls-files", "--others", "--exclude-standard", "--", *paths)
+    changed = any(not line.startswith("# ") for line in status.splitlines())
+    return {"commit": None if commit == "(initial)" else commit, "dirty": changed or bool(others)}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None if it fails, takes too long or is not installed."""
+    # With the folder named, git does not ask whose it is: in a container it often belongs to another user. What git
+    # protects from, settings of a repository that run programs, does not matter: this process runs its code already.
+    command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "GIT_INDEX_FILE"}
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # only reads
+    options: dict[str, Any] = {"cwd": root, "env": environment, "stdin": subprocess.DEVNULL, "timeout": _SECONDS}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+    except (OSError, UnicodeDecodeError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _source(module: str) -> Path | None:
+    found = sys.modules.get(module)
+    try:
+        file = None if found is None else inspect.getsourcefile(found)
+    except TypeError:  # built in
+        return None
+    return None if file is None else Path(file).resolve()
+
+
+def short_digest(content: bytes) -> str:
+    """Twelve hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def made_now(modules: Sequence[str] = ()) -> dict[str, Any]:
+    """Code and versions of this process, as a run folder records them."""
+    return {"code": code(tuple(modules)), "versions": versions()}
+
+
+def made_by(stored: Snapshot) -> dict[str, Any] | None:
+    """Code and versions of a run's last start, and how many starts and kinds of code there were.
+
+    None if they are not known: for experiments that are no runs, and runs of older versions.
+    """
+    starts = stored.get("starts") or [stored]
+    if "code" not in starts[-1]:
+        return None
+    kinds = {str(start.get("code")) for start in starts}
+    last = {key: starts[-1][key] for key in ("code", "versions")}
+    return {**last, "starts": len(stored.get("starts", [])), "kinds": len(kinds)}
