@@ -1,1 +1,6 @@
 """What carries experiments out."""
+
+import runpy
+from pathlib import Path
+
+runpy.run_path(str(Path(__file__).parents[1] / "layers" / "roots.py"))["ours_first"]()
