@@ -1,6 +1,7 @@
 """Errors that reach a person as one clear sentence, and the exit code each stands for."""
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -18,6 +19,12 @@ class UsageError(VortaroError):
 
 class SpecError(UsageError):
     """A partition spec does not fit its weight, its mesh, or is missing or superfluous."""
+
+
+def file_line(filename: str, line: int) -> str:
+    """A place in source text, `my_models.py:12`; the path is relative to the working folder for files inside it."""
+    relative = os.path.relpath(filename)
+    return f"{filename if relative.startswith('..') else relative}:{line}"
 
 
 def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:

@@ -8,6 +8,9 @@ from fiddle.experimental import serialization
 
 from layers.errors import SpecError, UsageError, VortaroError
 from layers.specs import P, Specs
+from registry.experiment import Experiment, cls_key
+from registry.overrides import ROOTS
+from registry.user_code import clear_errors, described
 
 
 def build(config: fdl.Config, name: str) -> Any:
@@ -21,10 +24,20 @@ def build(config: fdl.Config, name: str) -> Any:
     except VortaroError as error:
         kind = next(kind for kind in (SpecError, UsageError, VortaroError) if isinstance(error, kind))
         raise kind(str(error).partition("\n")[0]) from error  # Fiddle adds lines of its own
-    except (ValueError, TypeError, ArithmeticError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:
         place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")
-        raise UsageError(f"{name}{place}: {reason}.") from error
+        raise UsageError(f"{name}{place}: {described(error)}.") from error
+
+
+def config_of(experiment: Experiment, root: str) -> fdl.Config:
+    """What Task(), Train() or Test() returns, by its root: "task", "train" or "test".
+
+    Raises:
+      UsageError: the method failed; the sentence names the line in the user's code.
+    """
+    cls = type(experiment)
+    with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
+        return getattr(experiment, ROOTS[root])()
 
 
 def to_json(config: fdl.Config) -> str:

@@ -1,6 +1,5 @@
 """What must hold of an experiment before it runs."""
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +11,11 @@ from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
-from registry.build import build
+from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from registry.overrides import ROOTS
+from registry.reads import require_effect
+from registry.user_code import clear_errors
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
 from tasks.task import Task
@@ -30,11 +31,11 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     """
     mesh = experiment.mesh_shape() if mesh is None else mesh
     name = cls_key(type(experiment))
-    with clear_errors(name):
-        configs = {root: getattr(experiment, method)() for root, method in ROOTS.items()}
+    configs = {root: config_of(experiment, root) for root in ROOTS}
+    require_effect(experiment)
     _no_shared_modules(configs["task"])
     task, train, test = (build(config, root) for root, config in configs.items())
-    with clear_errors(name):
+    with clear_errors(f"{name} cannot be built with these settings", type(experiment).__module__):
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
@@ -69,16 +70,6 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
             for rows, length in train.input.shapes():
                 _trace_metrics(task, rows // task.microbatches, length)
-
-
-@contextlib.contextmanager
-def clear_errors(name: str) -> Iterator[None]:
-    """Turns what Python and jax raise at sizes that make no sense into one sentence."""
-    try:
-        yield
-    except (ValueError, TypeError, ArithmeticError, IndexError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UsageError(f"{name} cannot be built with these settings: {reason}.") from error
 
 
 def _trace_loss(task: Task, rows: int, length: int) -> None:

@@ -201,15 +201,26 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
 
 def _check(options: argparse.Namespace) -> int:
     from registry.checks import check
+    from registry.experiment import REGISTRY
+    from registry.resolve import load, resolve
+    from registry.user_code import clear_errors
 
     rows = []
-    for name in options.names or _keys(options):
+
+    def add(name: str, prove: Callable[[], Any]) -> None:
         try:
-            experiment = _resolve(options, name)
-            check(experiment)
+            with clear_errors(f"{name} cannot be checked"):
+                prove()
             rows.append({"name": name, "ok": True, "reason": ""})
         except UsageError as error:
             rows.append({"name": name, "ok": False, "reason": str(error)})
+
+    for module in options.imports:
+        add(module, partial(load, module))
+    rows = [row for row in rows if not row["ok"]]  # a module is a row only where it fails
+    keys = sorted({*index.entries(), *REGISTRY}) if options.imports else sorted(index.entries())
+    for name in options.names or keys:
+        add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2
 

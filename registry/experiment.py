@@ -4,19 +4,25 @@ import contextlib
 import contextvars
 import inspect
 import math
+import os
+import sys
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import fiddle as fdl
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, file_line
+from layers.roots import is_ours
 from layers.specs import Specs
+from registry import index
 from registry.device_order import DeviceOrder
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
 ENTRIES = "registry.experiments."
+_DEFERS = contextvars.ContextVar("defers", default=False)
 _SETTER = contextvars.ContextVar("setter", default="derive()")
 
 
@@ -42,32 +48,15 @@ class Experiment:
 
     overrides: ClassVar[tuple[str, ...]] = ()  # the --set values that made this class from the registered one
     smoke: ClassVar[bool] = False  # made small by Smoke(); its mesh folds onto the devices that are there
+    _fault: ClassVar[UsageError | None] = None  # what is wrong with the class, until it is used
+    _place: ClassVar[tuple[str, int]]  # file and line that registered it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        declared = inspect.get_annotations(cls)
-        types = knob_types(cls)
-        for name, value in vars(cls).items():
-            if not name.isupper():
-                continue
-            known = [knob for base in cls.__mro__[1:] for knob in inspect.get_annotations(base) if knob.isupper()]
-            if name not in known and name not in declared:
-                raise UsageError(
-                    f"{cls.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
-                    f"(A new knob is declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
-                )
-            if isinstance(value, list | dict | set):
-                raise UsageError(
-                    f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...)."
-                )
-            convert(value, types[name], f"{cls.__name__}.{name}")
-            if isinstance(value, Specs) and name not in declared:
-                rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
-                for row in set(value) - rows:
-                    raise UsageError(
-                        f"{cls.__name__}.{name} has a row '{row}' that no base has. {did_you_mean(row, rows)} "
-                        f"(New rows are declared by the annotation: `{name}: Specs = ...`.)"
-                    )
+        try:
+            _require_valid(cls)
+        except UsageError as error:
+            _raise_or_defer(cls, error)
 
     def Task(self) -> fdl.Config:
         """What is learned."""
@@ -136,6 +125,63 @@ class Experiment:
 _SPEC_TABLES = ("WEIGHTS", "OPTIONAL_WEIGHTS", "ACTIVATIONS")
 
 
+def _require_valid(cls: type[Experiment]) -> None:
+    """Raises a UsageError for the first knob, row or other attribute that a class may not set."""
+    declared, types = inspect.get_annotations(cls), knob_types(cls)
+    known = [knob for base in cls.__mro__[1:] for knob in inspect.get_annotations(base) if knob.isupper()]
+    for name, value in vars(cls).items():
+        if not name.isupper():
+            _require_no_shadow(cls, name, value, types)
+            continue
+        if name not in known and name not in declared:
+            raise UsageError(
+                f"{cls.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
+                f"(A new knob is declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
+            )
+        if isinstance(value, list | dict | set):
+            raise UsageError(f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
+        convert(value, types[name], f"{cls.__name__}.{name}")
+        if isinstance(value, Specs) and name not in declared:
+            rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
+            for row in set(value) - rows:
+                raise UsageError(
+                    f"{cls.__name__}.{name} has a row '{row}' that no base has. {did_you_mean(row, rows)} "
+                    f"(New rows are declared by the annotation: `{name}: Specs = ...`.)"
+                )
+
+
+def _require_no_shadow(cls: type[Experiment], name: str, value: Any, types: dict[str, Any]) -> None:
+    """Refuses `num_heads = 8`: it sets no knob, and hides a property of that name."""
+    is_plain = not callable(value) and not hasattr(type(value), "__get__")
+    if name.upper() in types and is_plain and not hasattr(Experiment, name):
+        knob = name.upper()
+        raise UsageError(f"{cls.__name__} sets {name}, which is not a knob. Write {knob} = {value!r}.")
+
+
+def _raise_or_defer(cls: type[Experiment], error: UsageError) -> None:
+    """Raises the error, or keeps it until the class is used, so that the rest of its module can be imported."""
+    if not _DEFERS.get() or "set_by" in vars(cls):
+        raise error
+    cls._fault = type(error)(f"{file_line(*_calling_line())}: {error}")
+
+
+@contextlib.contextmanager
+def faults_deferred() -> Iterator[None]:
+    """Inside, a class that breaks a rule is made all the same; `require_sound` raises what is wrong with it."""
+    token = _DEFERS.set(True)
+    try:
+        yield
+    finally:
+        _DEFERS.reset(token)
+
+
+def require_sound(cls: type[Experiment]) -> type[Experiment]:
+    """Returns the class; raises the UsageError that was deferred for it or for a base."""
+    if cls._fault is not None:
+        raise cls._fault
+    return cls
+
+
 def knob_types(cls: type[Experiment]) -> dict[str, Any]:
     """The declared type of every knob, bases first."""
     types: dict[str, Any] = {}
@@ -171,12 +217,35 @@ def register(cls: type[Experiment]) -> type[Experiment]:
     """Class decorator: enters an experiment in the dictionary under `family.Class`.
 
     Raises:
-      UsageError: it has no docstring.
+      UsageError: it has no docstring, or another class has its name.
     """
+    key, cls._place = cls_key(cls), _calling_line()
     if not vars(cls).get("__doc__"):
-        raise UsageError(f"{cls.__name__} needs a docstring: one sentence on what it is, as `registry list` shows it.")
-    REGISTRY[cls_key(cls)] = cls
+        needs = f"{cls.__name__} needs a docstring: one sentence on what it is, as `registry list` shows it."
+        _raise_or_defer(cls, UsageError(needs))
+    before = REGISTRY.get(key)
+    if before is not None and not _is_again(cls, before):
+        raise index.two_of_one_name(key, file_line(*before._place), file_line(*cls._place))
+    if not is_ours(cls.__module__) and (entry := index.entries().get(key)) and entry.module != cls.__module__:
+        raise index.two_of_one_name(key, entry.place, file_line(*cls._place))
+    REGISTRY[key] = cls
     return cls
+
+
+def _is_again(cls: type[Experiment], before: type[Experiment]) -> bool:
+    """Whether `cls` is what `before` was: the same class, by a second import or after an edit of its file."""
+    same_name = (cls.__module__, cls.__qualname__) == (before.__module__, before.__qualname__)
+    (file, line), (file_before, line_before) = cls._place, before._place
+    moved = file == file_before and line != line_before
+    return same_name and not (moved and index.count(Path(file), cls.__name__) > 1)
+
+
+def _calling_line() -> tuple[str, int]:
+    """File and line that this module was called from."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno
 
 
 def cls_key(cls: type[Experiment]) -> str:

@@ -2,15 +2,14 @@
 
 import ast
 import inspect
-import os
 import re
 from typing import Any
 
 import fiddle as fdl
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, file_line
 from layers.specs import Specs, show_spec
-from registry.build import build
+from registry.build import build, config_of
 from registry.experiment import Experiment, knob_types, written_classes
 from registry.overrides import ROOTS, field_names, get_field
 from registry.values import show
@@ -30,7 +29,7 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
         return _row(cls, head, path.partition(".")[2])
     if head in ROOTS:
         return _field(experiment, path)
-    table = {row.path: row for row in build(experiment.Task(), "task").weight_table()}
+    table = {row.path: row for row in build(config_of(experiment, "task"), "task").weight_table()}
     matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
     if not matches:
         near = did_you_mean(path, [*knob_types(cls), *ROOTS, *table])
@@ -54,7 +53,7 @@ def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
             value = vars(base)["overrides"][-1].partition("=")[2]  # the row alone
         elif setter not in (None, "--set") and steps and steps[-1]["where"] == setter:
             continue  # Smoke() of a template and of its family
-        steps.append({"what": name, "value": value, "where": setter or _where(base, name)})
+        steps.append({"what": name, "value": value, "where": setter or where_set(base, name)})
     return steps
 
 
@@ -66,13 +65,13 @@ def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
         if assignment.partition("=")[0] == f"{table}.{row}":
             return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": "--set"}]
     states = [base for base in written_classes(cls) if table in vars(base) and _assignment_line(base, table, f"{row}=")]
-    where = _where(states[0], table, f"{row}=") if states else "not found in source text"
+    where = where_set(states[0], table, f"{row}=") if states else "not found in source text"
     return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
 
 
 def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
     root, *names = path.split(".")
-    config: Any = getattr(experiment, ROOTS[root])()
+    config: Any = config_of(experiment, root)
     if not names:
         raise UsageError(f"'{path}' is a whole config: name one of its fields ({', '.join(field_names(config)[:6])}).")
     for i, name in enumerate(names):
@@ -88,7 +87,8 @@ def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
         return [{"what": path, "value": value, "where": f"default of {show(made)}"}]
     location = holder.__argument_history__[names[-1]][-1].location
     line, text = _statement(location.filename, location.line_number, names[-1])
-    steps = [{"what": path, "value": value, "where": f"{location.function_name}(), {_place(location.filename, line)}"}]
+    where = f"{location.function_name}(), {file_line(location.filename, line)}"
+    steps = [{"what": path, "value": value, "where": where}]
     cls = type(experiment)
     for knob in dict.fromkeys(re.findall(r"\b(?:self|cls)\.([A-Z][A-Z0-9_]+)\b", text)):
         if knob in knob_types(cls):
@@ -108,7 +108,8 @@ def _statement(filename: str, line: int, name: str) -> tuple[int, str]:
     return line, source.splitlines()[line - 1]
 
 
-def _where(cls: type, name: str, containing: str = "") -> str:
+def where_set(cls: type, name: str, containing: str = "") -> str:
+    """The class and the line of its body that assign `name`; the module where the source cannot be read."""
     return f"{cls.__name__}, {_assignment_line(cls, name, containing) or cls.__module__}"
 
 
@@ -125,10 +126,5 @@ def _assignment_line(cls: type, name: str, containing: str = "") -> str | None:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 if containing in lines[line - 1].replace(" ", ""):
-                    return _place(filename, start + line - 1)
+                    return file_line(filename, start + line - 1)
     return None
-
-
-def _place(filename: str, line: int) -> str:
-    relative = os.path.relpath(filename)
-    return f"{filename if relative.startswith('..') else relative}:{line}"

@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from layers.errors import UsageError
+from layers.errors import UsageError, file_line
 
 FAMILIES = Path(__file__).parent / "experiments"
 ENTRY_POINTS = "vortaro.experiments"
@@ -23,6 +23,7 @@ class Entry:
     base: str  # name of the class it extends
     doc: str  # first line of its docstring
     mesh: tuple[int, ...]  # DEVICE_MESH_SHAPE, its own or inherited
+    place: str  # file and line of the class
 
     @property
     def cls(self) -> str:
@@ -32,32 +33,55 @@ class Entry:
 
 @functools.cache
 def entries() -> dict[str, Entry]:
-    """All entries by key: our own families and those that installed packages announce by entry point."""
-    modules = [(f"registry.experiments.{path.stem}", path) for path in sorted(FAMILIES.glob("[!_]*.py"))]
+    """All entries by key: our own families and those that installed packages announce by entry point.
+
+    Raises:
+      UsageError: an entry point leads nowhere, or two classes have one name.
+    """
+    modules = {f"registry.experiments.{path.stem}": path for path in sorted(FAMILIES.glob("[!_]*.py"))}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             spec = importlib.util.find_spec(point.value)
-        except ImportError as error:
+        except Exception as error:  # a parent package of the module is imported, and may fail in any way
             where = point.dist.name if point.dist else "an installed package"
             raise UsageError(f"The entry point '{point.name}' of {where} leads nowhere: {error}.") from error
         if spec is not None and spec.origin is not None:
-            modules.append((point.value, Path(spec.origin)))
-    classes = {}
-    for module, path in modules:
-        classes.update({(module, node.name): node for node in _classes(path)})
-    found = (_entry(module, node, classes) for (module, _), node in classes.items() if _is_registered(node))
-    return {entry.key: entry for entry in found}
+            modules[point.value] = Path(spec.origin)
+    nodes = {module: list(_classes(path)) for module, path in modules.items()}
+    classes = {(module, node.name): node for module in nodes for node in nodes[module]}
+    found: dict[str, Entry] = {}
+    for module, path in modules.items():
+        for node in filter(_is_registered, nodes[module]):
+            entry = _entry(module, path, node, classes)
+            if entry.key in found:
+                raise two_of_one_name(entry.key, found[entry.key].place, entry.place)
+            found[entry.key] = entry
+    return found
+
+
+def two_of_one_name(key: str, first: str, second: str) -> UsageError:
+    """The error for two registered classes with one key, by their places."""
+    return UsageError(f"Two experiments have the name '{key}': {first} and {second}. Rename one of them.")
+
+
+def count(path: Path, name: str) -> int:
+    """How many registered classes of that name a file defines, at any depth; 0 where there is no such file."""
+    nodes = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef))
+    return sum(node.name == name and _is_registered(node) for node in nodes)
 
 
 _Classes = dict[tuple[str, str], ast.ClassDef]
 
 
 def _classes(path: Path) -> Iterator[ast.ClassDef]:
+    yield from (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
+
+
+def _tree(path: Path) -> ast.Module:
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, OSError):
-        return  # resolving the module says what is wrong with it
-    yield from (node for node in tree.body if isinstance(node, ast.ClassDef))
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError):
+        return ast.Module([], [])  # resolving the module reports what is wrong with it
 
 
 def _is_registered(node: ast.ClassDef) -> bool:
@@ -68,10 +92,11 @@ def _base(node: ast.ClassDef) -> str:
     return ast.unparse(node.bases[0]).rpartition(".")[2] if node.bases else ""
 
 
-def _entry(module: str, node: ast.ClassDef, classes: _Classes) -> Entry:
+def _entry(module: str, path: Path, node: ast.ClassDef, classes: _Classes) -> Entry:
     doc = (ast.get_docstring(node) or "").partition("\n")[0]
     key = f"{module.removeprefix('registry.experiments.')}.{node.name}"
-    return Entry(key, module, _base(node), doc, _mesh(module, node, classes))
+    place = file_line(str(path), node.lineno)
+    return Entry(key, module, _base(node), doc, _mesh(module, node, classes), place)
 
 
 def _mesh(module: str, node: ast.ClassDef | None, classes: _Classes) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
-from registry.experiment import Experiment, knob_types, knobs_set_by
+from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
+from registry.user_code import clear_errors
 from registry.values import parse, read, show
 
 ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
@@ -76,7 +77,8 @@ def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]
         _set_field(config, root, steps, text)
         return config
 
-    changed(cls())  # a wrong path is found here, not at first use
+    with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
+        changed(cls())  # a wrong path is found here, not at first use
     return cls.derive(**{method: changed})
 
 

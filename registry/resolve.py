@@ -3,13 +3,14 @@
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Sequence
 
 from layers.errors import UsageError, did_you_mean
+from layers.roots import ROOTS
 from registry import index
-from registry.experiment import REGISTRY, Experiment, knobs_set_by
+from registry.experiment import REGISTRY, Experiment, cls_key, faults_deferred, knobs_set_by, require_sound
 from registry.overrides import override
+from registry.user_code import clear_errors, with_place
 
 
 def resolve(
@@ -21,13 +22,13 @@ def resolve(
     underscores (`VQ-Large`), and `their.module.Class` for a class in a user's own module.
 
     Raises:
-      UsageError: no or several such experiments, a module that does not import (shown whole), or a bad override.
+      UsageError: no or several such experiments, a module that does not import, or a bad override.
     """
     for module in imports:
         load(module)
     cls = find(name)
     if smoke:
-        with knobs_set_by("Smoke()"):
+        with knobs_set_by("Smoke()"), clear_errors(f"{cls_key(cls)} cannot be made small", cls.__module__):
             cls = cls.Smoke().derive(smoke=True)
     return override(cls, overrides)()
 
@@ -48,12 +49,12 @@ def find(name: str) -> type[Experiment]:
         key = matches[0]
         if key not in REGISTRY:
             load(index.entries()[key].module)
-        return REGISTRY[key]
+        return require_sound(REGISTRY[key])
     module, _, cls = wanted.rpartition(".")
     if module and _exists(module):
         found = getattr(load(module), cls, None)
         if isinstance(found, type) and issubclass(found, Experiment):
-            return found
+            return require_sound(found)
         keys = [key for key in REGISTRY if key.startswith(f"{module}.")] or keys
     elif module and module not in {key.rpartition(".")[0] for key in keys}:
         near = did_you_mean(wanted, keys)
@@ -65,18 +66,21 @@ def load(module: str):
     """Imports a module.
 
     Raises:
-      UsageError: there is none of that name, or it fails; then the message holds the whole traceback.
+      UsageError: there is none of that name, or it fails; the sentence names the exception and the module's line.
     """
+    root = module.partition(".")[0]
+    if module in ROOTS or (root in ROOTS and not _exists(module)):
+        raise UsageError(
+            f"Module '{module}' has the name of Vortaro's own package '{root}'. Rename your module and its folder."
+            if "." in module
+            else f"Module '{module}' has the name of one of Vortaro's own packages. Rename your module."
+        )
     if not _exists(module):
         raise UsageError(
             f"There is no module '{module}' on the Python path: run where it can be imported, or install it."
         )
-    try:
+    with with_place(module), clear_errors(f"Importing '{module}' failed", module), faults_deferred():
         return importlib.import_module(module)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"Importing '{module}' failed:\n{traceback.format_exc()}") from error
 
 
 def _exists(module: str) -> bool:

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 from layers.errors import UsageError
+from layers.roots import ROOTS
 from registry.experiment import Experiment, cls_key
 
 
@@ -17,6 +18,8 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
     module, _, cls = name.rpartition(".")
     if not module or not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(f"'{name}' should read module.Name, as in my_models.{base.__name__}Wide.")
+    if module.partition(".")[0] in ROOTS:
+        raise UsageError(f"'{name}' has the name of one of Vortaro's own packages. Choose another module.")
     path = folder.joinpath(*module.split(".")).with_suffix(".py")
     source = path.read_text() if path.exists() else ""
     if any(isinstance(node, ast.ClassDef) and node.name == cls for node in ast.parse(source).body):

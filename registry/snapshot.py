@@ -12,7 +12,7 @@ from fiddle.experimental import serialization
 
 from layers.errors import UsageError
 from layers.specs import Specs, show_spec
-from registry.build import build, from_json
+from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import ROOTS, field_names, get_field, is_row
 from registry.values import show
@@ -39,7 +39,7 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
 
 def flat_config(experiment: Experiment) -> dict[str, str]:
     """Every field of what Task(), Train() and Test() return, under its path."""
-    return _flat_configs({root: getattr(experiment, method)() for root, method in ROOTS.items()})
+    return _flat_configs({root: config_of(experiment, root) for root in ROOTS})
 
 
 def _flat_configs(configs: Mapping[str, fdl.Config]) -> dict[str, str]:
@@ -67,7 +67,7 @@ def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
-    return _weight_summary(cls_key(type(experiment)), experiment.Task(), mesh)
+    return _weight_summary(cls_key(type(experiment)), config_of(experiment, "task"), mesh)
 
 
 def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> dict[str, Any]:

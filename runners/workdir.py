@@ -10,7 +10,7 @@ from typing import Any
 
 from layers.errors import UsageError
 from registry import render
-from registry.build import build, to_json
+from registry.build import build, config_of, to_json
 from registry.diff import diff
 from registry.experiment import Experiment
 from registry.overrides import ROOTS
@@ -40,7 +40,7 @@ def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
     Raises:
       UsageError: its files cannot be read.
     """
-    config = getattr(experiment.Task(), "vocabulary", None)
+    config = getattr(config_of(experiment, "task"), "vocabulary", None)
     if config is None:
         return None
     vocabulary = build(config, "task.vocabulary")

@@ -1,0 +1,88 @@
+"""Errors that a user's code raises, as one sentence with the file and line."""
+
+import contextlib
+import functools
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from layers.errors import UsageError, VortaroError, file_line
+from layers.roots import FOLDER, ROOTS, is_ours
+
+SHOWN = 3  # calls of a user's code that a sentence names, the innermost first
+ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise at sizes that do not fit
+
+
+@contextlib.contextmanager
+def clear_errors(what_failed: str, module: str = "") -> Iterator[None]:
+    """Turns exceptions into a UsageError: `what_failed`, the exception, and the places in the user's code it passed.
+
+    Args:
+      what_failed: how the sentence begins.
+      module: name of the user's module; with it, a package installed among libraries counts as the user's code.
+    """
+    try:
+        yield
+    except VortaroError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{what_failed}: {described(error, module)}.") from error
+
+
+@contextlib.contextmanager
+def with_place(module: str) -> Iterator[None]:
+    """Puts the line of the user's code before a sentence that passed through it."""
+    try:
+        yield
+    except UsageError as error:
+        place = next(iter(_places(error, module)), "")
+        if not place or place.partition(" ")[0] in str(error):
+            raise
+        raise type(error)(f"{place}: {error}") from error
+
+
+def described(error: BaseException, module: str = "") -> str:
+    """An exception in a few words: its type, its message, and the user's lines it passed."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    reason = said.strip().partition("\n")[0].rstrip(".")
+    places = _places(error, module)
+    if not places and isinstance(error, ODD_SIZES):
+        return reason
+    places = places or _inner_place(error)
+    at = f" ({', called at '.join(places)})" if places else ""
+    return f"{type(error).__name__}{': ' * bool(reason)}{reason}{at}"
+
+
+def _places(error: BaseException, module: str) -> list[str]:
+    """Where the exception passed through the user's code, innermost first."""
+    root = module.partition(".")[0]
+    places = []
+    if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
+        places.append(file_line(error.filename, error.lineno or 1))
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        name = frame.f_globals.get("__name__") or ""
+        if is_ours(name):
+            continue
+        if not _is_library(frame.f_code.co_filename) or (root and name.partition(".")[0] == root):
+            function = frame.f_code.co_name
+            inside = "" if function == "<module>" else f" in {function}"
+            places.append(file_line(frame.f_code.co_filename, line) + inside)
+    return places[:SHOWN]
+
+
+def _inner_place(error: BaseException) -> list[str]:
+    """The innermost line of all, for a mistake that shows in nobody's code but Vortaro's or a library's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return [file_line(frames[-1][0].f_code.co_filename, frames[-1][1])] if frames else []
+
+
+@functools.cache
+def _is_library(filename: str) -> bool:
+    """Whether a file belongs to Python, to an installed library, or to Vortaro."""
+    path = Path(os.path.abspath(filename))
+    if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")]
+    return any(path.is_relative_to(folder) for folder in [*libraries, *(FOLDER / root for root in ROOTS)])
