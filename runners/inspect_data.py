@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from layers.errors import UsageError
-from registry.build import build
+from registry.build import build, config_of
 from registry.experiment import Experiment
 from runners import page
 from tasks.batch import Batch
@@ -56,9 +56,9 @@ class Look:
 
 def inspect_data(experiment: Experiment, workdir: Place) -> int:
     """Reads some of every split, prints what there is and writes a page; returns the exit code."""
-    vocabulary: Vocabulary = build(experiment.Task().vocabulary, "task.vocabulary")
-    train: TrainProgram = build(experiment.Train(), "train")
-    test: TestProgram = build(experiment.Test(), "test")
+    vocabulary: Vocabulary = build(config_of(experiment, "task").vocabulary, "task.vocabulary")
+    train: TrainProgram = build(config_of(experiment, "train"), "train")
+    test: TestProgram = build(config_of(experiment, "test"), "test")
     inputs = {"train": train.input, **test.inputs}
     looks = []
     for split, source in inputs.items():

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from layers.errors import UsageError, VortaroError
-from registry.build import build
+from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
 from tasks.subwords import SentencePieceVocabulary
@@ -53,7 +53,7 @@ def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
       VortaroError: the training process is not there, or is gone.
     """
     settings, path = _settings(experiment)
-    source: IndexedInput = build(experiment.Train(), "train").input
+    source: IndexedInput = build(config_of(experiment, "train"), "train").input
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
@@ -239,7 +239,7 @@ def _show(path: Path, experiment: Experiment) -> None:
 
 def _measure(vocabulary: SentencePieceVocabulary, experiment: Experiment) -> None:
     """Says how the vocabulary does on held-out text."""
-    inputs = build(experiment.Test(), "test").inputs
+    inputs = build(config_of(experiment, "test"), "test").inputs
     if "validation" not in inputs:
         return
     lines = _Lines(inputs["validation"].texts(), HELD_OUT_BYTES)

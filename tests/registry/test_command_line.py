@@ -252,6 +252,7 @@ def test_new_writes_an_experiment_that_passes_its_check(command, tmp_path):
             "no knob, config path or weight 'NUM_LAYER'. Did you mean 'NUM_LAYERS'",
         ),
         (["new", "StdlibTiny", "NoModule"], "should read module.Name"),
+        (["new", "StdlibTiny", "tasks.Wide"], "'tasks.Wide' has the name of one of Vortaro's own packages"),
         (["list", "--jsn"], "unrecognized arguments: --jsn"),
         ([], "the following arguments are required: verb"),
     ],
