@@ -253,9 +253,9 @@ class MoeLm(GShardLm):
         """The mixture of experts."""
         for rows, length in self.update_shapes():
             tokens = rows * length // max(1, self.MICROBATCHES)
-            if self.NUM_GROUPS < 1 or tokens % self.NUM_GROUPS:
+            if tokens % self.NUM_GROUPS:
                 raise UsageError(
-                    f"NUM_GROUPS = {self.NUM_GROUPS} must be at least 1 and divide the {tokens} tokens of a "
+                    f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a "
                     f"(micro-)batch with rows of {length}."
                 )
         return self.layer(

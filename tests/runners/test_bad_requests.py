@@ -46,7 +46,7 @@ def run(capsys, *arguments):
         (["--host_devices=0"], "--host_devices=0 must be at least 1"),
         (["--host_devices=x"], "invalid int value"),
         (["--mode=plan", "--chip=v33"], "--chip=v33 is no chip that is known. Did you mean 'v3'"),
-        (["--mode=plan", "--sweep"], "--sweep ranks by speed: name a machine"),
+        (["--mode=plan", "--sweep"], "--sweep ranks by step time. Name a chip with --chip=v3"),
         (["--mode=plan", "--host_devices=4", "--set=DEVICE_MESH_SHAPE=1,8"], "wants 8 devices"),
         (["--mode=plan", "--topology=v3"], "must name a TPU and its grid of chips, like v3:8x8"),
         (["--mode=plan", "--topology=v33:2x2"], "names no TPU that is known. Did you mean 'v3'"),
