@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.commands"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
 QUICK_COMPILE = "--xla_backend_optimization_level=0"  # tests compile much and compute little
