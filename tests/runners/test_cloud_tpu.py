@@ -4,8 +4,12 @@ import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from benchmarks.launches import free_port
 from tests.runners.processes import finish, launch
+
+pytestmark = pytest.mark.slow
 
 COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run", "--set=NUM_STEPS=3"]
 

@@ -13,6 +13,8 @@ from benchmarks import formats
 from tests.conftest import ROOT, xla_flags
 from tests.tasks.vocabularies import byte_pairs, sentence_piece
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("one", "of", "the", "many", "small", "things", "that", "a", "model", "may", "learn", "from", "its", "data")
 TASKS = """
 from tasks.seqio_tasks import lines_task

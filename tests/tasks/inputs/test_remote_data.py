@@ -15,6 +15,8 @@ from tasks.subwords import SentencePieceVocabulary
 from tests import stores
 from tests.models import batch_of
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [f"document {number} says {'so ' * (number % 7)}" for number in range(40)]
 
 
