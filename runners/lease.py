@@ -10,11 +10,11 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from layers.errors import UsageError
+from runners.clock import CLOCK, Clock
 from tasks.storage import Place, file_system, no_bucket, reached
 
 FOLDER = "lease"
@@ -23,14 +23,18 @@ DEAD_SECONDS = 60.0  # without a renewal, which others wait for
 
 
 @contextlib.contextmanager
-def held(workdir: Place) -> Iterator[None]:
+def held(workdir: Place, clock: Clock = CLOCK) -> Iterator[None]:
     """Inside, this process has the folder. It ends itself where another one has taken over meanwhile.
+
+    Args:
+      workdir: the folder.
+      clock: the time that renewals are measured by.
 
     Raises:
       UsageError: another process has it.
     """
     with reached(workdir, "written"):
-        lease = _Lease(workdir)
+        lease = _Lease(workdir, clock)
         lease.take()
     ended = threading.Event()
     renewal = threading.Thread(target=lease.keep, args=(ended,), daemon=True)
@@ -45,8 +49,8 @@ def held(workdir: Place) -> Iterator[None]:
 
 
 class _Lease:
-    def __init__(self, workdir: Place):
-        self._workdir = workdir
+    def __init__(self, workdir: Place, clock: Clock):
+        self._workdir, self._clock = workdir, clock
         self._system, self._root = file_system(workdir / FOLDER)
         self._number = 0
         self._renewals = 0
@@ -54,12 +58,12 @@ class _Lease:
     def take(self) -> None:
         """Makes the next lease as soon as nobody holds the last one; raises a UsageError where it is renewed."""
         number, seen = self._last()
-        began = time.monotonic()
+        began = self._clock.now()
         if seen is not None and not _is_over(seen):
             said = f"waiting for up to {DEAD_SECONDS:.0f} s to see whether it still does"
             print(f"'{self._workdir}' was trained in by {seen['host']} (process {seen['pid']}): {said}.", flush=True)
-        while not _is_over(seen) and time.monotonic() - began < DEAD_SECONDS:
-            time.sleep(min(1.0, RENEW_SECONDS / 4))
+        while not _is_over(seen) and self._clock.now() - began < DEAD_SECONDS:
+            self._clock.sleep(min(1.0, RENEW_SECONDS / 4))
             latest, now = self._last()
             if not _is_over(now) and (latest, now) != (number, seen):
                 self._refuse(now)
@@ -81,7 +85,7 @@ class _Lease:
 
     def keep(self, ended: threading.Event) -> None:
         """Renews the lease until `ended`; ends the process where another one has the next."""
-        while not ended.wait(RENEW_SECONDS):
+        while not self._clock.wait(ended, RENEW_SECONDS):
             try:
                 if self._last()[0] > self._number:
                     said = f"another process has taken over '{self._workdir}', which this one did not reach for a while"

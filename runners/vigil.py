@@ -12,12 +12,12 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from layers.errors import VortaroError
+from runners.clock import CLOCK, Clock
 from runners.peers import Peers, end, lost_contact, peers
 from tasks.storage import Place, make_folder, write_whole
 
@@ -33,17 +33,18 @@ class Vigil:
     Args:
       others: the processes of the run.
       patience: seconds of silence after which a process is held to be dead.
+      clock: the time that silence is measured by.
     """
 
-    def __init__(self, others: Peers, patience: float):
-        self._peers, self._patience = others, patience
+    def __init__(self, others: Peers, patience: float, clock: Clock = CLOCK):
+        self._peers, self._patience, self._clock = others, patience, clock
         self._interval = max(1.0, others.count / BEATS_PER_SECOND)
         self._closed = threading.Event()
         self._lost = ""  # why this process thinks that another one is gone
         self._complained: float | None = None  # when process 0 first heard of a lost contact
         self._once = threading.Lock()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._watch_coordinator)]
-        now = time.monotonic()
+        now = self._clock.now()
         self._answered = now  # when process 0 last answered
         # By process: its last beat, and when it came; one that never says anything is missed as well.
         self._heard = {index: (json.dumps([0, 0, "not heard yet", ""]), now) for index in range(others.count)}
@@ -75,19 +76,19 @@ class Vigil:
         if lost_contact(error):
             self._lost = _first_line(error, 200)
             print(f"{self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
-            time.sleep(self._patience + 30)  # the watch ends this process, with the name of the one that is gone
+            self._clock.sleep(self._patience + 30)  # the watch ends this process, with the name of the one that is gone
         said = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
         word = {"by": self._peers.index, "said": said, "code": code, "name": self._peers.name}
         with contextlib.suppress(Exception):
             if not self._peers.tell("stop", json.dumps(word)):
-                time.sleep(5)  # the watch says what another one said before
+                self._clock.sleep(5)  # the watch says what another one said before
         if not isinstance(error, VortaroError):
             traceback.print_exception(error)
         self._end(said, code)
 
     def _watch(self) -> None:
         number = 0
-        while not self._closed.wait(self._interval if number else 0):
+        while not self._clock.wait(self._closed, self._interval if number else 0):
             number += 1
             try:
                 beat = json.dumps([number, watchdog().step, self._peers.host, self._lost])
@@ -96,22 +97,22 @@ class Vigil:
                     self._find_silent()
                 said = self._peers.known("stop")
             except Exception:
-                if self._closed.is_set() or time.monotonic() - self._answered > self._patience:
+                if self._closed.is_set() or self._clock.now() - self._answered > self._patience:
                     return  # `_watch_coordinator` says so
                 continue
-            self._answered = time.monotonic()
+            self._answered = self._clock.now()
             if said is not None:
                 self._stop(json.loads(said))
 
     def _watch_coordinator(self) -> None:
-        while not self._closed.wait(1.0):
-            silence = time.monotonic() - self._answered
+        while not self._clock.wait(self._closed, 1.0):
+            silence = self._clock.now() - self._answered
             if silence > self._patience:
                 self._end(f"Process 0, the coordinator of this run, has not answered for {silence:.0f} s. {GO_ON}")
 
     def _find_silent(self) -> None:
         """What process 0 makes of the beats of all."""
-        now = time.monotonic()
+        now = self._clock.now()
         for index, beat in self._peers.all_said("beats").items():
             if beat == "gone":
                 self._heard.pop(index, None)
@@ -137,23 +138,28 @@ class Vigil:
         if word.get("stuck"):
             watchdog().leave_stacks()
         if word.get("by") == self._peers.index:
-            time.sleep(60)  # this process is about to say so itself
+            self._clock.sleep(60)  # this process is about to say so itself
         name = f"{word['name']} stopped: " if "name" in word else ""
         self._end(f"{name[:1].upper()}{name[1:]}{word['said']}", word.get("code", 1))
 
     def _end(self, said: str, code: int = 1) -> NoReturn:
         if not self._once.acquire(blocking=False):
-            time.sleep(60)
+            self._clock.sleep(60)
         if self._peers.primary:
             # The coordination service ends with this process: the others hear why before.
-            time.sleep(self._interval + 2)
+            self._clock.sleep(self._interval + 2)
         end(said, code)
 
 
 class Watchdog:
-    """Notices an update that does not end."""
+    """Notices an update that does not end.
 
-    def __init__(self):
+    Args:
+      clock: the time that updates are measured by.
+    """
+
+    def __init__(self, clock: Clock = CLOCK):
+        self._clock = clock
         self.step = 0  # the update under way
         self._what = ""  # is waited for
         self._limit: float | None = None
@@ -177,7 +183,7 @@ class Watchdog:
         """Says what is waited for now ("Update", "The batch of update"), at which step, for how many updates' time."""
         self._what, self.step = what, step
         if self._limit is not None:
-            self._until = time.monotonic() + self._limit * updates
+            self._until = self._clock.now() + self._limit * updates
 
     def rest(self) -> None:
         """Says that something else than an update begins, which may take any time."""
@@ -196,8 +202,8 @@ class Watchdog:
         return target
 
     def _watch(self, closed: threading.Event, limit: float) -> None:
-        while not closed.wait(min(1.0, limit / 4)):
-            if time.monotonic() > self._until:
+        while not self._clock.wait(closed, min(1.0, limit / 4)):
+            if self._clock.now() > self._until:
                 self._bark()
 
     def _bark(self) -> None:
@@ -213,7 +219,7 @@ class Watchdog:
         said = f"{said}: {who[-1]} {stacks}The same command goes on from the last checkpoint."
         if peers().several:
             _bounded(lambda: peers().tell("stop", json.dumps({"said": said, "stuck": True})), seconds=5)
-            time.sleep(15)  # the watch of this process ends it
+            self._clock.sleep(15)  # the watch of this process ends it
         end(said)
 
     def _who(self) -> str:

@@ -19,6 +19,7 @@ def bench(tmp_path_factory):
 
 
 # Notices, silent and stuck processes: tests/runners/test_processes_stop.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("kill", 4), ("damage", 4), ("full", 1)])
 def test_disturbed_and_restarted_it_ends_in_the_same_bits(bench, kind, least):
     outcomes = disturb(bench, [kind])
@@ -28,6 +29,7 @@ def test_disturbed_and_restarted_it_ends_in_the_same_bits(bench, kind, least):
     assert len(outcomes) >= least, "the runs were over before they could be disturbed"
 
 
+@pytest.mark.slow  # its run is that of the disturbed ones
 def test_one_changed_figure_is_a_difference(bench, tmp_path):
     calm = bench.calm((1, 1))
     copy = shutil.copytree(calm, tmp_path / "copy")

@@ -36,6 +36,7 @@ def lines_of(page, name):
     return json.loads((page.parent / "figures" / f"{name}.json").read_text())["lines"]
 
 
+@pytest.mark.slow
 def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, monkeypatch):
     ours = [c for c in training.CONTENDERS if c.module in ("vortaro", "plain_jax")]
     chosen = [*ours, Contender("nobody", "no_such_module")]
@@ -52,6 +53,7 @@ def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, mon
     assert text.count("between") == 6
 
 
+@pytest.mark.slow
 def test_a_contender_that_was_killed_is_missing(tmp_path):
     with workers([Contender("products", "products")], ["train", "--size=tiny", "--weights=none"], tmp_path) as [worker]:
         worker.turn(1)
@@ -63,6 +65,7 @@ def test_a_contender_that_was_killed_is_missing(tmp_path):
         assert worker.missing is not None
 
 
+@pytest.mark.slow
 def test_losses_that_differ_are_no_comparison(page, monkeypatch):
     two = [Contender("ours", "vortaro"), Contender("other rate", "vortaro", ("LEARNING_RATE=0.1",))]
     monkeypatch.setattr(training, "CONTENDERS", two)
@@ -125,6 +128,7 @@ def test_flops_of_gpt2_by_hand():
     assert training.flops_per_token(size) == 6 * (12 * 7_077_888 + 50_257 * 768) + 6 * 12 * 768 * 512
 
 
+@pytest.mark.slow
 def test_all_figures_of_an_accelerator_in_one_call(page, monkeypatch, capsys):
     assert call(accelerator, monkeypatch, "--tiny", "--seconds=600") == 0
     said = capsys.readouterr().out

@@ -4,6 +4,7 @@ WHAT: `say` its arguments; `fail` with code 3 in process 1; `die` by a signal th
 `wait` to be told to end. Or `start FOLDER COUNT WHAT`: all of them, by the launcher.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,18 +25,34 @@ def _wait(seconds: float) -> list[int]:
     return told
 
 
+def _first_pid() -> Path:
+    """The file with the process id of the one that fails first."""
+    return Path(os.environ["FIRST_PID"])
+
+
+def _wait_for_the_first() -> None:
+    """Waits until the launcher has noticed the end of the process that fails first."""
+    while not (_first_pid().exists() and _first_pid().read_text()):
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(int(_first_pid().read_text()), 0)  # known until its parent has noticed its end
+            time.sleep(0.02)
+
+
 def main(what: str, place: list[str]) -> int:
     """Does what it is told; returns the exit code."""
     index = int(place[-1].partition("=")[2])
     print(f"process {index} of {place}", flush=True)
     if what == "wait":
-        print(f"told {_wait(30)}", flush=True)
+        print(f"told {_wait(600)}", flush=True)
     if what == "linger" and index != 1:
-        time.sleep(60)
+        time.sleep(600)
     if what in ("fail", "linger") and index == 1:
+        _first_pid().write_text(str(os.getpid()))
         return 3
     if what == "fail":
-        time.sleep(0.5)
+        _wait_for_the_first()
         return 1
     if what == "die" and index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,6 +64,7 @@ if __name__ == "__main__":
         from launch import local
 
         folder, count, what = sys.argv[2:]
+        os.environ["FIRST_PID"] = f"{folder}/first_pid"
         local.PATIENCE = 1 if what == "linger" else local.PATIENCE
         sys.exit(local.processes([sys.executable, "-m", "tests.launch.stand_in", what], int(count), Path(folder)))
     sys.exit(main(sys.argv[1], sys.argv[2:]))

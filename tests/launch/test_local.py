@@ -28,7 +28,7 @@ def start(folder, count, what, out=subprocess.PIPE):
 
 
 def test_processes_find_each_other_and_the_first_one_talks(tmp_path):
-    out, err = (started := start(tmp_path / "logs", 3, "say")).communicate(timeout=60)
+    out, err = (started := start(tmp_path / "logs", 3, "say")).communicate(timeout=600)
     assert (started.returncode, err) == (0, "")
     [first] = re.findall(r"^process 0 of (.*)$", out, re.MULTILINE)
     port = re.search(r"--coordinator=localhost:(\d+)", first)
@@ -43,25 +43,28 @@ def test_processes_find_each_other_and_the_first_one_talks(tmp_path):
 
 
 def test_it_ends_with_the_code_of_the_first_that_failed(tmp_path):
-    _, err = (started := start(tmp_path, 3, "fail")).communicate(timeout=60)
+    _, err = (started := start(tmp_path, 3, "fail")).communicate(timeout=600)
     assert started.returncode == 3
     assert err.splitlines()[0] == (
         f"vortaro: Process 1 ended with exit code 3 (its output: {tmp_path / 'process_1.log'})."
     )
 
 
+@pytest.mark.slow
 def test_it_says_which_signal_killed_a_process(tmp_path):
-    _, err = (started := start(tmp_path, 2, "die")).communicate(timeout=60)
+    _, err = (started := start(tmp_path, 2, "die")).communicate(timeout=600)
     assert started.returncode == 128 + signal.SIGKILL
     assert err == f"vortaro: Process 1 was killed by SIGKILL (its output: {tmp_path / 'process_1.log'}).\n"
 
 
+@pytest.mark.slow
 def test_one_that_outlives_a_failed_one_is_killed(tmp_path):
-    _, err = (started := start(tmp_path, 2, "linger")).communicate(timeout=30)
+    _, err = (started := start(tmp_path, 2, "linger")).communicate(timeout=600)
     assert started.returncode == 3
     assert "Process 0 did not end by itself and is killed." in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_each_process_once(tmp_path, number):
     logs = [tmp_path / f"process_{index}.log" for index in range(3)]
@@ -71,7 +74,7 @@ def test_signals_reach_each_process_once(tmp_path, number):
         assert started.poll() is None
         time.sleep(0.05)
     os.killpg(started.pid, number)  # as a terminal does
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=600)
     assert (started.returncode, err) == (0, "")
     for log in logs:
         assert log.read_text().endswith(f"told [{int(number)}]\n")

@@ -215,21 +215,21 @@ def test_what_a_pipe_gets_is_plain_and_stable(capsys, verb):
     assert "…" not in first, "nothing is cut"
 
 
-def test_new_writes_an_experiment_that_passes_its_check(command, tmp_path):
-    done = command("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
+def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
+    done = inside("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
     assert done.returncode == 0, done.stderr
     assert "my_models.py" in done.stdout
-    assert command("registry", "check", "my_models.Wide").returncode == 0
-    assert command("registry", "new", "my_models.Wide", "my_models.Wider").returncode == 0
+    assert inside("registry", "check", "my_models.Wide").returncode == 0
+    assert inside("registry", "new", "my_models.Wide", "my_models.Wider").returncode == 0
     text = (tmp_path / "my_models.py").read_text()
     assert text.count("class Wide") == 2
-    again = command("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
+    again = inside("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
     assert again.returncode == 2
     assert "has a class Wide already" in again.stderr
     assert (tmp_path / "my_models.py").read_text() == text
-    done = command("registry", "diff", "my_models.Wide", "my_models.Wider", "--json")
+    done = inside("registry", "diff", "my_models.Wide", "my_models.Wider", "--json")
     assert done.returncode == 0, done.stderr
-    listed = command("registry", "list", "--import=my_models", "--json")
+    listed = inside("registry", "list", "--import=my_models", "--json")
     assert {"my_models.Wide", "my_models.Wider"} <= {row["name"] for row in json.loads(listed.stdout)}
 
 

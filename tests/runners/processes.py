@@ -1,12 +1,16 @@
 """Starting several processes that train together."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from benchmarks.launches import free_port
 from tests.conftest import ROOT, xla_flags
+from tests.runners.scenarios import CODE, MARK
 
 
 def flags(count: int, index: int, port: int) -> list[str]:
@@ -50,3 +54,29 @@ def run(module: str, count: int, devices: int, arguments, cwd, **environment: st
         (p.returncode, p.stdout[-2000:], p.stderr) for p in ended
     ]
     return ended
+
+
+def carry_out(scenarios: dict[str, Any], count: int, devices: int, folder: Path):
+    """Runner commands by name, one after the other in the same processes; returns what came of them by name.
+
+    Args:
+      scenarios: by name, the folder and the arguments of a command, or a function that gives them for each process.
+      count: of processes.
+      devices: virtual ones of each process.
+      folder: where the processes start.
+    """
+    places = {
+        name: [given(index) if callable(given) else given for index in range(count)]
+        for name, given in scenarios.items()
+    }
+    file = folder / "scenarios.json"
+    file.write_text(json.dumps(places, default=str))
+    ended = run("tests.runners.scenarios", count, devices, [str(file)], folder)
+    return {name: [_part(process, name) for process in ended] for name in scenarios}
+
+
+def _part(process: subprocess.CompletedProcess, name: str) -> subprocess.CompletedProcess:
+    """What a process printed in one scenario, and its exit code there."""
+    out, err = (text.partition(f"{MARK}{name}\n")[2].partition(MARK)[0] for text in (process.stdout, process.stderr))
+    err, _, code = err.partition(CODE)
+    return subprocess.CompletedProcess(process.args, int(code), out, err)

@@ -184,9 +184,9 @@ def test_an_unreadable_run_folder(capsys, tmp_path):
     assert "cannot be read as an experiment" in err
 
 
-def test_an_import_error_in_a_users_module_names_its_lines(command, tmp_path):
+def test_an_import_error_in_a_users_module_names_its_lines(inside, tmp_path):
     (tmp_path / "broken_models.py").write_text("def make():\n    raise RuntimeError('the reason')\n\nmake()\n")
-    done = command("runners.main", "--exp=broken_models.Model", "--workdir=run")
+    done = inside("runners.main", "--exp=broken_models.Model", "--workdir=run")
     assert done.returncode == 2
     assert done.stderr == (
         "vortaro: Importing 'broken_models' failed: RuntimeError: the reason (broken_models.py:2 in make, called at "
@@ -195,20 +195,20 @@ def test_an_import_error_in_a_users_module_names_its_lines(command, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workdir_of_another_experiment(command, tmp_path):
+def test_a_workdir_of_another_experiment(inside, tmp_path):
     (tmp_path / "run").mkdir()
     smoke = ("--smoke", "--workdir=run", "--no-tensorboard", "--set=NUM_STEPS=6", "--set=WARMUP_STEPS=1")
-    assert command("runners.main", "--exp=tiny.StdlibTiny", *smoke).returncode == 0
+    assert inside("runners.main", "--exp=tiny.StdlibTiny", *smoke).returncode == 0
     before = (tmp_path / "run" / "experiment.json").read_bytes()
-    other = command("runners.main", "--exp=tiny.StdlibTinyLlama", *smoke)
+    other = inside("runners.main", "--exp=tiny.StdlibTinyLlama", *smoke)
     assert other.returncode == 2
     assert "holds a run of another experiment, tiny.StdlibTiny (the difference is above)" in other.stderr
     assert "GATED" in other.stdout
-    changed = command("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1")
+    changed = inside("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1")
     assert changed.returncode == 2
     assert "this experiment with other settings" in changed.stderr
     assert "LEARNING_RATE" in changed.stdout
     assert (tmp_path / "run" / "experiment.json").read_bytes() == before
-    allowed = command("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1", "--allow_changes")
+    allowed = inside("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1", "--allow_changes")
     assert allowed.returncode == 0, allowed.stderr
     assert json.loads((tmp_path / "run" / "experiment.json").read_text())["knobs"]["LEARNING_RATE"]["value"] == "0.1"

@@ -10,6 +10,7 @@ from benchmarks.launches import free_port
 from tests.runners.processes import finish, launch
 
 pytestmark = pytest.mark.slow
+
 COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run", "--set=NUM_STEPS=3"]
 
 

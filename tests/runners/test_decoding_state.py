@@ -9,7 +9,6 @@ from flax import serialization
 from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.decoding_state import read_memory, write_memory
-from runners.main import main
 from runners.session import Session
 from tasks.decoding import Sampler, generate, pad_prompts
 
@@ -81,19 +80,26 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["state"], "nothing half-written is left"
 
 
-def test_the_command_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mesh = "--set=DEVICE_MESH_SHAPE=1,1,8"
-    run = ["--workdir=run", "--mode=sample", "--temperature=0", "--no-stop"]
-    assert main(["--exp=vq.VQStdlib", "--smoke", "--no-tensorboard", "--workdir=run", mesh, "--set=NUM_STEPS=3"]) == 0
-    assert main([*run, "--prompt=def f(", "--max_new_tokens=12"]) == 0
+def test_the_command_goes_on_where_it_stopped(tmp_path, inside):
+    knobs = ["DEVICE_MESH_SHAPE=1,1,2", "NUM_STEPS=3", "EVAL_EVERY=none", "EVAL_ROWS=8"]
+    flags = ["--exp=vq.VQStdlib", "--smoke", "--no-tensorboard", *(f"--set={knob}" for knob in knobs)]
+    run = ["--mode=sample", "--temperature=0", "--no-stop"]
+    out = []
+
+    def main(*arguments, code=0):
+        done = inside("runners.main", "--workdir=run", *arguments, devices=2)
+        assert done.returncode == code, done.stderr
+        out.append(done.stdout)
+        return done.stderr
+
+    main(*flags)
+    main(*run, "--prompt=def f(", "--max_new_tokens=12")
     whole = (tmp_path / "run/samples/00000003-seed0.txt").read_bytes()
-    assert main([*run, "--prompt=def f(", "--max_new_tokens=5", "--save_state=kept"]) == 0
-    assert main([*run, "--max_new_tokens=7", "--load_state=kept"]) == 0
+    main(*run, "--prompt=def f(", "--max_new_tokens=5", "--save_state=kept")
+    main(*run, "--max_new_tokens=7", "--load_state=kept")
     rest = (tmp_path / "run/samples/00000003-seed0-goes-on.txt").read_bytes()
-    said = capsys.readouterr().out
+    said = "".join(out)
     assert "Kept what 11 tokens left behind in kept." in said
     assert "Going on behind the 11 tokens of kept:" in said
     assert whole.endswith(rest)
-    assert main([*run, "--load_state=kept", "--prompt=a", "--prompt=b"]) == 2
-    assert "holds 1 rows" in capsys.readouterr().err
+    assert "holds 1 rows" in main(*run, "--load_state=kept", "--prompt=a", "--prompt=b", code=2)

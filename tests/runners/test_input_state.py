@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from runners.input_state import gathered, own
 from tests.conftest import ROOT
 
@@ -23,6 +25,7 @@ def test_a_state_of_more_processes_is_read_through_aloud(capsys):
     assert "saved by 2 processes, and there are 1 now" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_each_process_finds_its_own_state_again():
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -1,6 +1,7 @@
 """What a process knows of the others: from flags, from what started it; and what they find out about each other."""
 
 import argparse
+import functools
 import json
 import threading
 import time
@@ -20,6 +21,7 @@ from runners.joining import Place, find_place
 from runners.peers import Peers, disagreement
 from runners.session import host_shards, make_mesh
 from tasks.inputs.indexed import Shard
+from tests.clocks import FakeClock
 
 NO_FLAGS = {"coordinator": None, "num_processes": None, "process_id": None}
 
@@ -149,19 +151,37 @@ def test_all_hear_one_verdict():
     assert list(heard.values()) == [["+".join(f"{i} {n}" for i in range(8)) for n in range(3)]] * 8
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(vigil, "IMPATIENCE", 0.2)
+PATIENCE = 60.0
 
 
-def watch(patience, count=3):
-    one = vigil.Vigil(Peers(Store(), 0, count), patience)
-    one._interval = 0.05
-    return one
+class Ended(Exception):
+    """Stands for the end of the process: the sentence and the exit code."""
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """A process that ends raises `Ended` instead."""
+
+    def end(said, code=1):
+        raise Ended(said, code)
+
+    monkeypatch.setattr(vigil, "end", end)
+
+
+def watch(index=0, count=3, patience=PATIENCE, store=None):
+    """The watch of one process, whose time is a fake clock's."""
+    clock = FakeClock()
+    return vigil.Vigil(Peers(store or Store(), index, count), patience, clock), clock
 
 
 def beat(one, index, number, lost=""):
     one._peers.tell(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
+
+
+def beats(one, clock, index, seconds, lost=""):
+    """Has a process beat every second for so many of them."""
+    for second in range(seconds):
+        clock.at(second, functools.partial(beat, one, index, second, lost))
 
 
 def stop_said(one):
@@ -169,55 +189,75 @@ def stop_said(one):
     return said and json.loads(said)["said"]
 
 
-def test_who_goes_silent_is_called_dead():
-    one = watch(patience=0.3)
-    for number in range(8):
-        for index in (0, 1):
-            beat(one, index, number)
-        if number < 2:
-            beat(one, 2, number)
-        one._find_silent()
-        if number < 3:
-            assert stop_said(one) is None
-        time.sleep(0.1)
-    assert stop_said(one).startswith("Process 2 (h2) has not been heard of for")
+def watched(one):
+    """What the process that watches ends with."""
+    with pytest.raises(Ended) as ended:
+        one._watch()
+    return ended.value.args
 
 
-def test_who_never_says_a_word_is_missed():
-    one = watch(patience=0.2, count=2)
-    for number in range(6):
-        beat(one, 0, number)
-        one._find_silent()
-        time.sleep(0.06)
-    assert stop_said(one).startswith("Process 1 (not heard yet) has not been heard of")
+def test_who_goes_silent_is_called_dead(ends):
+    one, clock = watch()
+    beats(one, clock, 1, 1000)
+    beats(one, clock, 2, 100)
+    clock.at(99 + PATIENCE, lambda: stop_said(one) and pytest.fail("called dead too early"))
+    said, code = watched(one)
+    assert said.startswith("Process 2 (h2) has not been heard of for 61 s. This process stops too;")
+    assert code == 1
+    assert 99 + PATIENCE < clock.now() <= 99 + PATIENCE + 5  # one more beat, and the others hear why before
 
 
-def test_who_took_leave_is_not_missed():
-    one = watch(patience=0.1, count=2)
-    for number in range(5):
-        beat(one, 0, number)
-        one._peers.tell("beats/1", "gone", again=True)
-        one._find_silent()
-        time.sleep(0.05)
+def test_who_never_says_a_word_is_missed(ends):
+    one, clock = watch(count=2)
+    assert watched(one)[0].startswith("Process 1 (not heard yet) has not been heard of")
+    assert PATIENCE < clock.now() <= PATIENCE + 5
+
+
+def test_who_took_leave_is_not_missed(ends):
+    one, clock = watch(count=2)
+    clock.at(3, lambda: one._peers.tell("beats/1", "gone", again=True))
+    clock.at(20 * PATIENCE, one._closed.set)
+    one._watch()
     assert stop_said(one) is None
 
 
-def test_a_lost_connection_makes_the_watch_impatient():
-    one = watch(patience=1000)
+def test_a_lost_connection_makes_the_watch_impatient(ends):
+    one, clock = watch(patience=1000)
+    beats(one, clock, 1, 100, lost="Gloo all-reduce failed")
     beat(one, 2, 0)
-    for number in range(8):
-        beat(one, 0, number)
-        beat(one, 1, number, lost="Gloo all-reduce failed")
-        one._find_silent()
-        time.sleep(0.06)
-    assert stop_said(one).startswith("Process 2 (h2) has not been heard of")
-    one = watch(patience=1000, count=2)
-    for number in range(20):
-        beat(one, 0, number)
-        beat(one, 1, number, lost="Gloo all-reduce failed")
-        one._find_silent()
-        time.sleep(0.06)
-    assert stop_said(one).startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
+    assert watched(one)[0].startswith("Process 2 (h2) has not been heard of for 11 s")
+    one, clock = watch(patience=1000, count=2)
+    beats(one, clock, 1, 100, lost="Gloo all-reduce failed")
+    assert watched(one)[0].startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
+    assert 3 * vigil.IMPATIENCE < clock.now() <= 3 * vigil.IMPATIENCE + 5
+
+
+def test_all_stop_with_what_one_said(ends):
+    store = Store()
+    failing, _ = watch(index=1, store=store)
+    with pytest.raises(Ended) as own:
+        failing.fail(UsageError("There is no data."))
+    assert own.value.args == ("There is no data.", 2)
+    for index in (0, 2):
+        one, clock = watch(index=index, store=store)
+        said, code = watched(one)
+        assert (said, code) == (f"Process 1 ({one._peers.host}) stopped: There is no data.", 2)
+        assert clock.now() < 5
+
+
+def test_a_coordinator_that_does_not_answer_is_noticed(ends):
+    store = Store()
+    one, clock = watch(index=1, store=store)
+
+    def unreachable(*arguments, **given):
+        raise RuntimeError("UNAVAILABLE: Socket closed")
+
+    store.key_value_set = unreachable
+    one._watch()  # leaves it to the other thread
+    assert PATIENCE < clock.now() <= PATIENCE + 5
+    with pytest.raises(Ended, match=r"Process 0, the coordinator of this run, has not answered for 6\d s") as ended:
+        one._watch_coordinator()
+    assert ended.value.args[1] == 1
 
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint32, jnp.bool_)
@@ -249,25 +289,51 @@ def test_a_checksum_does_not_depend_on_how_an_array_is_split():
 
 
 def test_the_limit_of_a_step_is_what_it_says(tmp_path):
-    dog = vigil.Watchdog()
+    clock = FakeClock()
+    dog = vigil.Watchdog(clock)
     with dog.watching(1000, tmp_path):
         dog.expect("Update", 7)
-        assert dog._until - time.monotonic() == pytest.approx(1000, abs=5)
+        assert dog._until == clock.now() + 1000
         dog.rest()
         assert dog._until == float("inf")
     assert dog.leave_stacks() == tmp_path / "stacks/process_0.txt"
     assert "test_the_limit_of_a_step" in (tmp_path / "stacks/process_0.txt").read_text()
 
 
+def test_an_update_that_does_not_end_ends_the_run(tmp_path, ends):
+    clock, closed = FakeClock(), threading.Event()
+    dog = vigil.Watchdog(clock)
+    dog._limit, dog._folder = 20.0, tmp_path  # as in `watching`, whose thread this one stands for
+    for step in range(1, 9):
+        clock.at(15 * step, functools.partial(dog.expect, "Update", step))
+    clock.at(130, dog.rest)  # a checkpoint is saved, which may take any time
+    clock.at(1000, functools.partial(dog.expect, "The batch of update", 9))
+    with pytest.raises(Ended) as ended:
+        dog._watch(closed, 20.0)
+    said, code = ended.value.args
+    assert said.startswith("The batch of update 9 has not ended within train.step_timeout = 20 s: it is stuck; where")
+    assert code == 1
+    assert 1020 < clock.now() <= 1022
+    assert "test_an_update_that_does_not_end" in (tmp_path / "stacks/process_0.txt").read_text()
+
+
+def until(true, seconds=60):
+    """Waits until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def test_leave_is_taken_for_good():
     store = Store()
-    one = vigil.Vigil(Peers(store, 1, 2), patience=5)
+    one = vigil.Vigil(Peers(store, 1, 2), patience=60)
     one._interval = 0.001
     for thread in one._threads:
         thread.start()
-    time.sleep(0.05)
+    until(lambda: json.loads(store.values.get("vortaro/beats/1", "[0]"))[0] > 2)
     one.close()
-    time.sleep(0.05)
+    assert not any(thread.is_alive() for thread in one._threads)  # none is left that could take the leave back
     assert store.values["vortaro/beats/1"] == "gone"
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.launches import last_state
-from tests.runners.processes import run
+from tests.runners.processes import carry_out
+
+pytestmark = pytest.mark.slow
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +35,16 @@ def lines(workdir):
 def folders(tmp_path_factory):
     """Where 1 x 8, 2 x 4 and 4 x 2 processes and devices have trained every family."""
     root = tmp_path_factory.mktemp("families")
-    entries = json.dumps({name: [*SETTINGS, *sets] for name, sets in FAMILIES.items()})
     for count in (1, 2, 4):
-        run("tests.runners.family_runs", count, 8 // count, [str(root / str(count)), entries], root)
+        ended = carry_out({name: training(root, count, name) for name in FAMILIES}, count, 8 // count, root)
+        assert {process.returncode for processes in ended.values() for process in processes} == {0}, ended
     return root
+
+
+def training(root, count, name):
+    """The folder, and the arguments that train an entry."""
+    sets = [f"--set={override}" for override in (*SETTINGS, *FAMILIES[name])]
+    return root, [f"--exp={name}", "--smoke", f"--workdir={root / str(count) / name}", "--no-tensorboard", *sets]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

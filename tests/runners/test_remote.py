@@ -41,7 +41,7 @@ from tasks.storage import place
 lease.RENEW_SECONDS = 0.2
 with lease.held(place(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -132,15 +132,15 @@ def take(folder):
         return True
 
 
-def test_a_second_trainer_is_refused_until_the_first_is_dead(holder):
+def test_a_second_trainer_is_refused_until_the_first_is_dead(holder, capsys):
     folder, process = holder
     with pytest.raises(UsageError, match=f"Another process trains in '{folder}' .*process {process.pid}"):
         take(folder)
     process.kill()
     process.wait()
-    began = time.monotonic()
+    capsys.readouterr()
     assert take(folder)
-    assert time.monotonic() - began < 5  # a process of this machine is known to be dead
+    assert "waiting" not in capsys.readouterr().out  # a process of this machine is known to be dead
     assert take(folder)  # and who has let go is not waited for
 
 
@@ -159,7 +159,7 @@ def test_a_silent_process_elsewhere_is_taken_over(bucket, monkeypatch, capsys):
 def test_who_was_taken_over_ends(holder):
     folder, process = holder
     write_whole(place(f"{folder}/lease/00000002"), json.dumps({"released": True}))
-    assert process.wait(10) == 1
+    assert process.wait(120) == 1
     assert b"another process has taken over" in process.stderr.read()
 
 
@@ -215,11 +215,11 @@ def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_store_that_lets_nobody_in(scheme, command):
+def test_a_store_that_lets_nobody_in(scheme, inside):
     stores.require(scheme)
     leads = {"gs": stores.google_environment, "s3": stores.amazon_environment}[scheme]
     with stores.closed() as address:
-        done = command("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
+        done = inside("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"registry: '{scheme}://{stores.BUCKET}/run' cannot be reached: ")
     assert done.stderr.count("\n") == 1

@@ -1,8 +1,9 @@
-"""Real runs in real processes: trained, resumed, interrupted, damaged, sampled from."""
+"""Whole runs: trained, resumed, interrupted, damaged, sampled from."""
 
 import fcntl
 import importlib.util
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import launches
+from runners.metrics_log import MetricsLog
+from tests import commands
 from tests.conftest import ROOT, xla_flags
 
 SETTINGS = ("NUM_STEPS=30", "SAVE_EVERY=10", "EVAL_EVERY=10", "LOG_EVERY=7", "WARMUP_STEPS=2", "DROPOUT=0.1")
@@ -26,16 +29,9 @@ def lines(workdir):
 def finished(tmp_path_factory):
     """A run folder of an undisturbed run, and what it printed."""
     workdir = tmp_path_factory.mktemp("runs") / "calm"
-    done = subprocess.run(
-        launches.command(workdir, SETTINGS), capture_output=True, text=True, cwd=ROOT, env=one_device(), check=True
-    )
+    done = commands.inside(workdir.parent, "runners.main", "--exp=tiny.StdlibTiny", f"--workdir={workdir}", *FLAGS)
+    assert done.returncode == 0, done.stderr
     return workdir, done.stdout
-
-
-def one_device():
-    import os
-
-    return {**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -86,9 +82,9 @@ def test_metrics(finished):
     assert validation[-1]["loss"] < validation[0]["loss"]
 
 
-def test_a_finished_run_has_nothing_left_to_do(copy, command):
+def test_a_finished_run_has_nothing_left_to_do(copy, inside):
     before = launches.metrics(copy)
-    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
     assert done.returncode == 0, done.stderr
     assert "Resumed at step 30" in done.stdout
     assert "Training had already finished: the last checkpoint is of step 30, and NUM_STEPS = 30. " in done.stdout
@@ -97,85 +93,116 @@ def test_a_finished_run_has_nothing_left_to_do(copy, command):
     assert launches.metrics(copy) == before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_next_start_goes_on(tmp_path, number, code):
+SIGNALS = [(signal.SIGTERM, 0), (signal.SIGINT, 130)]
+ENDLESS = (*SETTINGS[1:], "NUM_STEPS=100000", "SAVE_EVERY=100000", "EVAL_EVERY=none")
+
+
+def saved_at(workdir, out, number):
+    """The step that a run says it saved when it was told to stop, whose checkpoint is there."""
+    assert f"{signal.Signals(number).name}: saved step" in out
+    step = int(out.rpartition("saved step ")[2].split()[0])
+    assert (workdir / "checkpoints" / str(step)).is_dir()
+    return step
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_saves_and_the_next_start_goes_on(inside, tmp_path, monkeypatch, number, code):
+    flags = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run"]
+    flags += [f"--set={setting}" for setting in ENDLESS]
+    write = MetricsLog.write
+
+    def write_and_signal(*given):
+        write(*given)
+        os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLog, "write", write_and_signal)
+        first = inside("runners.main", *flags)
+        assert first.returncode == code, first.stderr
+        step = saved_at(tmp_path / "run", first.stdout, number)
+        again = inside("runners.main", *flags)
+    assert again.returncode == code, again.stderr
+    assert f"Resumed at step {step}" in again.stdout
+    assert saved_at(tmp_path / "run", again.stdout, number) > step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_process_told_to_stop_saves_first(tmp_path, number, code):
     workdir = tmp_path / "run"
-    settings = (*SETTINGS[1:], "NUM_STEPS=100000", "SAVE_EVERY=100000", "EVAL_EVERY=none")
     process = subprocess.Popen(
-        launches.command(workdir, settings),
+        launches.command(workdir, ENDLESS),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=one_device(),
+        env={**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": str(ROOT)},
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (workdir / "metrics.jsonl").exists() or not lines_so_far(workdir):
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == code, out
-    name = signal.Signals(number).name
-    assert f"{name}: saved step" in out
-    step = int(out.rpartition("saved step ")[2].split()[0])
-    assert (workdir / "checkpoints" / str(step)).is_dir()
+    saved_at(workdir, out, number)
 
 
 def lines_so_far(workdir):
     return (workdir / "metrics.jsonl").read_text().count("\n")
 
 
-def test_all_checkpoints_damaged(copy, command):
+def test_all_checkpoints_damaged(copy, inside):
     for step in ("20", "30"):
         shutil.rmtree(copy / "checkpoints" / step / "state")
-    done = command("runners.main", f"--workdir={copy}", "--mode=sample")
+    done = inside("runners.main", f"--workdir={copy}", "--mode=sample")
     assert done.returncode == 2
     assert "Checkpoint 30 is damaged" in done.stdout
     assert "None of the checkpoints [20, 30]" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_that_blows_up_stops_and_keeps_the_last_good_checkpoint(command, tmp_path):
+def test_a_run_that_blows_up_stops_and_keeps_the_last_good_checkpoint(inside, tmp_path):
     bad = ["--set=LEARNING_RATE=1e38", "--set=CLIP_NORM=none", "--set=WEIGHT_DECAY=0", "--set=OPTIMIZER=sgd"]
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad)
     assert done.returncode == 1
     assert "is not finite. The run stops without saving it; no checkpoint was saved before" in done.stderr
     assert "Traceback" not in done.stderr
     assert not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_skipping_bad_updates_goes_on(command, tmp_path):
+def test_skipping_bad_updates_goes_on(inside, tmp_path):
     bad = ["--set=LEARNING_RATE=1e38", "--set=CLIP_NORM=none", "--set=WEIGHT_DECAY=0", "--set=OPTIMIZER=sgd"]
     skip = "--set=task.non_finite=skip"
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad, skip)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad, skip)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "run")[-2]["skipped_updates"] > 20
     assert np.isfinite(lines(tmp_path / "run")[-1]["loss"]), "the weights stayed good"
 
 
-def test_sampling_from_the_command_line(copy, command):
+def test_sampling_from_the_command_line(copy, inside):
     flags = (f"--workdir={copy}", "--mode=sample", "--prompt=def ", "--max_new_tokens=20", "--no-stop")
-    first, second = (command("runners.main", *flags) for _ in range(2))
+    first, second = (inside("runners.main", *flags) for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("def ")
     assert first.stdout.rpartition("[")[0] == second.stdout.rpartition("[")[0]
     assert "[20 tokens in " in first.stdout
-    other = command("runners.main", *flags, "--sample_seed=1")
+    other = inside("runners.main", *flags, "--sample_seed=1")
     assert other.stdout.rpartition("[")[0] != first.stdout.rpartition("[")[0]
-    two = command("runners.main", *flags, "--prompt=import os", "--num_samples=2", "--checkpoint=best")
+    two = inside("runners.main", *flags, "--prompt=import os", "--num_samples=2", "--checkpoint=best")
     assert "--- sample 4" in two.stdout
     assert sorted(path.name for path in (copy / "samples").iterdir()) == ["00000030-seed0.txt", "00000030-seed1.txt"]
     assert "Latest sample" in (copy / "report.html").read_text()
-    missing = command("runners.main", *flags, "--checkpoint=7")
+    missing = inside("runners.main", *flags, "--checkpoint=7")
     assert missing.returncode == 2
     assert "There is no checkpoint '7': choose last, best or one of 20, 30." in missing.stderr
 
 
-def test_checkpoints_of_another_size_are_refused_and_kept(copy, command):
+def test_checkpoints_of_another_size_are_refused_and_kept(copy, inside):
     """They are whole: to call them damaged would throw the run away."""
     before = (copy / "metrics.jsonl").read_bytes()
     flags = (f"--workdir={copy}", *FLAGS, "--set=NUM_LAYERS=3", "--allow_changes")
-    done = command("runners.main", "--exp=tiny.StdlibTiny", *flags)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", *flags)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Checkpoint 30 in" in done.stderr
     assert "does not fit the experiment" in done.stderr
@@ -183,8 +210,8 @@ def test_checkpoints_of_another_size_are_refused_and_kept(copy, command):
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_longer_run_goes_on_from_the_end(copy, command):
-    done = command("runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42")
+def test_a_longer_run_goes_on_from_the_end(copy, inside):
+    done = inside("runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42")
     assert done.returncode == 0, done.stderr
     train = [line for line in lines(copy) if line["split"] == "train"]
     assert [line["step"] for line in train][-2:] == [35, 42]
@@ -192,24 +219,24 @@ def test_a_longer_run_goes_on_from_the_end(copy, command):
     assert [line["step"] for line in lines(copy) if line["split"] == "validation"][-1] == 42
 
 
-def test_one_process_at_a_time(copy, command):
+def test_one_process_at_a_time(copy, inside):
     with (copy / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
+        done = inside("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS)
     assert done.returncode == 2
     assert "Another process trains in" in done.stderr
 
 
-def test_judging_a_split(copy, command):
-    done = command("runners.main", f"--workdir={copy}", "--mode=validation")
+def test_judging_a_split(copy, inside):
+    done = inside("runners.main", f"--workdir={copy}", "--mode=validation")
     assert done.returncode == 0, done.stderr
     stored = [line for line in lines(copy) if line["split"] == "validation"]
     assert f"loss {stored[-1]['loss']:.4f}" in done.stdout
     assert len(stored) == 3, "that step's line was there"
 
 
-def test_profiling(command, tmp_path):
-    done = command(
+def test_profiling(inside, tmp_path):
+    done = inside(
         "runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", "--mode=profile", "--profile_steps=2", *FLAGS
     )
     assert done.returncode == 0, done.stderr
@@ -217,33 +244,33 @@ def test_profiling(command, tmp_path):
     assert list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))
 
 
-def test_a_window_of_a_run_is_traced(command, tmp_path):
+def test_a_window_of_a_run_is_traced(inside, tmp_path):
     window = ["--profile_at=5", "--profile_steps=2"]
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *window, *FLAGS)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *window, *FLAGS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Trace: run/profile") == 1
     assert len(list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))) == 1
-    again = command("runners.main", "--workdir=run", *window)  # as after a stop: the window lies behind
+    again = inside("runners.main", "--workdir=run", *window)  # as after a stop: the window lies behind
     assert again.returncode == 0, again.stderr
     assert "Trace:" not in again.stdout
-    beyond = command("runners.main", "--workdir=run", "--profile_at=31")
+    beyond = inside("runners.main", "--workdir=run", "--profile_at=31")
     assert beyond.returncode == 2
     assert "--profile_at=31 is none of the 30 updates" in beyond.stderr
 
 
-def test_a_mesh_of_eight_gives_the_losses_of_one(finished, command, tmp_path):
+def test_a_mesh_of_eight_gives_the_losses_of_one(finished, inside, tmp_path):
     flags = ("--host_devices=8", "--set=DEVICE_MESH_SHAPE=2,4")
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *flags)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *flags)
     assert done.returncode == 0, done.stderr
     assert "data=2 model=4" in done.stdout
     ours, theirs = ([line["loss"] for line in lines(folder)] for folder in (tmp_path / "run", finished[0]))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-def test_a_run_goes_on_on_another_mesh(copy, command):
+def test_a_run_goes_on_on_another_mesh(copy, inside):
     shutil.rmtree(copy / "checkpoints" / "30")
     mesh = "--set=DEVICE_MESH_SHAPE=2,4"
-    done = command("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS, "--host_devices=8", mesh)
+    done = inside("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS, "--host_devices=8", mesh)
     assert done.returncode == 0, done.stderr
     assert "Resumed at step 20" in done.stdout
     assert lines(copy)[-1]["step"] == 30
@@ -253,14 +280,16 @@ def test_tensorboard_events(command, tmp_path):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs TensorFlow: pip install -e '.[tensorboard]'")
     flags = [flag for flag in FLAGS if flag != "--no-tensorboard"]
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *flags)
+    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *flags, "--set=NUM_STEPS=10")
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "the libraries keep quiet"
     folders = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
     assert {"train", "validation"} <= folders
 
 
-def test_synthetic_data_needs_no_text(command):
-    done = command("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, "--set=DATA=synthetic")
+def test_synthetic_data_needs_no_text(inside):
+    done = inside(
+        "runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, "--set=DATA=synthetic", "--set=NUM_STEPS=3"
+    )
     assert done.returncode == 0, done.stderr
     assert "bits/byte" not in done.stdout

@@ -1,9 +1,8 @@
 """--mode=train_vocab: what it writes, when it does not, and processes that wait."""
 
 import json
-import os
-import subprocess
-import sys
+import threading
+import time
 
 import jax
 import pytest
@@ -16,7 +15,6 @@ from runners.sample import prompt_ids
 from tasks.inputs.rows import TokensInput
 from tasks.subwords import SentencePieceVocabulary
 from tasks.vocabulary import ByteVocabulary
-from tests.conftest import ROOT
 from tests.tasks.vocabularies import TEXT, sentence_piece
 
 
@@ -146,25 +144,31 @@ def test_what_is_cut_off_leaves_nothing(folder, monkeypatch):
     assert SentencePieceVocabulary("out/words.model").size == 40
 
 
-PROCESS = """
-import sys, jax
-jax.process_index = lambda: int(sys.argv[1])
-from registry.resolve import resolve
-from runners.train_vocab import train_vocab
-sys.exit(train_vocab(resolve("tiny.StdlibTiny", sys.argv[2:], smoke=True), patience=60))
-"""
+def test_others_wait_for_process_0(folder, capsys, monkeypatch):
+    """Threads stand for the processes: locks and files do not tell them apart."""
+    index, codes = threading.local(), {}
+    monkeypatch.setattr(jax, "process_index", lambda: index.value)
+    monkeypatch.setattr(train_vocab, "POLL", 0.01)
 
+    def work(number):
+        index.value = number
+        experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
+        codes[number] = train_vocab.train_vocab(experiment, patience=600)
 
-def test_others_wait_for_process_0(folder):
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
-    command = lambda index: [sys.executable, "-c", PROCESS, str(index), *KNOBS]
-    started = [subprocess.Popen(command(index), cwd=folder, **pipes) for index in (1, 2, 0)]
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], said
-    assert "Trained 40 pieces" in said[2]
-    assert all("Trained" not in words for words in said[:2])
-    assert all("Waiting for process 0 to write 'out/words.model'" in words for words in said[:2])
+    others = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+    for thread in others:
+        thread.start()
+    said = ""
+    while said.count("Waiting for process 0 to write 'out/words.model'") < 2:
+        assert all(thread.is_alive() for thread in others)
+        said += capsys.readouterr().out
+        time.sleep(0.01)
+    assert "Trained" not in said
+    work(0)
+    for thread in others:
+        thread.join(timeout=600)
+    assert codes == {0: 0, 1: 0, 2: 0}
+    assert capsys.readouterr().out.count("Trained 40 pieces") == 1
 
 
 def test_nobody_waits_for_ever(folder, monkeypatch):

@@ -329,8 +329,8 @@ TUNED += ["--set=NUM_STEPS=100", "--set=WARMUP_STEPS=10", "--set=EVAL_ROWS=64", 
 @pytest.mark.parametrize(
     ("rule", "rates", "drift"), [("mup", "2^-8..2^-4", (-0.6, 0.6)), ("standard", "2^-9..2^-5", (-3.0, -1.5))]
 )
-def test_the_best_rate_of_a_narrow_model_is_that_of_a_wide_one(command, tmp_path, rule, rates, drift):
-    done = command("runners.main", *TUNED, f"--rates={rates}", f"--set=PARAMETRIZATION={rule}")
+def test_the_best_rate_of_a_narrow_model_is_that_of_a_wide_one(inside, tmp_path, rule, rates, drift):
+    done = inside("runners.main", *TUNED, f"--rates={rates}", f"--set=PARAMETRIZATION={rule}")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     low, high = drift

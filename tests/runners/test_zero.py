@@ -1,6 +1,7 @@
 """ZeRO: what a device stores, what devices exchange and where, and that nothing else changes."""
 
 import collections
+import functools
 import itertools
 import math
 import re
@@ -260,9 +261,15 @@ SMALL = {
 }
 
 
+@pytest.fixture(scope="module")
+def data_parallel():
+    """The losses and weights of data parallelism, which all stages are compared with."""
+    return trained(0, **SMALL)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_same_bits_as_data_parallelism(stage):
-    (expected, weights), (losses, others) = trained(0, **SMALL), trained(stage, **SMALL)
+def test_the_same_bits_as_data_parallelism(stage, data_parallel):
+    (expected, weights), (losses, others) = data_parallel, trained(stage, **SMALL)
     assert losses.tolist() == expected.tolist()
     jax.tree.map(np.testing.assert_array_equal, weights, others)
 
@@ -288,12 +295,17 @@ VARIANTS = {
 LESS = ("accumulated", "rows that do not divide", "heads split", "fully sharded by its table")
 
 
+@functools.cache
+def without(name):
+    """What a variant comes to without ZeRO, whose exchanges are the compiler's."""
+    return trained(None, **SMALL | VARIANTS[name][0])
+
+
 @pytest.mark.parametrize(("name", "stage"), [(n, s) for n in VARIANTS for s in (1, 2, 3) if s == 3 or n in LESS])
 def test_on_top_of_anything(name, stage):
-    """The losses of the same experiment without ZeRO, whose exchanges are the compiler's."""
+    """The losses of the same experiment without ZeRO."""
     knobs, tolerance = VARIANTS[name]
-    knobs = SMALL | knobs
-    (expected, weights), (losses, others) = trained(None, **knobs), trained(stage, **knobs)
+    (expected, weights), (losses, others) = without(name), trained(stage, **SMALL | knobs)
     np.testing.assert_allclose(losses, expected, rtol=tolerance or 2e-5)
     if tolerance is None and name != "lion":  # whose steps are signs
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), weights, others)

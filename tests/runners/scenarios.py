@@ -1,0 +1,32 @@
+"""One of several processes that meet once and carry out several commands: [flags of processes] FILE.
+
+FILE holds, as JSON and by name, the folder and the runner's arguments that each of the processes has.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from runners.flags import prepare_devices
+from runners.joining import joined
+from runners.main import main, parse
+
+MARK, CODE = "=== scenario ", "=== exit code "
+
+if __name__ == "__main__":
+    *where, file = sys.argv[1:]
+    options = parse([*where, "--exp=tiny.CharTiny", "--workdir=none"])
+    prepare_devices(None)
+    with joined(options) as others:
+        for name, places in json.loads(Path(file).read_text()).items():
+            folder, arguments = places[others.index]
+            os.chdir(folder)
+            sys.path[0] = folder
+            importlib.invalidate_caches()
+            print(f"{MARK}{name}", flush=True)
+            print(f"{MARK}{name}", file=sys.stderr, flush=True)
+            code = main(arguments)
+            sys.stdout.flush()
+            print(f"{CODE}{code}", file=sys.stderr, flush=True)
