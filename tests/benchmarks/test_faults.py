@@ -9,8 +9,6 @@ from benchmarks.disturbances import OTHER, SAME, SKIPPED, STOPPED, Bench, Outcom
 from benchmarks.faults import disturb, table
 from benchmarks.launches import differing, metrics
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):

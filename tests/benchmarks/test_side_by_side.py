@@ -10,8 +10,6 @@ from benchmarks.contenders.work import SIZES
 from benchmarks.turns import Contender, workers
 from layers.attention import Attention
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):

@@ -11,8 +11,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.slow
-
 
 def start(folder, count, what, out=subprocess.PIPE):
     """The launcher with stand-ins for the runner."""

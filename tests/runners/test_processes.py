@@ -10,7 +10,6 @@ from tests.runners.processes import carry_out
 
 pytestmark = pytest.mark.slow
 
-pytestmark = pytest.mark.slow
 
 SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
 # One entry of every family, by what is special about it over processes.
