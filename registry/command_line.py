@@ -218,8 +218,7 @@ def _check(options: argparse.Namespace) -> int:
     for module in options.imports:
         add(module, partial(load, module))
     rows = [row for row in rows if not row["ok"]]  # a module is a row only where it fails
-    keys = sorted({*index.entries(), *REGISTRY}) if options.imports else sorted(index.entries())
-    for name in options.names or keys:
+    for name in options.names or (sorted({*index.entries(), *REGISTRY}) if options.imports else _keys(options)):
         add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2

@@ -281,6 +281,8 @@ def _windowed(experiment, window: int):
 
     if not any(path.endswith(".window") for path in flat_config(experiment)):
         raise UsageError(f"--window is for softmax attention, which {type(experiment).__name__} does not have.")
+    if window < 1:
+        raise UsageError(f"--window={window} must be at least 1.")
     with knobs_set_by("--window"):
         cls = type(experiment).derive(ATTENTION_WINDOW=window)
     return Session(cls())

@@ -28,6 +28,7 @@ class TextFile:
 
     path: str
     fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the bytes; they add up to 1
+    is_text: bool = True  # False: raw bytes, neither unpacked nor checked
 
     def read(self, split: str) -> np.ndarray:
         """The bytes of a split, uint8, memory-mapped.
@@ -37,7 +38,7 @@ class TextFile:
         """
         check_split(split)
         check_fractions(self.fractions)
-        data = _map_bytes(self.path, check=True)
+        data = _map_bytes(self.path, check=self.is_text)
         bounds = [round(len(data) * sum(self.fractions[:i])) for i in range(4)]
         start = SPLITS.index(split)
         return data[bounds[start] : bounds[start + 1]]

@@ -196,7 +196,7 @@ def test_diff_of_a_run_whose_class_is_gone(tmp_path, capsys):
     (tmp_path / "experiment.json").write_text(json.dumps(stored))
     assert main(["diff", str(tmp_path), "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out)["config"] == [{"path": "task.z_loss", "a": "0.5", "b": "0.0"}]
+    assert json.loads(out)["config"] == [{"path": "task.z_loss", "a": 0.5, "b": 0.0, "text_a": "0.5", "text_b": "0.0"}]
     assert json.loads(out)["weights"] == []
     assert "There is no experiment 'gone_models.Wide'" in err
     assert "Compared with what today's code builds of the recorded configs." in err

@@ -192,8 +192,8 @@ def entry_point(user_module, monkeypatch):
 
 def test_a_users_class_may_not_take_the_name_of_an_entry(user_module):
     user_module("gpt", SOURCE.replace("class Wide", "class GptBase"))
-    line = (index.FAMILIES / "gpt.py").read_text().partition("class GptBase(")[0].count("\n") + 1
-    says = rf"Two experiments have the name 'gpt.GptBase': \S+experiments/gpt.py:{line} and \S+/gpt.py:[56]\. Rename"
+    line = (index.FAMILIES / "gpt.py").read_text().partition("@register\nclass GptBase(")[0].count("\n") + 1
+    says = rf"Two experiments have the name 'gpt.GptBase': \S+experiments/gpt.py:{line} and \S+/gpt.py:5\. Rename"
     with pytest.raises(UsageError, match=says):
         load("gpt")
     assert find("gpt.GptBase").__module__ == "registry.experiments.gpt"

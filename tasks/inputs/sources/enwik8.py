@@ -22,7 +22,7 @@ class Enwik8:
             raise UsageError(
                 "enwik8 needs its raw file: --set=DATA_PATH=/where/it/is/enwik8 (http://mattmahoney.net/dc)."
             )
-        ids = TextFile(self.path).read(split)
+        ids = TextFile(self.path, is_text=False).read(split)
         return Tokens([ids], stop_id=VOCABULARY.stop_id, start_id=VOCABULARY.start_id, offset=VOCABULARY.special_tokens)
 
     def texts(self, split: str) -> Iterator[str]:
