@@ -6,7 +6,7 @@ python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.sa
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
@@ -71,21 +71,24 @@ def _import(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
     from runners import renaming
     from runners.checkpoints import Checkpoints
-    from runners.foreign_files import read_arrays
+    from runners.foreign_files import read_weights
     from runners.history import start_of
     from runners.name_maps import name_map
     from runners.session import Session
     from runners.workdir import open_workdir, sole_use
 
     _refuse_checkpoints(options.workdir)
-    experiment = resolve(options.exp, options.set, smoke=bool(options.smoke), imports=options.imports)
+    chosen: Any = {"smoke": bool(options.smoke), "imports": options.imports}
+    experiment = resolve(options.exp, options.set, **chosen)
     check_module_flags(options)
+    file = read_weights(options.source)
+    sizes = _sizes(options, file, type(experiment).knobs())
+    if sizes:
+        experiment = resolve(options.exp, [*sizes, *options.set], **chosen)
     session = Session(experiment)
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
-    arrays, eight_bit = read_arrays(options.source)
-    knobs = type(experiment).knobs()
-    ours = renaming.to_ours(names, table, arrays, options.source, knobs, eight_bit=eight_bit)
+    ours = renaming.to_ours(names, table, file, options.source, type(experiment).knobs())
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
     with sole_use(workdir), session.placed():
         _refuse_checkpoints(options.workdir)
@@ -102,10 +105,27 @@ def _import(options: argparse.Namespace) -> int:
         parent = {"file": options.source, "format": options.format}
         start = start_of(options, experiment)
         open_workdir(options.workdir, experiment, session.mesh_shape, start=start, parent=parent)
+    if sizes:
+        print(f"From the file: {', '.join(sizes)}.", flush=True)
     _say(names, experiment)
     size = sum(row.size for row in table)
     print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)
     return 0
+
+
+def _sizes(options: argparse.Namespace, file: Any, knobs: Mapping[str, Any]) -> list[str]:
+    """Settings of the knobs that the file shows and --set does not name, for formats whose models come in any size."""
+    from runners.name_maps import MAPS
+    from runners.renaming import sizes_in
+
+    names = MAPS.get(options.format)
+    if names is None or not names.sizes_vary:
+        return []
+    found = sizes_in(names, file.arrays)
+    if file.num_heads:
+        found["NUM_HEADS"] = file.num_heads
+    named = {setting.partition("=")[0] for setting in options.set}
+    return [f"{knob}={str(value).lower()}" for knob, value in found.items() if knob in knobs and knob not in named]
 
 
 def _export(options: argparse.Namespace) -> int:

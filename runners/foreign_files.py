@@ -1,5 +1,6 @@
 """Files of named arrays: safetensors, torch's pickles, in one piece or several, 8-bit or not."""
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -17,14 +18,24 @@ from layers.errors import UsageError
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
+WRAPPERS = ("state_dict", "model")  # keys of training checkpoints that hold the state dict
 # What a folder is looked through for, the first found is read.
 WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 
 Arrays = dict[str, np.ndarray]
 
 
-def read_arrays(path: str) -> tuple[Arrays, bool]:
-    """The arrays in a file, or in those that an index or a folder names; and whether they were stored in 8 bits.
+@dataclasses.dataclass(frozen=True)
+class ForeignWeights:
+    """What is in a file of weights."""
+
+    arrays: Arrays
+    is_eight_bit: bool = False  # stored in 8 bits, each array by itself
+    num_heads: int | None = None  # of attention, where the file says so
+
+
+def read_weights(path: str) -> ForeignWeights:
+    """The arrays in a file, or in those that an index or a folder names.
 
     Raises:
       UsageError: a file is missing, damaged or of another kind, or is a pickle and torch is not installed.
@@ -35,10 +46,9 @@ def read_arrays(path: str) -> tuple[Arrays, bool]:
         if not found:
             raise UsageError(f"The folder '{path}' holds none of {', '.join(WHOLE)}: name the file.")
         file = file / found[0]
-    arrays: Arrays = {}
-    for piece in _pieces(file):
-        arrays |= _read_one(piece)
-    return _dequantized(arrays, path)
+    pieces = [_read_one(piece) for piece in _pieces(file)]
+    arrays, is_eight_bit = _dequantized({key: array for piece in pieces for key, array in piece.arrays.items()}, path)
+    return ForeignWeights(arrays, is_eight_bit, pieces[0].num_heads if pieces else None)
 
 
 def _pieces(file: Path) -> list[Path]:
@@ -56,7 +66,7 @@ def _pieces(file: Path) -> list[Path]:
     return [file.parent / name for name in names]
 
 
-def _read_one(file: Path) -> Arrays:
+def _read_one(file: Path) -> ForeignWeights:
     try:
         with file.open("rb"):
             pass
@@ -68,12 +78,12 @@ def _read_one(file: Path) -> Arrays:
         kinds = (".safetensors", *PICKLES)
         raise UsageError(f"'{file}' ends in '{file.suffix}': files of weights end in {', '.join(kinds)}.")
     try:
-        return safetensors.numpy.load_file(file)
+        return ForeignWeights(safetensors.numpy.load_file(file))
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise UsageError(f"'{file}' is no whole safetensors file: {error}.") from error
 
 
-def _read_pickle(file: Path) -> Arrays:
+def _read_pickle(file: Path) -> ForeignWeights:
     if importlib.util.find_spec("torch") is None:
         raise UsageError(f"'{file}' is a pickle of torch, and reading it needs torch: pip install -e '.[torch]'.")
     torch: Any = importlib.import_module("torch")
@@ -82,8 +92,11 @@ def _read_pickle(file: Path) -> Arrays:
     except Exception as error:  # zip, pickle and torch each raise their own at bytes that are none of theirs
         reason = str(error).strip().partition("\n")[0].removesuffix(".")[:200]
         raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {reason}.") from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
+    num_heads = None
+    if isinstance(content, Mapping):
+        arguments = content.get("model_args")  # nanoGPT's
+        num_heads = arguments.get("n_head") if isinstance(arguments, Mapping) else None
+        content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping) or not content:
         raise UsageError(f"'{file}' holds no state dict.")
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
@@ -91,7 +104,8 @@ def _read_pickle(file: Path) -> Arrays:
         raise UsageError(f"'{file}' holds no state dict: {odd[0]} is no tensor.")
     # numpy has no bfloat16, and every such number is a float32
     widened = lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    return {key: widened(tensor.detach()).numpy() for key, tensor in content.items()}
+    arrays = {key: widened(tensor.detach()).numpy() for key, tensor in content.items()}
+    return ForeignWeights(arrays, num_heads=num_heads if isinstance(num_heads, int) else None)
 
 
 def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from layers.errors import UsageError, did_you_mean
 
@@ -29,21 +31,34 @@ class NameMap:
     prefix: str = ""  # in front of every key but the head's; files may lack it, and those written here have it
     buffers: str = r"(?!)"  # keys with no weights in them: an expression
     spellings: tuple[tuple[str, str], ...] = ()  # keys that have come under other names: (other, the rule's)
+    transposed: str = r"(?!)"  # keys of matrices that files hold transposed: an expression
     complete: bool = False  # a file has every key
+    sizes_vary: bool = False  # its models come in any size: an import takes the sizes from the file
     writes_head: bool = False  # a tied head is written beside the embedding
 
     def plain(self, key: str) -> str:
-        """A key of a file as the rules write it."""
+        """A key of a file as the rules write it, without what torch.compile and DistributedDataParallel add."""
+        key = key.replace("_orig_mod.", "").removeprefix("module.")
         return dict(self.spellings).get(key, key).removeprefix(self.prefix)
+
+    def turned(self, key: str, array: np.ndarray) -> np.ndarray:
+        """The array of a plain key from the file's orientation to the rules', or back."""
+        return array.T if array.ndim == 2 and re.fullmatch(self.transposed, key) else array
 
     def is_buffer(self, key: str) -> bool:
         """Has it nothing that was learned?"""
         return re.fullmatch(self.buffers, key) is not None
 
-    def count_known(self, keys: Iterable[str]) -> int:
-        """How many of the keys have a rule."""
-        rules = {rule.theirs for rule in self.rules}
-        return sum(re.sub(r"\.\d+\.", ".{i}.", self.plain(key), count=1) in rules for key in keys)
+    def count_known(self, arrays: Mapping[str, np.ndarray]) -> int:
+        """How many of the arrays have a rule; fused matrices must be wide on the side that holds their parts."""
+        parts = {rule.theirs: rule.part[1] for rule in self.rules}
+        known = 0
+        for name, array in arrays.items():
+            key = self.plain(name)
+            count = parts.get(re.sub(r"\.\d+\.", ".{i}.", key, count=1), 0)
+            shape = self.turned(key, array).shape
+            known += count == 1 or (count > 1 and (len(shape) != 2 or shape[1] > shape[0]))
+        return known
 
     def count_layers(self, keys: Iterable[str]) -> int | None:
         """How many layers the keys have; None where none has a number."""
@@ -132,7 +147,18 @@ GPT2 = NameMap(
     writes_head=True,
 )
 
-FORMATS = ("little_gpt", "gpt2", "vortaro")
+# GPT-2 with torch's linear layers, which are (out, in), the exact GELU, and biases or none.
+NANOGPT = dataclasses.replace(
+    GPT2,
+    name="nanogpt",
+    activation="gelu_erf",
+    transposed=r"h\.\d+\.(attn|mlp)\.c_\w+\.weight",
+    complete=False,
+    sizes_vary=True,
+)
+
+MAPS = {names.name: names for names in (LITTLE_GPT, GPT2, NANOGPT)}
+FORMATS = (*MAPS, "vortaro")
 
 
 def name_map(format: str, rows: Iterable[str]) -> NameMap:
@@ -141,12 +167,11 @@ def name_map(format: str, rows: Iterable[str]) -> NameMap:
     Raises:
       UsageError: there is no such format.
     """
-    known = {"little_gpt": LITTLE_GPT, "gpt2": GPT2}
     if format == "vortaro":
         return NameMap("vortaro", tuple(Rule(row, row, None) for row in rows))
-    if format not in known:
+    if format not in MAPS:
         raise UsageError(f"There is no format '{format}'. {did_you_mean(format, FORMATS)}")
-    return known[format]
+    return MAPS[format]
 
 
 # Knobs behind rows that come and go: what to set where a file has such a key, and where it has none.

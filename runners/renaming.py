@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from einops import rearrange
@@ -10,7 +11,7 @@ from einops import rearrange
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
 from registry.snapshot import flat_config
-from runners.foreign_files import Arrays
+from runners.foreign_files import Arrays, ForeignWeights
 from runners.name_maps import FORMATS, KNOBS, SHARED_SETTINGS, SIZES, NameMap, Rule, name_map
 from tasks.weight_table import WeightRow
 
@@ -23,29 +24,27 @@ def name_of(row: WeightRow) -> str:
 
 
 def to_ours(
-    names: NameMap, rows: Iterable[WeightRow], arrays: Arrays, source: str, knobs: Collection[str], *, eight_bit: bool
+    names: NameMap, rows: Iterable[WeightRow], file: ForeignWeights, source: str, knobs: Collection[str]
 ) -> Arrays:
-    """The experiment's weights, by the rows' names, from the arrays of a file.
+    """The experiment's weights, by the rows' names, from a file.
 
     Args:
       names: how the file calls them.
       rows: the experiment's weight table.
-      arrays: what is in the file.
+      file: what is in the file.
       source: what errors call the file.
       knobs: names of the experiment's knobs, which errors may name.
-      eight_bit: the file was stored in 8 bits, head and embedding each by itself.
 
     Raises:
       UsageError: a row that the file does not fill, a key that no row takes, or a shape that does not fit; each with
         the knob behind it where there is one.
     """
     table = {name_of(row): row for row in rows}
-    found = {names.plain(key): value for key, value in arrays.items()}
-    found = {key: value for key, value in found.items() if not names.is_buffer(key)}
-    _check_format(names, table, found, source)
+    found = _plain_arrays(names, file.arrays)
+    _check_format(names, table, file.arrays, source)
     _check_layers(names, table, found, source)
     rules = {name: _rule_of(names, name, _knob(names, name, 2)) for name in table}
-    _check_keys(names, table, found, source, eight_bit=eight_bit)
+    _check_keys(names, table, found, source, eight_bit=file.is_eight_bit)
     return {name: _filled(row, rules[name], found, source, knobs) for name, row in table.items()}
 
 
@@ -74,7 +73,33 @@ def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np
     theirs = {key: _joined(parts) for key, parts in pieces.items()}
     if names.writes_head:
         theirs.setdefault(HEAD, theirs[EMBEDDING])
-    return {key if key == HEAD else names.prefix + key: value for key, value in theirs.items()}
+    return {
+        key if key == HEAD else names.prefix + key: np.ascontiguousarray(names.turned(key, value))
+        for key, value in theirs.items()
+    }
+
+
+def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
+    """Knobs that the arrays of a file show, and their values: sizes, layers, biases, a head of its own."""
+    found = _plain_arrays(names, arrays)
+    knobs: dict[str, Any] = {}
+    for rule in names.rules:
+        array, axes = found.get(rule.theirs.format(i=0)), _axes(rule)
+        if array is not None and array.ndim == len(axes) and rule.part[1] == 1:
+            knobs |= {SIZES[axis]: size for axis, size in zip(axes, array.shape, strict=True) if axis in SIZES}
+    if layers := names.count_layers(found):
+        knobs["NUM_LAYERS"] = layers
+    if found:
+        knobs["USE_BIAS"] = any("_bias_" in rule.ours and rule.theirs.format(i=0) in found for rule in names.rules)
+    if HEAD in found and EMBEDDING in found:
+        knobs["TIED"] = np.array_equal(found[HEAD], found[EMBEDDING])
+    return knobs
+
+
+def _plain_arrays(names: NameMap, arrays: Arrays) -> Arrays:
+    """The arrays of a file that are weights, under the rules' keys, as the rules have them."""
+    plain = {names.plain(key): value for key, value in arrays.items()}
+    return {key: names.turned(key, value) for key, value in plain.items() if not names.is_buffer(key)}
 
 
 def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
@@ -139,13 +164,13 @@ def _axes(rule: Rule) -> list[str]:
     return re.findall(r"\([^)]*\)|\w", rule.axes or "")
 
 
-def _check_format(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str) -> None:
-    known = {name: name_map(name, table).count_known(found) for name in FORMATS}
+def _check_format(names: NameMap, table: Mapping[str, WeightRow], arrays: Arrays, source: str) -> None:
+    known = {name: name_map(name, table).count_known(arrays) for name in FORMATS}
     best = max(known, key=lambda name: (known[name], name == names.name))
     if known[best] > known[names.name]:
         raise UsageError(f"'{source}' looks like a {best} file, not like {names.name}: say --format={best}.")
     if not known[best]:
-        shown = ", ".join(sorted(found)[:3]) or "none at all"
+        shown = ", ".join(sorted(arrays)[:3]) or "none at all"
         raise UsageError(f"'{source}' has no key of {names.name} files: its first are {shown}.")
 
 

@@ -23,7 +23,7 @@ from benchmarks.contenders.work import (
 )
 from registry.resolve import resolve
 from runners import renaming
-from runners.foreign_files import read_arrays, write_arrays
+from runners.foreign_files import read_weights, write_arrays
 from runners.name_maps import name_map
 from runners.session import Session
 from tasks.batch import Batch
@@ -64,9 +64,7 @@ def load(session: Session, weights: str) -> Any:
     """The variables with the weights of a file in GPT-2's form."""
     table = session.task.weight_table()
     names = name_map("gpt2", [renaming.name_of(row) for row in table])
-    arrays, eight_bit = read_arrays(weights)
-    knobs = type(session.experiment).knobs()
-    ours = renaming.to_ours(names, table, arrays, weights, knobs, eight_bit=eight_bit)
+    ours = renaming.to_ours(names, table, read_weights(weights), weights, type(session.experiment).knobs())
     flat = {row.path: jax.numpy.asarray(ours[renaming.name_of(row)]) for row in table}
     return traverse_util.unflatten_dict(flat, sep="/")
 

@@ -11,11 +11,13 @@ from layers.errors import UsageError
 from registry.resolve import resolve
 from registry.snapshot import snapshot
 from runners.convert import main
-from runners.foreign_files import ABSMAX_BLOCK, read_arrays
+from runners.foreign_files import ABSMAX_BLOCK, read_weights
 from runners.main import main as run_main
 from runners.session import Session
 from tests.runners.foreign import (
+    CONTEXT,
     FUSED,
+    LAYERS,
     VOCAB,
     WIDTH,
     bring_in,
@@ -100,6 +102,59 @@ def test_logits_of_gpt2(tmp_path):
     assert not table[VOCAB:].any()
     assert send_out("gpt2", tmp_path / "again", tmp_path / "again.safetensors") == 0
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "ours.safetensors").read_bytes()
+
+
+NANO = ["--format=nanogpt", "--exp=little_gpt.LittleGpt124M", "--set=DATA=synthetic", "--set=DTYPE=float32"]
+NANO += ["--set=BATCH_SIZE=8", "--set=MICROBATCHES=1", "--set=DROPOUT=0.0"]
+
+
+def nano_gpt(arrays):
+    """GPT-2's arrays as nanoGPT writes them: linear layers (out, in), names of a compiled model, a tied head."""
+    linear = lambda key: ".attn.c_" in key or ".mlp.c_" in key
+    turned = {key: value.T.copy() if value.ndim == 2 and linear(key) else value for key, value in arrays.items()}
+    named = {f"_orig_mod.transformer.{key}": value for key, value in turned.items()}
+    return named | {"_orig_mod.lm_head.weight": arrays["wte.weight"]}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpt_gives_the_sizes_and_holds_matrices_transposed(tmp_path, capsys, bias):
+    ours = {key: value for key, value in gpt2().items() if bias or not key.endswith("bias")}
+    file = saved(tmp_path, nano_gpt(ours))
+    assert main(["import", *NANO, f"--from={file}", "--set=NUM_HEADS=6", f"--workdir={tmp_path / 'run'}"]) == 0
+    out = capsys.readouterr().out
+    sizes = (f"VOCAB_SIZE={VOCAB}", f"MODEL_DIM={WIDTH}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}")
+    assert all(size in out for size in sizes), out
+    assert f"USE_BIAS={str(bias).lower()}" in out
+    assert "Note: " not in out, "the exact GELU is what the experiment has"
+    assert send_out("nanogpt", tmp_path / "run", tmp_path / "again.safetensors") == 0
+    plain = {key.removeprefix("_orig_mod."): value for key, value in nano_gpt(ours).items()}
+    assert_same(load_file(tmp_path / "again.safetensors"), plain)
+    params = variables_in(tmp_path / "run")[1]["params"]["stack"]["block"]
+    np.testing.assert_array_equal(params["ffn"]["ffn_in_mf"][1], ours["h.1.mlp.c_fc.weight"])
+    if bias:
+        assert bring_in("gpt2", saved(tmp_path, ours), "gpt2.Gpt2Small", tmp_path / "same") == 0
+        same = variables_in(tmp_path / "same")[1]["params"]["stack"]["block"]["mixer"]
+        for row, value in params["mixer"].items():
+            np.testing.assert_array_equal(value, same[row])
+
+
+def test_nanogpt_and_gpt2_files_are_told_apart(tmp_path, capsys):
+    file = saved(tmp_path, nano_gpt(gpt2()))
+    assert bring_in("gpt2", file, "gpt2.Gpt2Small", tmp_path / "run") == 2
+    assert "looks like a nanogpt file, not like gpt2: say --format=nanogpt." in capsys.readouterr().err
+    assert bring_in("nanogpt", saved(tmp_path, gpt2(), "gpt2.safetensors"), "gpt2.Gpt2Small", tmp_path / "run") == 2
+    assert "looks like a gpt2 file, not like nanogpt: say --format=gpt2." in capsys.readouterr().err
+    named = main(["import", *NANO, f"--from={file}", "--set=NUM_LAYERS=3", f"--workdir={tmp_path / 'run'}"])
+    assert named == 2
+    assert "has 2 layers, and the experiment 3: say --set=NUM_LAYERS=2." in capsys.readouterr().err
+
+
+def test_names_of_compiled_and_distributed_models(tmp_path):
+    arrays = little_gpt(learned=False, fused=True)
+    wrapped = {f"module._orig_mod.{key}": value for key, value in arrays.items()}
+    assert bring_in("little_gpt", saved(tmp_path, wrapped), ALIBI, tmp_path / "run") == 0
+    assert send_out("little_gpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
+    assert_same(load_file(tmp_path / "ours.safetensors"), arrays)
 
 
 def test_embedding_norms_and_pointers(tmp_path):
@@ -329,7 +384,7 @@ def test_pickles_need_torch(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "model.pt").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"reading it needs torch: pip install -e '\.\[torch\]'\."):
-        read_arrays(str(tmp_path / "model.pt"))
+        read_weights(str(tmp_path / "model.pt"))
 
 
 IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Small"]
@@ -353,7 +408,9 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
         (["export", "--format=gpt2"], "export needs --to."),
     ],
 )
-def test_bad_requests(tmp_path, capsys, arguments, says):
+def test_bad_requests(tmp_path, capsys, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path, gpt2(), "x.safetensors")
     code = main([*arguments, f"--workdir={tmp_path / 'run'}"])
     assert_refused(capsys, code, says, tmp_path / "run")
 

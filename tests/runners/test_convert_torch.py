@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runners.foreign_files import read_arrays
+from runners.convert import main
+from runners.foreign_files import read_weights
 from tests.runners.foreign import CONTEXT, LAYERS, VOCAB, WIDTH, bring_in, logits_of, send_out, tokens_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
@@ -125,6 +126,58 @@ def test_little_gpt(tmp_path, form):
     np.testing.assert_array_equal(torch_logits(fresh.eval()), torch_logits(model))
 
 
+class NanoGpt(nn.Module):
+    """nanoGPT's model, from its equations: GPT-2 with linear layers, the exact GELU, and biases or none."""
+
+    def __init__(self, bias):
+        super().__init__()
+        layer = lambda: nn.ModuleDict(
+            {
+                "ln_1": nn.LayerNorm(WIDTH, bias=bias),
+                "attn": nn.ModuleDict(
+                    {"c_attn": nn.Linear(WIDTH, 3 * WIDTH, bias), "c_proj": nn.Linear(WIDTH, WIDTH, bias)}
+                ),
+                "ln_2": nn.LayerNorm(WIDTH, bias=bias),
+                "mlp": nn.ModuleDict(
+                    {"c_fc": nn.Linear(WIDTH, 4 * WIDTH, bias), "c_proj": nn.Linear(4 * WIDTH, WIDTH, bias)}
+                ),
+            }
+        )
+        parts = {"wte": nn.Embedding(VOCAB, WIDTH), "wpe": nn.Embedding(CONTEXT, WIDTH)}
+        layers = {"h": nn.ModuleList(layer() for _ in range(LAYERS)), "ln_f": nn.LayerNorm(WIDTH, bias=bias)}
+        self.transformer = nn.ModuleDict(parts | layers)
+        self.lm_head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.lm_head.weight = self.transformer["wte"].weight
+
+    def forward(self, tokens):
+        b, t = tokens.shape
+        x = self.transformer["wte"](tokens) + self.transformer["wpe"](torch.arange(t))
+        heads = lambda y: y.view(b, t, HEADS, WIDTH // HEADS).transpose(1, 2)
+        for layer in self.transformer["h"]:
+            query, key, value = layer["attn"]["c_attn"](layer["ln_1"](x)).split(WIDTH, dim=2)
+            mixed = nn.functional.scaled_dot_product_attention(heads(query), heads(key), heads(value), is_causal=True)
+            x = x + layer["attn"]["c_proj"](mixed.transpose(1, 2).reshape(b, t, WIDTH))
+            x = x + layer["mlp"]["c_proj"](nn.functional.gelu(layer["mlp"]["c_fc"](layer["ln_2"](x))))
+        return self.lm_head(self.transformer["ln_f"](x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpt(tmp_path, capsys, bias):
+    model = drawn(NanoGpt(bias), seed=7)
+    state = {f"_orig_mod.{key}": value for key, value in model.state_dict().items()}
+    arguments = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "bias": bias}
+    whole = {"model": state, "optimizer": {"state": {}}, "model_args": arguments, "iter_num": 5, "config": {}}
+    torch.save(whole, tmp_path / "ckpt.pt")
+    settings = ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "MICROBATCHES=1", "DROPOUT=0.0"]
+    flags = [f"--from={tmp_path / 'ckpt.pt'}", f"--workdir={tmp_path / 'run'}", *(f"--set={s}" for s in settings)]
+    assert main(["import", "--format=nanogpt", "--exp=little_gpt.LittleGpt124M", *flags]) == 0
+    assert f"NUM_HEADS={HEADS}" in capsys.readouterr().out
+    np.testing.assert_allclose(logits_of(tmp_path / "run", tokens_of()), torch_logits(model), atol=1e-4)
+    assert send_out("nanogpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
+    read_back = {key: torch.from_numpy(value) for key, value in load_file(tmp_path / "ours.safetensors").items()}
+    NanoGpt(bias).load_state_dict(read_back)  # strictly
+
+
 @pytest.mark.parametrize("size", ["5GB", "100KB"])
 def test_gpt2_of_transformers(tmp_path, size):
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
@@ -181,6 +234,6 @@ def test_pickles_that_are_none(tmp_path, capsys, content, says):
 def test_whole_checkpoints_are_unwrapped(tmp_path):
     state = {"wte.weight": torch.ones(2, 3, dtype=torch.bfloat16)}
     torch.save({"state_dict": state, "epoch": 1}, tmp_path / "model.pth")
-    arrays, eight_bit = read_arrays(str(tmp_path / "model.pth"))
-    assert not eight_bit
-    assert arrays["wte.weight"].dtype == np.float32
+    file = read_weights(str(tmp_path / "model.pth"))
+    assert (file.is_eight_bit, file.num_heads) == (False, None)
+    assert file.arrays["wte.weight"].dtype == np.float32
