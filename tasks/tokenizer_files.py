@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import importlib
 import json
+import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,11 @@ def gpt2_tokens(path: str) -> Tokens:
       UsageError: a file is missing or is none of GPT-2's, or has no <|endoftext|>.
     """
     where = place(path)
+    if not where.exists() and where.name not in {name for pair in GPT2_FILES for name in pair}:
+        raise UsageError(
+            f"GPT-2's vocabulary '{path}' cannot be read: there is no such folder. Set VOCABULARY_PATH to the folder "
+            f"that holds vocab.json and merges.txt."
+        )
     if where.is_dir():
         pairs = [(where / vocabulary, where / merges) for vocabulary, merges in GPT2_FILES]
     else:
@@ -189,6 +196,8 @@ def _end_in(folder: Place) -> str | None:
 @functools.lru_cache(maxsize=8)
 def _by_transformers(name: str, local: bool) -> Tokens:
     """A tokenizer of the hub, or of a folder whose files transformers can convert."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every library that is not installed
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # and of each try without a network
     try:
         import transformers
     except ImportError as error:
@@ -202,8 +211,14 @@ def _by_transformers(name: str, local: bool) -> Tokens:
                 raise
             found = load(name)
     except Exception as error:  # whatever the hub, the net and foreign files give rise to
-        where = "that folder" if local else "the hub or its cache here"
-        raise UsageError(f"transformers finds no tokenizer '{name}' in {where}: {_first(error)}.") from error
+        if local:
+            raise UsageError(
+                f"The folder '{name}' has no tokenizer.json and no other files of a tokenizer that transformers reads. "
+                f"Set VOCABULARY_PATH to a folder that tokenizer.save_pretrained() wrote."
+            ) from error
+        raise UsageError(
+            f"transformers finds no tokenizer '{name}' in the hub or its cache here: {_first(error)}."
+        ) from error
     if not getattr(found, "is_fast", False):
         raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), which alone is read here.")
     return _from_json(name, found.backend_tokenizer.to_str(), found.eos_token)
