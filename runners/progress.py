@@ -4,7 +4,19 @@ import os
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+
+# The scalars that a person follows, by importance: where room is short, the last ones are left out.
+SHOWN = (
+    ("loss", "loss {:.4f}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("bits_per_byte", "{:.3f} bits/byte"),
+    ("mfu", "MFU {:.1%}"),
+    ("learning_rate", "lr {:.2e}"),
+    ("accuracy", "accuracy {:.3f}"),
+    ("grad_norm", "grad {:.2f}"),
+)
+BAR = 10  # columns of the bar at least
 
 
 class TrainingProgress:
@@ -17,9 +29,9 @@ class TrainingProgress:
         self._total = total
         self._bar = None
         if self._console.is_terminal:
-            columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console)
-            self._task = self._bar.add_task("", total=total, completed=start)
+            columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(None), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self._console, expand=True)
+            self._task = self._bar.add_task("compiling", total=total, completed=start)
 
     def __enter__(self) -> "TrainingProgress":
         if self._bar is not None:
@@ -31,31 +43,28 @@ class TrainingProgress:
             self._bar.stop()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Shows the training metrics at a step."""
-        words = summary(scalars)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=words)
+        """Shows the training metrics at a step: all of them on a line of their own, in the bar those that fit."""
+        left = f"{clock((self._total - step) / scalars['steps_per_second'])} left"
+        if self._bar is None:
+            self.say(f"step {step:>6}/{self._total}  {left}  {summary(scalars)}")
             return
-        left = (self._total - step) / scalars["steps_per_second"]
-        self.say(f"step {step:>6}/{self._total}  {words}  {clock(left)} left")
+        room = self._console.width - len(f"{self._total}/{self._total} {left}") - 3 - BAR
+        self._bar.update(self._task, completed=step, description=f"{left}  {summary(scalars, room)}")
 
     def say(self, line: str) -> None:
         """A line of its own."""
         self._console.print(line, markup=False)
 
 
-def summary(scalars: Mapping[str, float]) -> str:
-    """The scalars a person follows, in one line."""
-    shown = (
-        ("loss", "loss {:.4f}"),
-        ("bits_per_byte", "{:.3f} bits/byte"),
-        ("accuracy", "accuracy {:.3f}"),
-        ("learning_rate", "lr {:.2e}"),
-        ("grad_norm", "grad {:.2f}"),
-        ("tokens_per_second", "{:,.0f} tokens/s"),
-        ("mfu", "MFU {:.1%}"),
-    )
-    return "  ".join(form.format(scalars[name]) for name, form in shown if name in scalars)
+def summary(scalars: Mapping[str, float], room: int | None = None) -> str:
+    """The scalars a person follows, in one line of at most `room` characters: the first ones that fit."""
+    line = ""
+    for word in (form.format(scalars[name]) for name, form in SHOWN if name in scalars):
+        longer = f"{line}  {word}" if line else word
+        if room is not None and len(longer) > room:
+            break
+        line = longer
+    return line
 
 
 def clock(seconds: float) -> str:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
@@ -24,6 +25,9 @@ from layers.errors import UsageError, VortaroError, did_you_mean
 
 Place = Path | epath.Path
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what reads and writes a store, and the extra it comes with
+
+TEMPORARY = ("building-", "copying-", "removing-", "unpacking-")  # starts of the names of temporary folders
+ABANDONED_SECONDS = 24 * 3600
 
 CLIENTS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # whose frames an error of a store has
 
@@ -145,6 +149,15 @@ def write_whole(file: Place, content: str | bytes) -> None:
     except BaseException:  # a full disk, Ctrl-C
         part.unlink(missing_ok=True)
         raise
+
+
+def sweep_abandoned(folder: Path) -> None:
+    """Removes temporary folders in which processes were killed at work, once nothing in them changed for a day."""
+    for left in folder.iterdir():
+        if left.name.startswith(TEMPORARY):
+            with contextlib.suppress(OSError):
+                if time.time() - max(file.stat().st_mtime for file in [left, *left.iterdir()]) > ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def no_bucket(name: Place) -> UsageError:

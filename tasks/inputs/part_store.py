@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -21,11 +20,10 @@ import numpy as np
 
 from layers.errors import UsageError, VortaroError
 from tasks.inputs.corpus import cache_folder
-from tasks.storage import reason, require_package
+from tasks.storage import reason, require_package, sweep_abandoned
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # mappings kept at once
-ABANDONED_SECONDS = 24 * 3600  # after which a folder that nobody finished is swept away
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +110,7 @@ class PartStore:
         """A part to be filled; it is there when the writer is left without an error."""
         try:
             self._local.mkdir(parents=True, exist_ok=True)
-            _sweep(self._local)
+            sweep_abandoned(self._local)
         except OSError as error:
             raise UsageError(f"The folder '{self._local}' cannot be written: {error.strerror or error}.") from error
         return PartWriter(self._local / _key(name, version), {"name": name, "version": version}, dtype, self._upload)
@@ -264,15 +262,6 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         os.rename(folder, trash)
         shutil.rmtree(trash, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what processes left behind that were killed at work."""
-    for left in folder.iterdir():
-        if left.name.startswith(("building-", "copying-", "removing-")):
-            with contextlib.suppress(OSError):
-                if time.time() - max(file.stat().st_mtime for file in [left, *left.iterdir()]) > ABANDONED_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import fsspec
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.unpacking import PACKED, unpacked
-from tasks.storage import require_package
+from tasks.storage import require_package, sweep_abandoned
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 END_BYTES = 1 << 16  # at each end of a file, which its version looks at
@@ -193,6 +193,7 @@ def local_copy(name: str, cache: Path) -> str:
     if target.exists():
         return str(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_abandoned(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="copying-") as folder:
         part = Path(folder, "part")
         with _opening(name):

@@ -11,7 +11,7 @@ from pathlib import Path
 from layers.errors import UsageError
 from tasks.inputs.sources.files import local_copy, look, reading
 from tasks.inputs.sources.unpacking import packing
-from tasks.storage import is_remote
+from tasks.storage import is_remote, sweep_abandoned
 
 CHUNK = 1 << 24  # bytes read at a time
 REMEMBERED = 1 << 28  # bytes from which a file's check is recorded in the cache folder: about a second of reading
@@ -48,6 +48,7 @@ def _unpacked(path: str, ending: str, cache: Path) -> str:
     target = cache / "copies" / f"{_key(path)}-{Path(path).stem}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
+        sweep_abandoned(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="unpacking-") as folder:
             part = Path(folder, "part")
             with reading(path, ending) as stream, part.open("wb") as file:

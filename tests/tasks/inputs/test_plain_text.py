@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import stat
+import time
 
 import pytest
 
@@ -72,3 +73,14 @@ def test_cache_files_follow_the_umask_and_interrupted_writes_leave_nothing(tmp_p
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", "text")
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path, cache):
+    for name, age in (("unpacking-old", 10**6), ("copying-new", 10)):
+        (cache / "copies" / name).mkdir(parents=True)
+        (cache / "copies" / name / "part").write_bytes(TEXT)
+        for path in (cache / "copies" / name / "part", cache / "copies" / name):
+            os.utime(path, (time.time() - age,) * 2)
+    (tmp_path / "text.gz").write_bytes(gzip.compress(TEXT))
+    kept = plain_text(str(tmp_path / "text.gz"), cache)
+    assert {path.name for path in (cache / "copies").iterdir()} == {"copying-new", os.path.basename(kept)}
