@@ -1,12 +1,13 @@
 """Initial values of weights, as small values that print, compare and override well."""
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 
+@runtime_checkable
 class Initializer(Protocol):
     """Draws a weight: `(key, shape, dtype, fan_in) -> array`."""
 

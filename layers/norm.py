@@ -14,14 +14,14 @@ from layers.weight import weight
 
 
 @recomputed
-def rms_normalize(x: Float[Array, "... m"], epsilon: float) -> Float[Array, "... m"]:
+def rms_normalize(x: Float[Array, "... m"], epsilon: float | jax.Array) -> Float[Array, "... m"]:
     """x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
     y = x.astype(jnp.float32)
     return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
 
 
 @recomputed
-def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float):
+def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float | jax.Array):
     y = rms_normalize(x, epsilon)
     y = y if scale is None else y * scale
     y = y if bias is None else y + bias
@@ -29,7 +29,9 @@ def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array |
 
 
 @recomputed
-def _centred_and_normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float):
+def _centred_and_normed(
+    x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float | jax.Array
+):
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     return _normed(y, scale, bias, epsilon).astype(x.dtype)

@@ -1,6 +1,6 @@
 """What a layer says beside its output: terms of the objective, numbers for the log, updates of state, activations."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import traverse_util
@@ -14,6 +14,7 @@ WATCHED = "watched"  # collection of activations, each under its name, for who l
 UPDATES = "updates"  # collection of updates of state, each under the name of the collection whose weights it changes
 
 
+@runtime_checkable
 class Update(Protocol):
     """What a batch does to a module's weights without gradient; updates of parts of a batch add up with `+`."""
 

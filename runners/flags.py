@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # What asyncio begins with where writes run side by side and fail together: one is waited for, and shown are the others.
-OF_OTHER_WRITES = ("Task exception was never retrieved", "unhandled exception during asyncio.run() shutdown")
+OF_OTHER_WRITES = re.compile(r"\w+ exception was never retrieved|unhandled exception during asyncio\.run\(\) shutdown")
 
 
 # Records with tracebacks that orbax logs for exceptions which `Checkpoints` raises again as one sentence.
@@ -28,6 +28,8 @@ RAISED_AGAIN = (
     "Handler Commit operations or the Commit callback in background save thread",
     "Failed to write metadata=",
     "Failed to update metadata=",
+    "Checkpointer failed: one or more items may not be finalized",
+    "[wait_until_finished] Save Finalize thread",
 )
 
 EPILOG = """Flags of absl are accepted too (--verbosity=1 logs debug messages, 0 info, -1 warnings, -2 errors), and
@@ -171,7 +173,7 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 
 def _is_no_other_write(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(OF_OTHER_WRITES)
+    return not OF_OTHER_WRITES.match(record.getMessage())
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:

@@ -1,6 +1,6 @@
 """What the runner asks of a task."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import struct
@@ -23,6 +23,7 @@ class LossOutput(struct.PyTreeNode):
     state: Any  # the mixers' state behind this batch, where one was handed in
 
 
+@runtime_checkable
 class Task(Protocol):
     """Model, loss and optimizer as pure functions of arrays; tasks.language_model_task says what each one does."""
 

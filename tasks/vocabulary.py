@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from layers.errors import UsageError
 
 
+@runtime_checkable
 class Vocabulary(Protocol):
     """What a task needs to know of its tokens."""
 

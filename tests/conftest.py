@@ -9,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import tests.shapes  # noqa: F401 (before layers and tasks are imported)
+
 pytest_plugins = ["tests.commands"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"

@@ -3,6 +3,9 @@
 Tests count by the seconds they took in the last run, kept in .pytest_cache/seconds.json; a test without a record counts
 as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. Failures are
 named at once.
+
+The tests of a file run in one process, one after the other, and share its fixtures. Files start in the order of the
+seconds they took, the longest first, so that no process waits for the other at the end.
 """
 
 import json
@@ -12,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 SECONDS = Path(__file__).parent.parent / ".pytest_cache" / "seconds.json"
 PRINT_EVERY = 20.0  # seconds between lines where output is not a terminal
@@ -85,8 +89,7 @@ class Plugin:
     """Connects Progress to pytest, in the process that reports."""
 
     def __init__(self):
-        known = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-        self.progress = Progress(known, write=self._write, terminal=sys.stdout.isatty())
+        self.progress = Progress(known_seconds(), write=self._write, terminal=sys.stdout.isatty())
         self._reporter = None
 
     def _write(self, text: str) -> None:
@@ -95,6 +98,10 @@ class Plugin:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self, session):
         self._reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        return Scheduling(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node, ids):
@@ -118,6 +125,32 @@ class Plugin:
         SECONDS.parent.mkdir(exist_ok=True)
         seconds = {name: round(value, 2) for name, value in self.progress.seconds.items()}
         SECONDS.write_text(json.dumps(self.progress.known | seconds))
+
+
+def scope_of(name: str) -> str:
+    """The tests that share a process, by the id of one of them: its file, or a documentation page of its own."""
+    return name if "::test_commands_run_in_order[" in name else name.partition("::")[0]
+
+
+class Scheduling(LoadScopeScheduling):
+    """Deals out scopes to processes in the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+def pytest_collection_modifyitems(items):
+    """Sorts scopes by the seconds they took, the longest first."""
+    known, total = known_seconds(), dict[str, float]()
+    for item in items:
+        scope = scope_of(item.nodeid)
+        total[scope] = total.get(scope, 0.0) + known.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -total[scope_of(item.nodeid)])
+
+
+def known_seconds() -> dict[str, float]:
+    """Seconds of each test in earlier runs, by test id."""
+    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
 
 
 def pytest_configure(config):

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -118,6 +118,7 @@ class Tokens:
         return f"{len(self)} tokens {content.hexdigest()[:12]}"
 
 
+@runtime_checkable
 class TokenSource(Protocol):
     """A data set as token ids."""
 

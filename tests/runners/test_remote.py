@@ -215,11 +215,11 @@ def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_store_that_lets_nobody_in(scheme, inside):
+def test_a_store_that_lets_nobody_in(scheme, command):
     stores.require(scheme)
     leads = {"gs": stores.google_environment, "s3": stores.amazon_environment}[scheme]
     with stores.closed() as address:
-        done = inside("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
+        done = command("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"registry: '{scheme}://{stores.BUCKET}/run' cannot be reached: ")
     assert done.stderr.count("\n") == 1

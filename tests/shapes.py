@@ -1,0 +1,24 @@
+"""Checks the annotations of layers and tasks in tests: shapes, dtypes and types of arguments and results, at each call.
+
+Import this before any module of those packages: jaxtyping decorates functions while their modules are imported.
+Arrays of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees are not checked: transformations of
+JAX put shapes, specs and markers in the places of their arrays.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jaxtyping
+import numpy as np
+from beartype import BeartypeConf, BeartypeHintOverrides, beartype
+
+jaxtyping.Array = jax.Array | np.ndarray
+ARRAYS = BeartypeConf(hint_overrides=BeartypeHintOverrides({jax.Array: jax.Array | np.ndarray}))
+
+
+def checked(function: Callable) -> Callable:
+    """The function with a check of what it takes and returns."""
+    return function if function.__name__ == "__init__" else beartype(function, conf=ARRAYS)
+
+
+jaxtyping.install_import_hook(["layers", "tasks"], "tests.shapes.checked")
