@@ -13,12 +13,12 @@ import numpy as np
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
 jaxtyping.Array = jax.Array | np.ndarray
-ARRAYS = BeartypeConf(hint_overrides=BeartypeHintOverrides({jax.Array: jax.Array | np.ndarray}))
+HINTS = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({jax.Array: jax.Array | np.ndarray}))
 
 
 def checked(function: Callable) -> Callable:
     """The function with a check of what it takes and returns."""
-    return function if function.__name__ == "__init__" else beartype(function, conf=ARRAYS)
+    return function if function.__name__ == "__init__" else beartype(function, conf=HINTS)
 
 
 jaxtyping.install_import_hook(["layers", "tasks"], "tests.shapes.checked")
