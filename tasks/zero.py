@@ -56,7 +56,7 @@ class Zero:
 
         def placed(row: WeightRow) -> WeightRow:
             letters = row.key.rpartition("_")[2]
-            dim = dim_of(row.spec[row.stacked :], self.axis)
+            dim = dim_of(P(*row.spec[row.stacked :]), self.axis)
             if not row.learned:
                 if dim is not None:
                     raise UsageError(

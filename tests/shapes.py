@@ -1,7 +1,7 @@
 """Checks the annotations of layers and tasks in tests: shapes, dtypes and types of arguments and results, at each call.
 
 Import this before any module of those packages: jaxtyping decorates functions while their modules are imported.
-Arrays of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees are not checked: transformations of
+Arrays and scalars of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees are not checked: transformations of
 JAX put shapes, specs and markers in the places of their arrays.
 """
 
@@ -12,8 +12,8 @@ import jaxtyping
 import numpy as np
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
-jaxtyping.Array = jax.Array | np.ndarray
-HINTS = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({jax.Array: jax.Array | np.ndarray}))
+jaxtyping.Array = jax.Array | np.ndarray | np.generic
+HINTS = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({jax.Array: jaxtyping.Array}))
 
 
 def checked(function: Callable) -> Callable:
