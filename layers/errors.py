@@ -2,7 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 
 class VortaroError(Exception):
@@ -44,3 +45,20 @@ def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
         return "There is nothing to choose from."
     shown = ", ".join(repr(v) for v in valid[:8])
     return f"Valid: {shown}{', ...' if len(valid) > 8 else ''}."
+
+
+def unknown_flag(unknown: Sequence[str], known: Collection[str]) -> UsageError:
+    """The error for a command line with flags that a command does not have, with advice on the first of them.
+
+    Args:
+      unknown: the arguments left over, values that follow their flags included.
+      known: the command's flags.
+    """
+    name, _, value = unknown[0].partition("=")
+    is_setting = re.match(r"--(?:[A-Z][A-Z0-9_]*(?:\.|$)|(?:task|train|test)\.)", name)  # a knob or a config path
+    if "--set" in known and is_setting and name.lower() not in known:
+        value = value or next(iter(unknown[1:]), "VALUE")
+        advice = f"Knobs and config fields are set by --set: --set={name.removeprefix('--')}={value}."
+    else:
+        advice = did_you_mean(name, known)
+    return UsageError(f"There is no flag '{unknown[0]}'. {advice}")

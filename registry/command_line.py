@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from layers.errors import UsageError, VortaroError, did_you_mean
+from layers.errors import UsageError, VortaroError, did_you_mean, unknown_flag
 from registry import index, listing, render
 from registry.totals import TotalsCache
 
@@ -66,7 +66,9 @@ def _run(arguments: Sequence[str]) -> int:
         "--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices"
     )
     parser.add_argument("--update", action="store_true", help="golden: write the files")
-    options = parser.parse_intermixed_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
     if options.verb not in VERBS:
         raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
     return VERBS[options.verb](options)

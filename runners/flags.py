@@ -11,7 +11,7 @@ import absl.logging
 from absl import app, flags
 from absl.flags import argparse_flags
 
-from layers.errors import UsageError, VortaroError, did_you_mean
+from layers.errors import UsageError, VortaroError, unknown_flag
 from runners.virtual_devices import make_virtual_devices
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ RAISED_AGAIN = (
 
 EPILOG = """Flags of absl are accepted too (--verbosity=1 logs debug messages, 0 info, -1 warnings, -2 errors), and
 so are those that modules named by --import define. --helpfull lists them."""
-
-SETTING = re.compile(r"--(?:[A-Z][A-Z0-9_]*(?:\.|$)|(?:task|train|test)\.)")  # a knob or a config path, given as a flag
 
 _given: set[str] = set()  # absl flags that the last command line of this process set
 
@@ -82,20 +80,16 @@ class Parser(argparse_flags.ArgumentParser):
         """
         options, unknown = self.parse_some(arguments)
         if unknown:
-            raise UsageError(f"There is no flag '{unknown[0]}'. {self._advice(unknown)}")
+            raise unknown_flag(unknown, self._known())
         return options
 
-    def _advice(self, unknown: Sequence[str]) -> str:
-        """A closing sentence on the first unknown flag."""
-        name, _, value = unknown[0].partition("=")
+    def _known(self) -> list[str]:
+        """The flags that an error may name."""
         known = [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
         if self._inherited_absl_flags is not None:  # of absl's own flags, only the one that --help names
             by_module = flags.FLAGS.flags_by_module_dict().items()
             known += ["--verbosity", *(f"--{f.name}" for m, of in by_module if not m.startswith("absl.") for f in of)]
-        if "--set" in known and SETTING.match(name) and name.lower() not in known:
-            value = value or next(iter(unknown[1:]), "VALUE")
-            return f"Knobs and config fields are set by --set: --set={name.removeprefix('--')}={value}."
-        return did_you_mean(name, known)
+        return known
 
 
 def parse_with_modules(parser: Callable[[], Parser], arguments: Sequence[str]) -> argparse.Namespace:

@@ -140,11 +140,12 @@ class Scheduling(LoadScopeScheduling):
 
 
 def pytest_collection_modifyitems(items):
-    """Sorts scopes by the seconds they took, the longest first."""
+    """Sorts scopes by the seconds they took, the longest first; without a record, by their number of tests."""
     known, total = known_seconds(), dict[str, float]()
+    mean = statistics.fmean(known.values()) if known else 1.0
     for item in items:
         scope = scope_of(item.nodeid)
-        total[scope] = total.get(scope, 0.0) + known.get(item.nodeid, 0.0)
+        total[scope] = total.get(scope, 0.0) + known.get(item.nodeid, mean)
     items.sort(key=lambda item: -total[scope_of(item.nodeid)])
 
 

@@ -253,7 +253,8 @@ def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
         ),
         (["new", "StdlibTiny", "NoModule"], "should read module.Name"),
         (["new", "StdlibTiny", "tasks.Wide"], "'tasks.Wide' has the name of one of Vortaro's own packages"),
-        (["list", "--jsn"], "unrecognized arguments: --jsn"),
+        (["list", "--jsn"], "There is no flag '--jsn'. Did you mean '--json'"),
+        (["check", "StdlibTiny", "--NUM_LAYERS=6"], "are set by --set: --set=NUM_LAYERS=6."),
         ([], "the following arguments are required: verb"),
     ],
 )
