@@ -80,6 +80,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["state"], "nothing half-written is left"
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_where_it_stopped(tmp_path, inside):
     knobs = ["DEVICE_MESH_SHAPE=1,1,2", "NUM_STEPS=3", "EVAL_EVERY=none", "EVAL_ROWS=8"]
     flags = ["--exp=vq.VQStdlib", "--smoke", "--no-tensorboard", *(f"--set={knob}" for knob in knobs)]

@@ -13,9 +13,10 @@ from layers.errors import UsageError
 from runners.main import main, parse, run
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="needs seqio: pip install -e '.[seqio]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("seqio") is None, reason="needs seqio: pip install -e '.[seqio]'"),
+]
 
 MODULE = """
 from tasks.seqio_tasks import lines_task

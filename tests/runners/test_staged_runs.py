@@ -49,6 +49,7 @@ def test_metrics_follow_the_rows_that_were_read(calm):
     assert "sequence_length" not in lines(calm, "validation")[0]
 
 
+@pytest.mark.slow
 def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeypatch, capsys):
     """Within stages, at the last update of one, and behind all."""
     stops, stop_at, compiled = [3, 6, 9, 12, 15], [0], []

@@ -148,7 +148,11 @@ def test_other_heads_are_held_to_what_they_should_be(tmp_path, choice):
 
 @pytest.mark.parametrize(
     ("name", "widths", "smoke"),
-    [("mu.MuVQStdlib", (64, 256), False), ("mu.MuDense8B", (128, 512), True), ("mu.MuStdlib", (64, 256), True)],
+    [
+        pytest.param("mu.MuVQStdlib", (64, 256), False, marks=pytest.mark.slow),
+        ("mu.MuDense8B", (128, 512), True),
+        ("mu.MuStdlib", (64, 256), True),
+    ],
 )
 def test_other_families_under_mup(tmp_path, name, widths, smoke):
     assert checked(tmp_path, name, widths, smoke, NUM_LAYERS=2)[0] == 0
@@ -326,6 +330,7 @@ TUNED = [
 TUNED += ["--set=NUM_STEPS=100", "--set=WARMUP_STEPS=10", "--set=EVAL_ROWS=64", "--set=SEQ_LEN=32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "rates", "drift"), [("mup", "2^-8..2^-4", (-0.6, 0.6)), ("standard", "2^-9..2^-5", (-3.0, -1.5))]
 )

@@ -301,7 +301,11 @@ def without(name):
     return trained(None, **SMALL | VARIANTS[name][0])
 
 
-@pytest.mark.parametrize(("name", "stage"), [(n, s) for n in VARIANTS for s in (1, 2, 3) if s == 3 or n in LESS])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [(n, 3) for n in VARIANTS]
+    + [pytest.param(n, stage, marks=pytest.mark.slow) for n in VARIANTS if n in LESS for stage in (1, 2)],
+)
 def test_on_top_of_anything(name, stage):
     """The losses of the same experiment without ZeRO."""
     knobs, tolerance = VARIANTS[name]
