@@ -29,6 +29,7 @@ USAGE = """python -m registry VERB ...
   new BASE NAME       write the first lines of a new experiment, NAME being module.Class"""
 
 
+SHOWN_ERRORS = 5  # of experiments that `list` cannot show
 MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that a mesh follows from
 
 
@@ -106,24 +107,43 @@ def _list(options: argparse.Namespace) -> int:
     is_registered = not (options.set or options.smoke)
     totals = TotalsCache(lambda name: _weights_of(_resolve(options, name))["totals"], is_stored=is_registered)
     rows = [listing.entry(key, totals.known(key)) for key in keys]
+    errors: list[UsageError] = []
     try:
         if not is_registered:
-            rows = [_changed(options, row, totals) for row in rows]
+            rows = list(_each(lambda row: _changed(options, row, totals), rows, errors))
         if options.where:
-            rows = list(_where(options.where, rows, totals))
+            rows = list(_each(lambda row: _where(options.where, row, totals), rows, errors))
     finally:
         totals.save()
+    if errors and not rows:
+        raise errors[0]
     _print(options, rows, render.entries)
-    return 0 if rows else 1
+    for error in errors[:SHOWN_ERRORS]:
+        print(f"registry: {error}", file=sys.stderr)
+    if len(errors) > SHOWN_ERRORS:
+        print(f"registry: {len(errors) - SHOWN_ERRORS} more experiments have such errors.", file=sys.stderr)
+    return 2 if errors else 0 if rows else 1
 
 
-def _where(condition: str, rows: Sequence[listing.Row], totals: TotalsCache) -> Iterator[listing.Row]:
-    """Rows where the condition holds, with their figures."""
+def _each(
+    made: Callable[[listing.Row], listing.Row | None], rows: Sequence[listing.Row], errors: list[UsageError]
+) -> Iterator[listing.Row]:
+    """What is made of each row, None left out; errors of single experiments are added to `errors`."""
+    for row in rows:
+        try:
+            if (found := made(row)) is not None:
+                yield found
+        except UsageError as error:
+            errors.append(error)
+
+
+def _where(condition: str, row: listing.Row, totals: TotalsCache) -> listing.Row | None:
+    """A row with its figures if the condition holds for it."""
     from registry.where import where
 
-    for row in rows:
-        if where(condition, partial(totals.of, row["name"]), row["devices"]):
-            yield listing.with_figures(row, row["mesh"], totals.known(row["name"]))
+    if not where(condition, partial(totals.of, row["name"]), row["devices"]):
+        return None
+    return listing.with_figures(row, row["mesh"], totals.known(row["name"]))
 
 
 def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache) -> listing.Row:

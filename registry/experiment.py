@@ -129,19 +129,21 @@ def _require_valid(cls: type[Experiment]) -> None:
     """Raises a UsageError for the first knob, row or other attribute that a class may not set."""
     declared, types = inspect.get_annotations(cls), knob_types(cls)
     known = [knob for base in cls.__mro__[1:] for knob in inspect.get_annotations(base) if knob.isupper()]
-    for name, value in vars(cls).items():
+    mixins = [base for base in cls.__mro__ if not issubclass(base, Experiment) and base is not object]
+    attributes = [(each, name, value) for each in (cls, *mixins) for name, value in vars(each).items()]
+    for base, name, value in attributes:
         if not name.isupper():
-            _require_no_shadow(cls, name, value, types)
+            _require_no_shadow(base, name, value, types)
             continue
         if name not in known and name not in declared:
             raise UsageError(
-                f"{cls.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
+                f"{base.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
                 f"(A new knob is declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
             )
         if isinstance(value, list | dict | set):
-            raise UsageError(f"{cls.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
-        convert(value, types[name], f"{cls.__name__}.{name}")
-        if isinstance(value, Specs) and name not in declared:
+            raise UsageError(f"{base.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
+        convert(value, types[name], f"{base.__name__}.{name}")
+        if base is cls and isinstance(value, Specs) and name not in declared:
             rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
             for row in set(value) - rows:
                 raise UsageError(
@@ -150,7 +152,7 @@ def _require_valid(cls: type[Experiment]) -> None:
                 )
 
 
-def _require_no_shadow(cls: type[Experiment], name: str, value: Any, types: dict[str, Any]) -> None:
+def _require_no_shadow(cls: type, name: str, value: Any, types: dict[str, Any]) -> None:
     """Refuses `num_heads = 8`: it sets no knob, and hides a property of that name."""
     is_plain = not callable(value) and not hasattr(type(value), "__get__")
     if name.upper() in types and is_plain and not hasattr(Experiment, name):

@@ -95,7 +95,7 @@ def _base(node: ast.ClassDef) -> str:
 def _entry(module: str, path: Path, node: ast.ClassDef, classes: _Classes) -> Entry:
     doc = (ast.get_docstring(node) or "").partition("\n")[0]
     key = f"{module.removeprefix('registry.experiments.')}.{node.name}"
-    place = file_line(str(path), node.lineno)
+    place = file_line(str(path), node.decorator_list[0].lineno)
     return Entry(key, module, _base(node), doc, _mesh(module, node, classes), place)
 
 

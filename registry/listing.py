@@ -1,4 +1,4 @@
-"""What `registry list` shows: which entries a pattern names, and the row of each. Imports no jax."""
+"""Rows of `registry list`, and the patterns that select them."""
 
 import fnmatch
 import math

@@ -8,11 +8,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from layers.roots import FOLDER, ROOTS
 from registry.snapshot import Snapshot
+from registry.user_code import package_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # without them nothing runs
 OTHER_PACKAGES = (  # recorded if they are installed: other dependencies, then accelerators, then extras
@@ -23,8 +25,6 @@ OTHER_PACKAGES = (  # recorded if they are installed: other dependencies, then a
     *("s3fs", "sentencepiece", "seqio", "tensorboard", "tensorflow", "tensorflow-datasets", "tensorflow-text"),
     *("tokenizers", "torch", "transformers", "wandb", "webdataset", "zstandard"),
 )
-FOLDERS = ("layers", "tasks", "registry", "runners", "launch")
-_ROOT = Path(__file__).resolve().parent.parent
 _SECONDS = 20  # for git on a slow file system
 
 Checkout = dict[str, Any]
@@ -51,23 +51,37 @@ def code(modules: tuple[str, ...] = ()) -> dict[str, Checkout]:
     Args:
       modules: names; those of this project are left out.
     """
-    ours = [_ROOT / name for name in FOLDERS]
+    ours = [FOLDER / name for name in ROOTS]
     made = {"vortaro": {"version": _version("vortaro"), "digest": digest(), **checkout(Path(__file__), ours)}}
     for name in dict.fromkeys(modules):
         if (file := _source(name)) is not None and not any(file.is_relative_to(folder) for folder in ours):
-            made[name] = {"digest": short_digest(file.read_bytes()), **checkout(file, [file])}
+            files = _imported_with(file, name)
+            made[name] = {"digest": _digest_of(files, file.parent), **checkout(file, files)}
     return made
 
 
 def digest(modules: Sequence[str] = ()) -> str:
-    """A digest of this project's source, and of some other modules'."""
-    files = [
-        (path.relative_to(_ROOT).as_posix(), path)
-        for folder in ("layers", "tasks", "registry", "runners")
-        for path in (_ROOT / folder).rglob("*.py")
-    ]
-    files += [(name, file) for name in modules if (file := _source(name)) is not None]
-    return short_digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in sorted(set(files))))
+    """A digest of this project's source without the launcher's, and of what some other modules import beside them."""
+    folders = [FOLDER / root for root in ROOTS if root != "launch"]
+    parts = [_digest_of([path for folder in folders for path in folder.rglob("*.py")], FOLDER)]
+    for name in modules:
+        if (file := _source(name)) is not None:
+            parts.append(_digest_of(_imported_with(file, name), file.parent))
+    return short_digest("".join(parts).encode()) if modules else parts[0]
+
+
+def _imported_with(file: Path, module: str) -> list[Path]:
+    """Files of a module's package, or of its folder where it is a module by itself, that this process has imported."""
+    imported = {
+        Path(found).resolve() for each in list(sys.modules.values()) if (found := getattr(each, "__file__", None))
+    }
+    return sorted({file, *(path for path in map(Path.resolve, package_files(file, module)) if path in imported)})
+
+
+def _digest_of(files: Iterable[Path], folder: Path) -> str:
+    """A digest of names and contents of files; names are relative to a folder."""
+    named = sorted((os.path.relpath(path, folder), path) for path in files)
+    return short_digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in named))
 
 
 def checkout(file: Path, tracked: Sequence[Path]) -> Checkout:

@@ -11,9 +11,10 @@ from typing import Any
 
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import FOLDER, is_ours
-from registry.experiment import Experiment, cls_key, knob_types, written_classes
+from registry.experiment import Experiment, cls_key, knob_types
 from registry.explain import where_set
 from registry.overrides import ROOTS
+from registry.user_code import package_files
 
 
 def require_effect(experiment: Experiment) -> None:
@@ -28,7 +29,7 @@ def require_effect(experiment: Experiment) -> None:
       UsageError: the knob, and the nearest one that a base declares.
     """
     cls = type(experiment)
-    users = [base for base in written_classes(cls) if not is_ours(base.__module__)]
+    users = [base for base in cls.__mro__ if _is_users(base)]
     if not users:
         return
     inherited = {name for base in cls.__mro__ if is_ours(base.__module__) for name in _declared(base)}
@@ -51,6 +52,11 @@ def require_effect(experiment: Experiment) -> None:
             f"{name} of {cls_key(cls)} has no effect ({where_set(fresh[name], name)}): nothing reads it. {near}Read it "
             f"as self.{name}, or remove it."
         )
+
+
+def _is_users(cls: type) -> bool:
+    """Whether a user wrote the class: an experiment, or what one mixes in."""
+    return cls is not object and "set_by" not in vars(cls) and not is_ours(cls.__module__)
 
 
 def _declared(cls: type) -> list[str]:
@@ -109,17 +115,11 @@ def _named_in_source(names: Collection[str], users: Collection[type]) -> set[str
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
         if file is None:
             return set(names)
-        files.update(_package_files(Path(file), base.__module__))
+        files.update(package_files(Path(file), base.__module__))
     found: set[str] = set()
     for file in files:
         found |= _read_in(file, names)
     return found
-
-
-def _package_files(file: Path, module: str) -> Iterator[Path]:
-    """Python files of the outermost package of a module; of its folder where it is a module by itself."""
-    inside = module.count(".") + (file.name == "__init__.py")
-    return file.parents[inside - 1].rglob("*.py") if inside else file.parent.glob("*.py")
 
 
 def _read_in(file: Path, names: Collection[str]) -> set[str]:

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from layers.roots import FOLDER
 from registry import index
 
 Totals = dict[str, int]  # "parameters", "bytes" and so on: registry.snapshot.weight_summary
 
-ROOT = Path(__file__).parent.parent
 PACKAGES = ("layers", "tasks", "registry")
 LIBRARIES = ("fiddle", "flax", "jax", "numpy", "optax")
 KEPT = 8  # versions of the code whose totals stay in the file
@@ -77,9 +77,9 @@ def source_key() -> str:
     for library in LIBRARIES:
         digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+        for path in sorted((FOLDER / package).rglob("*.py")):
             content = path.read_bytes()
-            digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+            digest.update(f"{path.relative_to(FOLDER)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 

@@ -86,3 +86,9 @@ def _is_library(filename: str) -> bool:
         return True
     libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")]
     return any(path.is_relative_to(folder) for folder in [*libraries, *(FOLDER / root for root in ROOTS)])
+
+
+def package_files(file: Path, module: str) -> Iterator[Path]:
+    """Python files of the outermost package of a module; of its folder where it is a module by itself."""
+    inside = module.count(".") + (file.name == "__init__.py")
+    return file.parents[inside - 1].rglob("*.py") if inside else file.parent.glob("*.py")

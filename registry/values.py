@@ -80,7 +80,8 @@ def read(text: str, hint: Any, name: str) -> Any:
     Raises:
       UsageError: the text spells no such value; the sentence names what `name` takes.
     """
-    if typing.get_args(hint)[:1] == (int,) and _SIZES.fullmatch(text):
+    is_sizes = typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int
+    if is_sizes and _SIZES.fullmatch(text):
         text = ",".join("-1" if size == "*" else size for size in text.split("x"))
     fits, value = _fit_text(text, hint)
     return value if fits else convert(parse(text), hint, name)

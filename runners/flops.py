@@ -144,10 +144,10 @@ _UNEXPORTED = """
 accum_grad_in_ref addupdate all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
 all_gather_start all_to_all_done all_to_all_start broadcast_to check cholesky_update create_linear dce_sink
 debug_callback debug_print delay dim_as_value dimension_size dma_start dma_wait empty empty_ref free_ref freeze
-from_edtype geqp3 geqrf get_global inspect_sharding io_callback iota_2x32_shape layout_constraint
+from_edtype geqp3 geqrf get_global inspect_sharding iota_2x32_shape layout_constraint
 lu_pivots_to_permutation masked_load masked_swap mulhi multiple_of new_ref num_programs optimization_barrier ormqr
 pbroadcast pbroadcast_done pbroadcast_start philox2x32 philox4x32 pin platform_index ppermute_done ppermute_start
-precv preduced program_id psend psum_done psum_invariant psum_invariant_start psum_start pure_callback pvary
+precv preduced program_id psend psum_done psum_invariant psum_invariant_start psum_start pvary
 random_clone random_unwrap random_wrap reciprocal reduce_scatter reduce_scatter_done reduce_scatter_start
 reduced_vary_cast_p reshard scatter-sub semaphore_read semaphore_signal semaphore_wait shape_assertion split stack
 stage threefry4x32 tie tile to_edtype unpin unreachable unreduced_psum unreduced_psum_start unreduced_reduce_scatter

@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ForeignWeights:
-    """What is in a file of weights."""
+    """The content of a file of weights."""
 
     arrays: Arrays
     is_eight_bit: bool = False  # stored in 8 bits, each array by itself

@@ -320,11 +320,16 @@ class _Run:
         watchdog().rest()
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that goes on from here has the lines up to here
-        if step % self.program.log_every:  # else the window was reported, and the next update resets its sums
+        state, is_reported = self.state, step % self.program.log_every == 0
+        if step == self.program.num_steps and self.signal is None:
+            is_reported = True
+        if is_reported:  # a run that resumes with another LOG_EVERY must not count them once more
+            state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+        else:
             self._read_tokens()
         # A copy: the checkpoint is written while training goes on.
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
-        self.checkpoints.save(step, self.state, extra, self.loss if self.loss_step == step else None)
+        self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
 
     def _stop_if_bad(self, bad_step: int) -> None:
@@ -350,8 +355,6 @@ class _Run:
         if self.saved != step:
             if self.signal is None:
                 self._evaluate(step)
-                # Its last window was reported: should the run be made longer, the next one starts anew.
-                self.state = self.state.replace(sums=jax.tree.map(jnp.zeros_like, self.state.sums))
             self._save(step)
         self.checkpoints.close()
         self._write_report()

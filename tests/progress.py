@@ -9,6 +9,7 @@ seconds they took, the longest first, so that no process waits for the other at 
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -104,6 +105,10 @@ class Plugin:
         return Scheduling(config, log)
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node):
+        node.workerinput["seconds"] = self.progress.known  # all processes order the tests alike
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node, ids):
         self.progress.collected(list(ids))
 
@@ -124,7 +129,9 @@ class Plugin:
     def pytest_sessionfinish(self):
         SECONDS.parent.mkdir(exist_ok=True)
         seconds = {name: round(value, 2) for name, value in self.progress.seconds.items()}
-        SECONDS.write_text(json.dumps(self.progress.known | seconds))
+        part = SECONDS.with_name(f".seconds.{os.getpid()}")
+        part.write_text(json.dumps(self.progress.known | seconds))
+        os.replace(part, SECONDS)
 
 
 def scope_of(name: str) -> str:
@@ -139,9 +146,10 @@ class Scheduling(LoadScopeScheduling):
         return scope_of(nodeid)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Sorts scopes by the seconds they took, the longest first; without a record, by their number of tests."""
-    known, total = known_seconds(), dict[str, float]()
+    known = config.workerinput["seconds"] if hasattr(config, "workerinput") else known_seconds()
+    total: dict[str, float] = {}
     mean = statistics.fmean(known.values()) if known else 1.0
     for item in items:
         scope = scope_of(item.nodeid)
@@ -151,7 +159,10 @@ def pytest_collection_modifyitems(items):
 
 def known_seconds() -> dict[str, float]:
     """Seconds of each test in earlier runs, by test id."""
-    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    try:
+        return json.loads(SECONDS.read_text())
+    except (OSError, ValueError):  # no earlier run, or one that was killed as it wrote
+        return {}
 
 
 def pytest_configure(config):

@@ -14,6 +14,7 @@ import numpy as np
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.indexed import ByteCounts
+from tasks.inputs.sources.files import on_this_machine
 from tasks.inputs.sources.plain_text import plain_text
 from tasks.inputs.tokens import Tokens
 from tasks.storage import write_whole
@@ -75,10 +76,7 @@ class ByteText:
 
     def texts(self, split: str) -> Iterator[str]:
         """Files of the standard library, or lines of the file."""
-        separator = DOCUMENT_END if self.path is None else b"\n"
-        for stretch in stretches(self.text.read(split), separator):
-            for text in stretch.removesuffix(separator).split(separator):
-                yield text.decode("utf-8", errors="replace")
+        return texts_between(DOCUMENT_END if self.path is None else b"\n", self.text.read(split))
 
     @property
     def text(self) -> TextFile | StandardLibrary:
@@ -131,12 +129,19 @@ def cache_folder() -> Path:
 
 def _map_bytes(path: str, *, check: bool = False) -> np.ndarray:
     try:
-        here = plain_text(path, cache_folder()) if check else path
+        here = plain_text(path, cache_folder()) if check else on_this_machine(path, cache_folder())
         if os.path.getsize(here) == 0:
             raise UsageError(f"The text file '{path}' is empty.")
         return np.memmap(here, np.uint8, mode="r")
     except OSError as error:
         raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
+
+
+def texts_between(separator: bytes, data: np.ndarray) -> Iterator[str]:
+    """The texts that separators end in uint8 data (N,)."""
+    for stretch in stretches(data, separator):
+        for text in stretch.removesuffix(separator).split(separator):
+            yield text.decode("utf-8", errors="replace")
 
 
 def stretches(data: np.ndarray, separator: bytes, size: int = 2**20) -> Iterator[bytes]:

@@ -31,6 +31,22 @@ def test_a_dependency_has_a_lower_bound_that_its_pin_satisfies(requirement):
         assert requirement.specifier.contains(version, prereleases=True)
 
 
+def test_tensorflow_is_an_extra():
+    """`make demo` installs the dependencies alone; TensorFlow and TensorBoard would triple them."""
+    names = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert not names & {"tensorflow", "tensorboard", "clu", "tensorflow-datasets", "seqio"}
+    assert {Requirement(line).name for line in PROJECT["optional-dependencies"]["tensorboard"]} >= {
+        "tensorboard",
+        "clu",
+    }
+
+
+def test_every_extra_is_documented():
+    page = (ROOT / "docs" / "install.md").read_text()
+    extras = {extra for extra in PROJECT["optional-dependencies"] if not extra.startswith("bench")}
+    assert {extra for extra in extras if f"`{extra}`" not in page} == set()
+
+
 def test_extras_admit_their_pins():
     """Those of benchmarks have pins of their own, in benchmarks/constraints.txt."""
     extras = PROJECT["optional-dependencies"].items()

@@ -339,6 +339,27 @@ def test_a_property_that_hides_a_knob_is_refused():
     require_effect(Passes())
 
 
+def test_mixins_are_held_to_the_same():
+    class Heads:
+        num_heads = property(lambda self: 8)
+
+    class Layers:
+        num_layers = 6
+
+    class Typo:
+        NUM_LAYRES = 6
+
+    class Hides(Heads, Small):
+        pass
+
+    with pytest.raises(UsageError, match=r"Heads.num_heads hides NUM_HEADS"):
+        require_effect(Hides())
+    with pytest.raises(UsageError, match=r"Layers sets num_layers, which is not a knob. Write NUM_LAYERS = 6."):
+        type("Shadows", (Layers, Small), {})
+    with pytest.raises(UsageError, match=r"Typo sets NUM_LAYRES, which no base declares. Did you mean 'NUM_LAYERS'"):
+        type("Misspelt", (Typo, Small), {})
+
+
 def test_our_own_knobs_are_read():
     """Of our own classes source text decides, here, so that their check costs nothing."""
     ours = {name: type(resolve(name)) for name in index.entries()}

@@ -50,6 +50,7 @@ def test_only_sizes_are_joined_by_x():
         ("3", float, 3.0),
         ("none", int | None, None),
         ("7", int | None, 7),
+        ("0x10", int | None, 16),
         ("2,4", tuple[int, ...], (2, 4)),
         ("8", tuple[int, ...], (8,)),
         ("true", bool, True),

@@ -111,6 +111,25 @@ def test_code_of_a_users_module(copy, monkeypatch):
     assert made["vortaro"]["digest"] == provenance.digest() != provenance.digest(["model"])
 
 
+def test_modules_that_a_users_module_imports_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "user_sizes.py").write_text("WIDTH = 256\n")
+    (tmp_path / "user_of_sizes.py").write_text("from user_sizes import WIDTH\n")
+    (tmp_path / "unrelated.py").write_text("1\n")
+    __import__("user_of_sizes")
+
+    def found():
+        provenance.code.cache_clear()
+        return provenance.code(("user_of_sizes",))["user_of_sizes"]["digest"], provenance.digest(["user_of_sizes"])
+
+    before = found()
+    (tmp_path / "unrelated.py").write_text("2\n")
+    assert found() == before
+    (tmp_path / "user_sizes.py").write_text("WIDTH = 512\n")
+    assert all(new != old for new, old in zip(found(), before, strict=True))
+    provenance.code.cache_clear()
+
+
 def test_all_dependencies_are_recorded():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {

@@ -144,6 +144,18 @@ def test_a_bad_class_leaves_the_others_of_its_module(user_module):
         assert f"class {bad}(" in "".join((SOURCE + BAD_CLASSES).splitlines()[line - 1 : line + 1])
 
 
+def test_list_shows_the_others_of_a_bad_class(user_module, capsys):
+    user_module("user_mixed", SOURCE + BAD_CLASSES)
+    assert command_line.main(["list", "user_mixed.*", "--import=user_mixed", "--where", "params>0", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert [row["name"] for row in json.loads(out)] == ["user_mixed.Last", "user_mixed.Wide"]
+    assert [re.findall("Typo sets|Silent needs a docstring", line) for line in err.splitlines()] == [
+        ["Typo sets"],
+        ["Silent needs a docstring"],
+        ["Typo sets"],
+    ]
+
+
 def test_check_reports_every_failure_and_goes_on(user_module, capsys):
     fails = SOURCE.replace("Wide", "Fails") + "\n    def Task(self):\n        return {}['x']\n"
     user_module("user_mixed", SOURCE + BAD_CLASSES + fails)

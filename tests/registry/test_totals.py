@@ -39,7 +39,7 @@ def test_totals_are_computed_once_for_each_state_of_the_source(monkeypatch, tmp_
     for package in totals.PACKAGES:
         (root / package / "deep").mkdir(parents=True)
         (root / package / "deep" / "module.py").write_text("x = 1\n")
-    monkeypatch.setattr(totals, "ROOT", root)
+    monkeypatch.setattr(totals, "FOLDER", root)
     assert [computed(), computed()] == [1, 0]
     before = totals.source_key()
     for package in totals.PACKAGES:
@@ -52,7 +52,7 @@ def test_totals_are_computed_once_for_each_state_of_the_source(monkeypatch, tmp_
         (root / package / "deep" / "module.py").write_text("x = 1\n")
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(totals, "ROOT", root)
+    monkeypatch.setattr(totals, "FOLDER", root)
     assert totals.source_key() == before
     assert computed() == 0, "totals of a few versions stay"
 

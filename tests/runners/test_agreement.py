@@ -1,4 +1,4 @@
-"""What a process says of itself to the others, by which those that differ are named."""
+"""The facts that processes compare before they start, and the sentences that name those that differ."""
 
 import jax
 import pytest

@@ -88,6 +88,12 @@ def test_work_that_jax_does_not_show_is_refused(monkeypatch):
     assert matmul_flops(_hidden, X) == 3 * X.size
 
 
+def test_a_callback_into_python_is_refused():
+    shape = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    with pytest.raises(UsageError, match="pure_callback"):
+        matmul_flops(lambda x: jax.pure_callback(lambda y: y, shape, x), jnp.ones((8, 4)))
+
+
 def test_work_that_is_no_part_of_the_models_may_be_hidden():
     def moved(x):
         with jax.named_scope(OVERHEAD):

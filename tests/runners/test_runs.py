@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -285,6 +286,38 @@ def test_tensorboard_events(command, tmp_path):
     assert done.stderr == "", "the libraries keep quiet"
     folders = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
     assert {"train", "validation"} <= folders
+
+
+def test_without_its_packages_a_run_writes_no_tensorboard_events(inside, tmp_path, monkeypatch):
+    for name in ("tensorflow", "clu", "tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    flags = ["--exp=tiny.StdlibTiny", "--smoke", "--set=NUM_STEPS=3"]
+    done = inside("runners.main", *flags, "--workdir=run")
+    assert done.returncode == 0, done.stderr
+    assert "Done: 3 steps" in done.stdout
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    refused = inside("runners.main", *flags, "--workdir=other", "--tensorboard")
+    assert refused.returncode == 2
+    says = "vortaro: --tensorboard needs the packages clu and tensorflow: pip install -e '.[tensorboard]'.\n"
+    assert refused.stderr == says
+
+
+def test_a_line_is_the_mean_since_the_line_before_when_their_cadence_changes(inside, tmp_path):
+    """A checkpoint keeps nothing of a window of metrics that was reported."""
+    flags = ["--exp=tiny.StdlibTiny", *FLAGS, "--set=NUM_STEPS=6", "--set=EVAL_EVERY=6", "--set=SAVE_EVERY=4"]
+    for workdir, cadence in (("each", 1), ("run", 4)):
+        done = inside("runners.main", *flags, f"--workdir={workdir}", f"--set=LOG_EVERY={cadence}")
+        assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+    done = inside("runners.main", "--workdir=run", "--no-tensorboard", "--set=LOG_EVERY=3")
+    assert "Resumed at step 4" in done.stdout, done.stderr
+    each, run = (
+        {line["step"]: line for line in lines(tmp_path / name) if line["split"] == "train"} for name in ("each", "run")
+    )
+    assert list(run) == [4, 6]
+    for name in ("loss", "grad_norm"):
+        assert run[6][name] == pytest.approx((each[5][name] + each[6][name]) / 2, rel=1e-5)
+    assert run[6]["tokens_seen"] == each[6]["tokens_seen"]
 
 
 def test_synthetic_data_needs_no_text(inside):

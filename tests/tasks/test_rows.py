@@ -1,5 +1,8 @@
 """The paper's data sets, in the formats that they come in."""
 
+from pathlib import Path
+
+import fsspec
 import numpy as np
 import pytest
 
@@ -23,6 +26,15 @@ def enwik8(tmp_path):
     path = tmp_path / "enwik8"
     path.write_bytes((np.arange(1000) % 251).astype(np.uint8).tobytes())
     return Enwik8(path=str(path))
+
+
+def test_enwik8_is_copied_from_a_store_as_it_is(enwik8, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    content = Path(enwik8.path).read_bytes()
+    fsspec.filesystem("memory").pipe_file("/enwik8", content)
+    remote = Enwik8(path="memory://enwik8")
+    assert remote.tokens("train").read(0, 2000).tolist() == enwik8.tokens("train").read(0, 2000).tolist()
+    assert list(remote.texts("test")) == list(enwik8.texts("test"))
 
 
 def pg19(folder):

@@ -23,7 +23,7 @@ import fsspec
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.unpacking import PACKED, unpacked
-from tasks.storage import require_package, sweep_abandoned
+from tasks.storage import is_remote, require_package, sweep_abandoned
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 END_BYTES = 1 << 16  # at each end of a file, which its version looks at
@@ -192,17 +192,34 @@ def local_copy(name: str, cache: Path) -> str:
     target = cache / "copies" / f"{key}-{name.rpartition('/')[2]}"
     if target.exists():
         return str(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sweep_abandoned(target.parent)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="copying-") as folder:
-        part = Path(folder, "part")
+    with filled(target, "copying-") as part:
         with _opening(name):
             system, path = fsspec.url_to_fs(name)
             system.get_file(path, str(part))
         if part.stat().st_size != found.info["size"] or look(name).version != found.version:
             raise UsageError(f"The file '{name}' changed while it was copied: start again.")
-        os.replace(part, target)
     return str(target)
+
+
+def on_this_machine(name: str, cache: Path) -> str:
+    """The path of a file here, or of the local copy of a remote one."""
+    return local_copy(name, cache) if is_remote(name) else name
+
+
+@contextlib.contextmanager
+def filled(target: Path, prefix: str) -> Iterator[Path]:
+    """A path to write a file to, which becomes `target` if nothing fails, and is removed otherwise.
+
+    Args:
+      target: where the file shall be; parts that killed processes left in its folder a day ago are removed.
+      prefix: how the temporary folder's name begins, one of `tasks.storage.TEMPORARY`.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_abandoned(target.parent)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
+        part = Path(folder, "part")
+        yield part
+        os.replace(part, target)
 
 
 def _open(name: str) -> Any:

@@ -5,13 +5,11 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from layers.errors import UsageError
-from tasks.inputs.sources.files import local_copy, look, reading
+from tasks.inputs.sources.files import filled, look, on_this_machine, reading
 from tasks.inputs.sources.unpacking import packing
-from tasks.storage import is_remote, sweep_abandoned
 
 CHUNK = 1 << 24  # bytes read at a time
 REMEMBERED = 1 << 28  # bytes from which a file's check is recorded in the cache folder: about a second of reading
@@ -28,7 +26,7 @@ def plain_text(name: str, cache: Path) -> str:
     Raises:
       UsageError: the file cannot be read, or does not hold UTF-8 text.
     """
-    here = local_copy(name, cache) if is_remote(name) else name
+    here = on_this_machine(name, cache)
     if os.path.isfile(here):  # a pipe cannot be read twice
         with Path(here).open("rb") as stream:
             head = stream.read(8)
@@ -47,13 +45,8 @@ def _key(path: str) -> str:
 def _unpacked(path: str, ending: str, cache: Path) -> str:
     target = cache / "copies" / f"{_key(path)}-{Path(path).stem}"
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep_abandoned(target.parent)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="unpacking-") as folder:
-            part = Path(folder, "part")
-            with reading(path, ending) as stream, part.open("wb") as file:
-                shutil.copyfileobj(stream, file, CHUNK)
-            os.replace(part, target)
+        with filled(target, "unpacking-") as part, reading(path, ending) as stream, part.open("wb") as file:
+            shutil.copyfileobj(stream, file, CHUNK)
     return str(target)
 
 
