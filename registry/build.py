@@ -9,7 +9,7 @@ from fiddle.experimental import serialization
 from layers.errors import SpecError, UsageError, VortaroError
 from layers.specs import P, Specs
 from registry.experiment import Experiment, cls_key
-from registry.overrides import ROOTS
+from registry.overrides import METHODS
 from registry.user_code import clear_errors, described
 
 
@@ -37,7 +37,7 @@ def config_of(experiment: Experiment, root: str) -> fdl.Config:
     """
     cls = type(experiment)
     with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
-        return getattr(experiment, ROOTS[root])()
+        return getattr(experiment, METHODS[root])()
 
 
 def to_json(config: fdl.Config) -> str:

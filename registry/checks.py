@@ -13,7 +13,7 @@ from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
-from registry.overrides import ROOTS
+from registry.overrides import METHODS
 from registry.reads import require_effect
 from registry.user_code import clear_errors
 from tasks.batch import empty_batch
@@ -31,7 +31,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     """
     mesh = experiment.mesh_shape() if mesh is None else mesh
     name = cls_key(type(experiment))
-    configs = {root: config_of(experiment, root) for root in ROOTS}
+    configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
     task, train, test = (build(config, root) for root, config in configs.items())

@@ -11,7 +11,7 @@ from layers.errors import UsageError, did_you_mean, file_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of
 from registry.experiment import Experiment, knob_types, written_classes
-from registry.overrides import ROOTS, field_names, get_field
+from registry.overrides import METHODS, field_names, get_field
 from registry.values import show
 
 
@@ -27,12 +27,12 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
         return _knob(cls, path)
     if head in knob_types(cls):
         return _row(cls, head, path.partition(".")[2])
-    if head in ROOTS:
+    if head in METHODS:
         return _field(experiment, path)
     table = {row.path: row for row in build(config_of(experiment, "task"), "task").weight_table()}
     matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
     if not matches:
-        near = did_you_mean(path, [*knob_types(cls), *ROOTS, *table])
+        near = did_you_mean(path, [*knob_types(cls), *METHODS, *table])
         raise UsageError(f"There is no knob, config path or weight '{path}'. {near}")
     row = matches[0]
     spec_table = "WEIGHTS" if row.key in experiment.WEIGHTS else "OPTIONAL_WEIGHTS"

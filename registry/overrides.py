@@ -13,7 +13,7 @@ from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
 from registry.user_code import clear_errors
 from registry.values import parse, read, show
 
-ROOTS = {"task": "Task", "train": "Train", "test": "Test"}
+METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, by how config paths begin
 
 
 def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experiment]:
@@ -33,7 +33,7 @@ def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experime
         head = path.partition(".")[0]
         overrides = (*cls.overrides, f"{path}={text}")
         with knobs_set_by("--set"):
-            if head in ROOTS:
+            if head in METHODS:
                 cls = _with_field(cls, path, text).derive(overrides=overrides)
             else:
                 cls = cls.derive(overrides=overrides, **_knob(cls, path, text))
@@ -44,7 +44,7 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     name, _, row = path.partition(".")
     types = knob_types(cls)
     if name not in types:
-        known = [*types, *ROOTS] if name.isupper() else [*ROOTS, *types]
+        known = [*types, *METHODS] if name.isupper() else [*METHODS, *types]
         raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {did_you_mean(name, known)}")
     if types[name] is Specs:
         return {name: _with_row(getattr(cls, name), row, text, path)}
@@ -69,7 +69,7 @@ def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]
     root, *steps = path.split(".")
     if not steps:
         raise UsageError(f"'{path}' is a whole config: name one of its fields, as in train.num_steps=100.")
-    method = ROOTS[root]
+    method = METHODS[root]
     inherited = getattr(cls, method)
 
     def changed(self: Experiment) -> fdl.Config:

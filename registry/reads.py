@@ -13,7 +13,7 @@ from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import FOLDER, is_ours
 from registry.experiment import Experiment, cls_key, knob_types
 from registry.explain import where_set
-from registry.overrides import ROOTS
+from registry.overrides import METHODS
 from registry.user_code import package_files
 
 
@@ -41,7 +41,7 @@ def require_effect(experiment: Experiment) -> None:
     for name, base in hiding.items():
         _require_property_reads(recorder, reads, base, name)
     reads.clear()
-    for method in ROOTS.values():
+    for method in METHODS.values():
         getattr(recorder, method)()
     unread = [name for name in fresh if name not in reads]
     unread = [name for name in unread if name not in _named_in_source(unread, users)]

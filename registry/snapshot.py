@@ -14,7 +14,7 @@ from layers.errors import UsageError
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
-from registry.overrides import ROOTS, field_names, get_field, is_row
+from registry.overrides import METHODS, field_names, get_field, is_row
 from registry.values import show
 from tasks.storage import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
@@ -39,7 +39,7 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
 
 def flat_config(experiment: Experiment) -> dict[str, str]:
     """Every field of what Task(), Train() and Test() return, under its path."""
-    return _flat_configs({root: config_of(experiment, root) for root in ROOTS})
+    return _flat_configs({root: config_of(experiment, root) for root in METHODS})
 
 
 def _flat_configs(configs: Mapping[str, fdl.Config]) -> dict[str, str]:
@@ -146,7 +146,7 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
       UsageError: there are none, or they name classes that no longer exist.
     """
     try:
-        return {root: from_json(json.dumps(stored["fiddle"][root])) for root in ROOTS}
+        return {root: from_json(json.dumps(stored["fiddle"][root])) for root in METHODS}
     except KeyError as error:
         raise UsageError(f"The record of {stored['experiment']} has no configs (no {error}).") from error
     except (ImportError, AttributeError, TypeError, ValueError, serialization.UnserializableValueError) as error:

@@ -13,7 +13,7 @@ from registry import render
 from registry.build import build, config_of, to_json
 from registry.diff import diff
 from registry.experiment import Experiment
-from registry.overrides import ROOTS
+from registry.overrides import METHODS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
 from runners import lease
 from runners.history import EXPERIMENT, Start, first_record
@@ -234,5 +234,5 @@ def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
 def _resolved(experiment: Experiment) -> dict[str, Any]:
     return {
         "doc": (type(experiment).__doc__ or "").strip().partition("\n")[0],
-        "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in ROOTS.items()},
+        "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in METHODS.items()},
     }

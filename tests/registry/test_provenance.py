@@ -13,7 +13,7 @@ from layers.errors import UsageError
 from registry import index, provenance
 from registry.build import to_json
 from registry.command_line import main
-from registry.overrides import ROOTS
+from registry.overrides import METHODS
 from registry.resolve import resolve
 from registry.snapshot import flat_config, rebuilt, snapshot, stored_configs
 from tests.conftest import ROOT
@@ -143,7 +143,7 @@ def test_all_dependencies_are_recorded():
 def stored_run(experiment, made=None):
     """What a run folder holds of it, as far as diffs read it."""
     one = dict.fromkeys(experiment.MESH_AXES, 1)
-    configs = {root: json.loads(to_json(getattr(experiment, method)())) for root, method in ROOTS.items()}
+    configs = {root: json.loads(to_json(getattr(experiment, method)())) for root, method in METHODS.items()}
     return {**snapshot(experiment, one), "fiddle": configs, **(made or {})}
 
 
@@ -151,7 +151,7 @@ def stored_run(experiment, made=None):
 def test_the_configs_of_a_run_are_read_back(name):
     experiment = resolve(name, smoke=True)
     stored = json.loads(json.dumps(stored_run(experiment)))
-    assert stored_configs(stored) == {root: getattr(experiment, method)() for root, method in ROOTS.items()}
+    assert stored_configs(stored) == {root: getattr(experiment, method)() for root, method in METHODS.items()}
     again = rebuilt(stored)
     assert again["config"] == flat_config(experiment)
     assert json.loads(json.dumps(again)) == {key: stored[key] for key in stored if key != "fiddle"}
