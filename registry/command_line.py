@@ -91,11 +91,18 @@ def _names(options: argparse.Namespace, least: int, most: int, what: str) -> lis
 def _keys(options: argparse.Namespace) -> list[str]:
     """Names of all entries, imported modules' included."""
     if options.imports:
-        from registry.experiment import REGISTRY
         from registry.resolve import load
 
         for module in options.imports:
             load(module)
+    return _known_keys(options)
+
+
+def _known_keys(options: argparse.Namespace) -> list[str]:
+    """Names of all entries, and of those that imported modules have registered so far."""
+    if options.imports:
+        from registry.experiment import REGISTRY
+
         return sorted({*index.entries(), *REGISTRY})
     return sorted(index.entries())
 
@@ -223,7 +230,6 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
 
 def _check(options: argparse.Namespace) -> int:
     from registry.checks import check
-    from registry.experiment import REGISTRY
     from registry.resolve import load, resolve
     from registry.user_code import clear_errors
 
@@ -240,7 +246,7 @@ def _check(options: argparse.Namespace) -> int:
     for module in options.imports:
         add(module, partial(load, module))
     rows = [row for row in rows if not row["ok"]]  # a module is a row only where it fails
-    for name in options.names or (sorted({*index.entries(), *REGISTRY}) if options.imports else _keys(options)):
+    for name in options.names or _known_keys(options):
         add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2

@@ -162,7 +162,7 @@ def _require_no_shadow(cls: type, name: str, value: Any, types: dict[str, Any]) 
 
 def _raise_or_defer(cls: type[Experiment], error: UsageError) -> None:
     """Raises the error, or keeps it until the class is used, so that the rest of its module can be imported."""
-    if not _DEFERS.get() or "set_by" in vars(cls):
+    if not _DEFERS.get() or not is_written(cls):
         raise error
     cls._fault = type(error)(f"{file_line(*_calling_line())}: {error}")
 
@@ -195,8 +195,13 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
 
 
 def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
-    """The classes of its line that stand in source text, nearest first: those made by `derive` are left out."""
-    return [base for base in cls.__mro__ if issubclass(base, Experiment) and "set_by" not in vars(base)]
+    """The experiments that a class extends, itself among them, nearest first: those made by `derive` are left out."""
+    return [base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base)]
+
+
+def is_written(cls: type) -> bool:
+    """Whether the class is written in source text: `derive` made the others."""
+    return "set_by" not in vars(cls)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import FOLDER, is_ours
-from registry.experiment import Experiment, cls_key, knob_types
+from registry.experiment import Experiment, cls_key, is_written, knob_types
 from registry.explain import where_set
 from registry.overrides import METHODS
 from registry.user_code import package_files
@@ -56,7 +56,7 @@ def require_effect(experiment: Experiment) -> None:
 
 def _is_users(cls: type) -> bool:
     """Whether a user wrote the class: an experiment, or what one mixes in."""
-    return cls is not object and "set_by" not in vars(cls) and not is_ours(cls.__module__)
+    return cls is not object and is_written(cls) and not is_ours(cls.__module__)
 
 
 def _declared(cls: type) -> list[str]:

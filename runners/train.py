@@ -320,9 +320,8 @@ class _Run:
         watchdog().rest()
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that goes on from here has the lines up to here
-        state, is_reported = self.state, step % self.program.log_every == 0
-        if step == self.program.num_steps and self.signal is None:
-            is_reported = True
+        is_finished = step == self.program.num_steps and self.signal is None
+        state, is_reported = self.state, is_finished or step % self.program.log_every == 0
         if is_reported:  # a run that resumes with another LOG_EVERY must not count them once more
             state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
         else:

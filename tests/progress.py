@@ -9,7 +9,6 @@ seconds they took, the longest first, so that no process waits for the other at 
 """
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tasks.storage import write_whole
 
 SECONDS = Path(__file__).parent.parent / ".pytest_cache" / "seconds.json"
 PRINT_EVERY = 20.0  # seconds between lines where output is not a terminal
@@ -129,9 +130,7 @@ class Plugin:
     def pytest_sessionfinish(self):
         SECONDS.parent.mkdir(exist_ok=True)
         seconds = {name: round(value, 2) for name, value in self.progress.seconds.items()}
-        part = SECONDS.with_name(f".seconds.{os.getpid()}")
-        part.write_text(json.dumps(self.progress.known | seconds))
-        os.replace(part, SECONDS)
+        write_whole(SECONDS, json.dumps(self.progress.known | seconds))
 
 
 def scope_of(name: str) -> str:

@@ -1,8 +1,8 @@
 """Checks the annotations of layers and tasks in tests: shapes, dtypes and types of arguments and results, at each call.
 
-Import this before any module of those packages: jaxtyping decorates functions while their modules are imported.
-Arrays and scalars of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees are not checked:
-transformations of JAX put shapes, specs and markers in the places of their arrays.
+The first plugin of the tests, imported before any module of those packages: jaxtyping decorates functions while their
+modules are imported. Arrays and scalars of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees
+are not checked: transformations of JAX put shapes, specs and markers in the places of their arrays.
 """
 
 from collections.abc import Callable

@@ -181,7 +181,7 @@ def test_tree_check_and_show(capsys, monkeypatch):
     _, tree = data(capsys, "tree")
     assert "tiny.StdlibSmall" in tree["children"]["tiny.StdlibTiny"]
     few = ["gpt.GptBase", "mu.MuTiny", "tiny.StdlibTiny", "vq.VQTiny"]  # test_entries checks them all
-    monkeypatch.setattr(command_line, "_keys", lambda _: few)
+    monkeypatch.setattr(command_line, "_known_keys", lambda _: few)
     _, rows = data(capsys, "check")
     assert rows == [{"name": name, "ok": True, "reason": ""} for name in few]
     code, rows = data(capsys, "check", "StdlibTiny", "--set=DEVICE_MESH_SHAPE=1,3")
