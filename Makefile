@@ -71,7 +71,7 @@ $(BENCHED): pyproject.toml benchmarks/constraints.txt
 	echo "Not all peers install here: trying without Levanter (and anew at the next make bench)."; \
 	install '.[bench-torch]' || { echo "Without torch and transformers then."; install .; }; fi
 
-bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/large_pages.py
+bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/huge_pages.py
 bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
 	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish

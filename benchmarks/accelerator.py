@@ -24,7 +24,7 @@ from benchmarks.tables import gpt_flops_per_token, machine, measured_peak, show,
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.batch import Batch
-from tasks.decoding import Sampler, generate
+from tasks.decoding.generation import Sampler, generate
 
 
 @dataclasses.dataclass(frozen=True)

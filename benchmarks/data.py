@@ -22,7 +22,7 @@ from benchmarks.tables import flags, machine, show
 from registry.build import build
 from registry.resolve import resolve
 from runners.session import Session
-from tasks.inputs.corpus import ByteText
+from tasks.inputs.byte_text import ByteText
 from tasks.inputs.indexed import IndexedInput, InputIterator
 
 ROUNDS = 3
@@ -113,7 +113,7 @@ def _mixture(kinds: dict[str, list[str]]) -> list[str]:
 
 
 def _seqio(path: str) -> list[str]:
-    from tasks.seqio_tasks import lines_task
+    from tasks.inputs.seqio.registration import lines_task
 
     lines_task("benchmark", {"train": path, "validation": path})
     return ["DATA=seqio", "SEQIO_TASK=vortaro_lines:benchmark", "VOCAB_SIZE=264"]

@@ -15,10 +15,10 @@ import jax
 
 from benchmarks.tables import flags, machine, show, timed
 from registry.resolve import resolve
-from runners import metrics_log
 from runners.session import Session
-from runners.train import TrainOptions, train
-from runners.workdir import open_workdir
+from runners.training import metrics_log
+from runners.training.train import TrainOptions, train
+from runners.training.workdir import open_workdir
 
 GOAL = 0.97
 

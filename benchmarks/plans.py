@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.index import entries
-from registry.render import size
+from registry.tool.render import size
 
 FOLDER = Path("plans/slices")
 PAGE = Path("docs/plans.md")

@@ -13,8 +13,8 @@ import jax
 from benchmarks.contenders import vortaro
 from benchmarks.contenders.work import SIZES
 from benchmarks.tables import flags, machine, show, timed
-from runners.checkpoints import Checkpoints
-from runners.workdir import open_workdir
+from runners.training.checkpoints import Checkpoints
+from runners.training.workdir import open_workdir
 
 
 def main() -> int:

@@ -71,7 +71,7 @@ def agree(hosts: int) -> dict[str, float]:
     """Calls and seconds of one agreement among so many hosts."""
     from jax._src import distributed as internal
 
-    from runners.peers import Peers
+    from runners.processes.coordination import Peers
 
     runtime: Any = vars(internal)["_jax"]  # of which JAX makes no public name
 

@@ -18,7 +18,7 @@ from benchmarks.tables import flags, machine, show, timed
 from benchmarks.turns import ROOT
 from registry.resolve import resolve
 from runners.session import Session
-from tasks.decoding import Sampler, generate
+from tasks.decoding.generation import Sampler, generate
 
 COMMANDS = {
     "registry list": "-m registry list",
@@ -27,7 +27,7 @@ COMMANDS = {
     "runners.main --help": "-m runners.main --help",
 }
 MODULES = ("numpy", "jax", "optax", "flax.linen", "orbax.checkpoint", "layers.language_model", "registry.resolve")
-MODULES += ("tasks.language_model_task", "registry.experiments.gshard", "runners.session", "runners.train")
+MODULES += ("tasks.language_model_task", "registry.experiments.gshard", "runners.session", "runners.training.train")
 MODULES += ("launch.command_line",)
 # What `make bench` sets for processes that cannot start anew by themselves would hide that commands do.
 AS_TYPED = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"JAX_PLATFORMS": "cpu"}

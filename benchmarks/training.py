@@ -2,7 +2,7 @@
 
     python -m benchmarks.training --size=6x384
 
-Every contender computes in float32 and has large pages (runners.large_pages), except where its line says otherwise. MFU
+Every contender computes in float32 and has large pages (runners.huge_pages), except where its line says otherwise. MFU
 is the share of XLA's matrix products on this machine (which take turns with the others) that goes into the model: per
 token, 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the
 median of those turn by turn; beside it stand its quartiles. Processes are started several times: one keeps the pages

@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.tables import flags, machine, show, timed, turn_about
 from registry.experiment import Experiment
-from registry.experiments.vq_lm import VQLm
+from registry.templates.vq_lm import VQLm
 from runners.session import Session
-from tasks.decoding import Memory, Sampler, generate
+from tasks.decoding.generation import Memory, Sampler, generate
 from tasks.language_model_task import LanguageModelTask
 
 SIZES: dict[str, Any] = {

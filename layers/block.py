@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.auxiliary import place, watch
 from layers.dropout import dropout
-from layers.reports import place, watch
-from layers.specs import Specs
+from layers.weights.specs import Specs
 
 
 class ResidualBlock(nn.Module):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
-from layers.initializers import Constant, Initializer
-from layers.specs import Specs
-from layers.weight import weight
+from layers.weights.initializers import Constant, Initializer
+from layers.weights.specs import Specs
+from layers.weights.weight import weight
 
 
 class Embedding(nn.Module):

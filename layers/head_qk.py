@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.initializers import Initializer
-from layers.specs import Specs, constrain
-from layers.weight import weight
+from layers.weights.initializers import Initializer
+from layers.weights.specs import Specs, constrain
+from layers.weights.weight import weight
 
 
 class PointerState(struct.PyTreeNode):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.auxiliary import place, watch
 from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
-from layers.reports import place, watch
-from layers.specs import Specs
 from layers.stack import LayerStates, Stack
+from layers.weights.specs import Specs
 
 
 class ModelState(struct.PyTreeNode):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from layers.initializers import Constant
 from layers.remat import recomputed
-from layers.specs import Specs
-from layers.weight import weight
+from layers.weights.initializers import Constant
+from layers.weights.specs import Specs
+from layers.weights.weight import weight
 
 
 @recomputed

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
-from layers.exchange import keep_all_but_gathered, layers_are_gathered
 from layers.remat import REMAT_POLICIES
 
 # Stacks are taken apart for a loop over tokens up to so many bytes of weights, which are copied, and so many layers,

@@ -2,6 +2,6 @@
 
 import sys
 
-from registry.command_line import main
+from registry.tool.verbs import main
 
 sys.exit(main(sys.argv[1:]))

@@ -10,11 +10,11 @@ from fiddle import daglish
 from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
-from layers.specs import axes_of, show_spec
+from layers.weights.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from registry.overrides import METHODS
-from registry.reads import require_effect
+from registry.unread_knobs import require_effect
 from registry.user_code import clear_errors
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of

@@ -11,6 +11,7 @@ from pathlib import Path
 from layers.errors import UsageError, file_line
 
 FAMILIES = Path(__file__).parent / "experiments"
+TEMPLATES = Path(__file__).parent / "templates"
 ENTRY_POINTS = "vortaro.experiments"
 
 
@@ -38,7 +39,7 @@ def entries() -> dict[str, Entry]:
     Raises:
       UsageError: an entry point leads nowhere, or two classes have one name.
     """
-    modules = {f"registry.experiments.{path.stem}": path for path in sorted(FAMILIES.glob("[!_]*.py"))}
+    modules = _modules("registry.experiments", FAMILIES)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             spec = importlib.util.find_spec(point.value)
@@ -47,7 +48,8 @@ def entries() -> dict[str, Entry]:
             raise UsageError(f"The entry point '{point.name}' of {where} leads nowhere: {error}.") from error
         if spec is not None and spec.origin is not None:
             modules[point.value] = Path(spec.origin)
-    nodes = {module: list(_classes(path)) for module, path in modules.items()}
+    bases = _modules("registry.templates", TEMPLATES)
+    nodes = {module: list(_classes(path)) for module, path in (bases | modules).items()}
     classes = {(module, node.name): node for module in nodes for node in nodes[module]}
     found: dict[str, Entry] = {}
     for module, path in modules.items():
@@ -57,6 +59,11 @@ def entries() -> dict[str, Entry]:
                 raise two_of_one_name(entry.key, found[entry.key].place, entry.place)
             found[entry.key] = entry
     return found
+
+
+def _modules(package: str, folder: Path) -> dict[str, Path]:
+    """Files of the modules in a package, by the modules' names."""
+    return {f"{package}.{path.stem}": path for path in sorted(folder.glob("[!_]*.py"))}
 
 
 def two_of_one_name(key: str, first: str, second: str) -> UsageError:

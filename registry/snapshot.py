@@ -11,12 +11,12 @@ import numpy as np
 from fiddle.experimental import serialization
 
 from layers.errors import UsageError
-from layers.specs import Specs, show_spec
+from layers.weights.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS, field_names, get_field, is_row
 from registry.values import show
-from tasks.storage import Place
+from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
 from tasks.zero import placed_table
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
+from runners.conversion.name_maps import FORMATS
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
-from runners.name_maps import FORMATS
-from tasks.storage import place
+from tasks.storage.files import place
 
 VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # what each needs
 ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # and what the other one has no use for
@@ -69,13 +69,13 @@ def _import(options: argparse.Namespace) -> int:
     from flax import traverse_util
 
     from registry.resolve import resolve
-    from runners import renaming
-    from runners.checkpoints import Checkpoints
-    from runners.foreign_files import read_weights
-    from runners.history import start_of
-    from runners.name_maps import name_map
+    from runners.conversion import renaming
+    from runners.conversion.foreign_files import read_weights
+    from runners.conversion.name_maps import name_map
     from runners.session import Session
-    from runners.workdir import open_workdir, sole_use
+    from runners.training.checkpoints import Checkpoints
+    from runners.training.history import start_of
+    from runners.training.workdir import open_workdir, sole_use
 
     _refuse_checkpoints(options.workdir)
     chosen: Any = {"smoke": bool(options.smoke), "imports": options.imports}
@@ -115,8 +115,8 @@ def _import(options: argparse.Namespace) -> int:
 
 def _sizes(options: argparse.Namespace, file: Any, knobs: Mapping[str, Any]) -> list[str]:
     """Settings of the knobs that the file shows and --set does not name, for formats whose models come in any size."""
-    from runners.name_maps import MAPS
-    from runners.renaming import sizes_in
+    from runners.conversion.name_maps import MAPS
+    from runners.conversion.renaming import sizes_in
 
     names = MAPS.get(options.format)
     if names is None or not names.sizes_vary:
@@ -133,12 +133,12 @@ def _export(options: argparse.Namespace) -> int:
     from flax import traverse_util
 
     from registry.resolve import resolve
-    from runners import renaming
-    from runners.checkpoints import Checkpoints, require_checkpoints
-    from runners.foreign_files import check_target, write_arrays
-    from runners.name_maps import name_map
+    from runners.conversion import renaming
+    from runners.conversion.foreign_files import check_target, write_arrays
+    from runners.conversion.name_maps import name_map
     from runners.session import Session
-    from runners.workdir import open_workdir, recorded
+    from runners.training.checkpoints import Checkpoints, require_checkpoints
+    from runners.training.workdir import open_workdir, recorded
 
     check_target(options.to)
     require_checkpoints(options.workdir)
@@ -164,14 +164,14 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _say(names: Any, experiment: Any) -> None:
-    from runners.renaming import notes
+    from runners.conversion.renaming import notes
 
     for note in notes(names, experiment):
         print(note, flush=True)
 
 
 def _refuse_checkpoints(workdir: str) -> None:
-    from runners.checkpoints import FOLDER
+    from runners.training.checkpoints import FOLDER
 
     if any((place(workdir) / FOLDER).glob("[0-9]*")):
         raise UsageError(f"'{workdir}' has checkpoints already: choose another --workdir.")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
-from runners.large_pages import use_large_pages
+from runners.huge_pages import use_large_pages
 
 MODES = (
     "train",
@@ -156,8 +156,8 @@ def run(options: argparse.Namespace) -> int:
     if options.tensorboard and not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
         raise UsageError("--tensorboard needs the packages clu and tensorflow: pip install -e '.[tensorboard]'.")
     options.tensorboard = options.tensorboard is not False  # MetricsLog looks whether it is installed
-    from runners.joining import SEVERAL, joined
-    from tasks.storage import trouble
+    from runners.processes.distributed import SEVERAL, joined
+    from tasks.storage.files import trouble
 
     with joined(options) as others:
         if others.several and options.mode not in SEVERAL:
@@ -169,12 +169,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from registry.resolve import resolve
-    from runners.agreement import require_same_data_everywhere, require_same_run
-    from runners.checkpoints import require_checkpoints
-    from runners.history import start_of
+    from runners.processes.consistency import require_same_data_everywhere, require_same_run
     from runners.session import Session
-    from runners.warm_start import check_warm_start
-    from runners.workdir import open_workdir, recorded, require_same_vocabulary
+    from runners.training.checkpoints import require_checkpoints
+    from runners.training.history import start_of
+    from runners.training.warm_start import check_warm_start
+    from runners.training.workdir import open_workdir, recorded, require_same_vocabulary
 
     name, overrides, smoke = options.exp, options.set, options.smoke
     if name is None:
@@ -187,12 +187,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.mode in ("coord_check", "sweep"):
         return _compare_widths(options, experiment)
     if options.mode == "inspect_data":
-        from runners.inspect_data import inspect_data
-        from tasks.storage import place
+        from runners.data.inspect_data import inspect_data
+        from tasks.storage.files import place
 
         return inspect_data(experiment, place(options.workdir))
     if options.mode == "train_vocab":
-        from runners.train_vocab import train_vocab
+        from runners.data.train_vocab import train_vocab
 
         return train_vocab(experiment)
     require_same_run(experiment, overrides, options)
@@ -210,23 +210,23 @@ def _run(options: argparse.Namespace) -> int:
         options.workdir, experiment, session.mesh_shape, start=start_of(options, experiment), **record
     )
     if options.mode == "profile":
-        from runners.profile import profile
+        from runners.training.profile import profile
 
         return profile(session, workdir, options.profile_steps)
     if options.mode == "sample":
         if options.window is not None:
             session = _windowed(experiment, options.window)
         return _sample(options, session, workdir)
-    from runners.judge import judge
+    from runners.training.evaluate_checkpoint import judge
 
     return judge(session, workdir, options.mode, options.checkpoint)
 
 
 def _train(options: argparse.Namespace, session) -> int:
-    from runners.history import start_of
-    from runners.train import TrainOptions, train
-    from runners.workdir import open_workdir, sole_use
-    from tasks.storage import place
+    from runners.training.history import start_of
+    from runners.training.train import TrainOptions, train
+    from runners.training.workdir import open_workdir, sole_use
+    from tasks.storage.files import place
 
     start = start_of(options, session.experiment)
     chosen = TrainOptions(
@@ -245,9 +245,9 @@ def _train(options: argparse.Namespace, session) -> int:
 
 
 def _plan(options: argparse.Namespace, experiment) -> int:
-    from runners.layouts import rank_layouts
-    from runners.plan import PlanOptions, plan
-    from tasks.storage import place
+    from runners.planner.mesh_search import rank_layouts
+    from runners.planner.plan import PlanOptions, plan
+    from tasks.storage.files import place
 
     fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
     chosen = PlanOptions(devices=options.host_devices, **fields)
@@ -255,10 +255,10 @@ def _plan(options: argparse.Namespace, experiment) -> int:
 
 
 def _compare_widths(options: argparse.Namespace, experiment) -> int:
-    from runners.coord_check import CoordOptions, coord_check
-    from runners.grids import parse_rates, parse_widths, refuse_settings
-    from runners.sweep import SweepOptions, sweep
-    from tasks.storage import place
+    from runners.widths.coord_check import CoordOptions, coord_check
+    from runners.widths.sweep import SweepOptions, sweep
+    from runners.widths.widths import parse_rates, parse_widths, refuse_settings
+    from tasks.storage.files import place
 
     swept = options.mode == "sweep"
     if (folder := experiment.knobs().get("WARM_START")) is not None:
@@ -289,8 +289,8 @@ def _windowed(experiment, window: int):
 
 
 def _sample(options: argparse.Namespace, session, workdir) -> int:
-    from runners.sample import SampleOptions, sample
-    from tasks.decoding import Sampler
+    from runners.sampling.sample import SampleOptions, sample
+    from tasks.decoding.generation import Sampler
 
     rules = ("temperature", "repetition_penalty", "top_k", "top_p", "typical_p", "eta")
     sampler = Sampler(**{rule: getattr(options, rule) for rule in rules})

@@ -13,15 +13,15 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
-from layers.reports import OVERHEAD
-from layers.specs import P
+from layers.weights.specs import P
 from registry.build import build
 from registry.checks import check
 from registry.device_order import DeviceOrder, device_ids
 from registry.experiment import Experiment, cls_key
-from runners.chips import chip_of
 from runners.flops import matmul_flops
+from runners.planner.chips import chip_of
 from tasks.batch import Batch, empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.exchange import dim_of, gather, gathering, only, scatter, total
-from layers.reports import add_updates
-from layers.specs import P
-from layers.weight import GRADIENT
+from layers.auxiliary import add_updates
+from layers.collectives import dim_of, gather, gathering, only, scatter, total
+from layers.weights.specs import P
+from layers.weights.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.task import LossOutput, Task
 from tasks.weight_table import WeightTable
@@ -134,7 +134,7 @@ def _handled(
     rows = table.tree(lambda row: row)["params"]
 
     def stand_in(row):
-        # Gradients of stacked layers are scattered where they arise (layers.weight), others behind each piece.
+        # Gradients of stacked layers are scattered where they arise (layers.weights.weight), others behind each piece.
         dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
         shape = [size // mesh[axis] if at == dim else size for at, size in enumerate(row.shape)]
         return jnp.zeros(shape, task.gradient_dtype)

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from layers.auxiliary import LOSSES, METRICS, UPDATES
 from layers.cross_entropy import chunked_cross_entropy
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
-from layers.reports import LOSSES, METRICS, UPDATES
-from layers.specs import Specs
+from layers.weights.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
-from tasks.optimizers import Optimizer
+from tasks.optimizers.optimizer import Optimizer
 from tasks.task import LossOutput
-from tasks.vocabulary import Vocabulary
+from tasks.vocabularies.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
 from tasks.zero import Zero
 

@@ -21,7 +21,7 @@ class MetricSums(struct.PyTreeNode):
     tokens: jax.Array  # targets of weight above zero
     grad_norm: jax.Array  # gradient norm, summed over steps
     steps: jax.Array  # updates
-    reports: dict[str, jax.Array]  # what layers report (see layers.reports), times `normalizer`
+    reports: dict[str, jax.Array]  # what layers report (see layers.auxiliary), times `normalizer`
 
     @classmethod
     def zero(cls, reports: Iterable[str] = ()) -> "MetricSums":

@@ -67,7 +67,7 @@ class Parametrization:
         """The factor on a weight's learning rate.
 
         Args:
-          role: see layers.weight.Role.
+          role: see layers.weights.weight.Role.
           fan_in: inputs summed into one output.
           relative_updates: the optimizer moves each weight in proportion to its own root mean square.
         """

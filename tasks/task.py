@@ -5,11 +5,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from flax import struct
 
-from layers.specs import Specs
+from layers.weights.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
-from tasks.optimizers import Optimizer
-from tasks.vocabulary import Vocabulary
+from tasks.optimizers.optimizer import Optimizer
+from tasks.vocabularies.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
 from tasks.zero import Zero
 
@@ -19,7 +19,7 @@ class LossOutput(struct.PyTreeNode):
 
     normalizer: Any  # divide the loss by it for what is minimised
     metrics: MetricSums
-    updates: Any  # of variables without gradient (see layers.reports); none in evaluation
+    updates: Any  # of variables without gradient (see layers.auxiliary); none in evaluation
     state: Any  # the mixers' state behind this batch, where one was handed in
 
 

@@ -8,8 +8,8 @@ import optax
 from flax import struct
 from flax.core import meta
 
-from layers.reports import apply_updates
-from layers.specs import P
+from layers.auxiliary import apply_updates
+from layers.weights.specs import P
 from tasks.batch import Batch
 from tasks.gradients import gradient_of, handled_mesh
 from tasks.metrics import MetricSums

@@ -11,8 +11,8 @@ import numpy as np
 from flax.core import meta
 
 from layers.errors import SpecError, did_you_mean
-from layers.specs import P, axes_of, show_spec
-from layers.weight import Weight
+from layers.weights.specs import P, axes_of, show_spec
+from layers.weights.weight import Weight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, i
 def _row(path: Any, leaf: Any, decays: Callable[[str, str], bool], rate: Callable[[str, int], float]) -> WeightRow:
     name = "/".join(str(part.key) for part in path)
     if not isinstance(leaf, Weight):
-        raise SpecError(f"Weight '{name}' was made without layers.weight.weight, so it has no partition spec.")
+        raise SpecError(f"Weight '{name}' was made without layers.weights.weight.weight, so it has no partition spec.")
     shape = tuple(leaf.value.shape)
     learned = name.startswith("params/")
     return WeightRow(

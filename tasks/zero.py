@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from layers.collectives import dim_of
 from layers.errors import UsageError, did_you_mean
-from layers.exchange import dim_of
-from layers.specs import P, axes_of, show_spec
+from layers.weights.specs import P, axes_of, show_spec
 from tasks.weight_table import WeightRow, WeightTable
 
 

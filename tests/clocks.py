@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from runners.clock import Clock
+from runners.processes.clock import Clock
 
 
 class FakeClock(Clock):

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT, xla_flags
 
 # What `python -m MODULE` calls, where it is not the module's own `main`.
-MAINS = {"registry": "registry.command_line", "launch": "launch.command_line"}
+MAINS = {"registry": "registry.tool.verbs", "launch": "launch.command_line"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 LOGGERS = (None, "absl", "asyncio", "gcsfs")
 
@@ -126,7 +126,8 @@ def _devices(count: int) -> Iterator[None]:
     """Inside, JAX shows the first so many devices of this process, or as many as the command makes."""
     import jax
 
-    from runners import flags, plan, virtual_devices
+    from runners import flags, virtual_devices
+    from runners.planner import plan
 
     shown = [count]
     every, local = jax.devices, jax.local_devices

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from registry.build import build
-from registry.experiments.gshard_lm import GShardLm, MoeLm
+from registry.templates.gshard_lm import GShardLm, MoeLm
 from tasks.batch import Batch
 from tasks.language_model_task import LanguageModelTask
 

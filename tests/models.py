@@ -8,7 +8,7 @@ import numpy as np
 from flax.core import meta
 
 from registry.build import build
-from registry.experiments.decoder import DecoderLm
+from registry.templates.decoder import DecoderLm
 from tasks.batch import Batch, empty_batch
 from tasks.language_model_task import LanguageModelTask
 from tasks.train_step import TrainState, init_state, train_step

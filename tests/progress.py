@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tasks.storage import write_whole
+from tasks.storage.files import write_whole
 
 SECONDS = Path(__file__).parent.parent / ".pytest_cache" / "seconds.json"
 PRINT_EVERY = 20.0  # seconds between lines where output is not a terminal

@@ -29,13 +29,13 @@ def google():
     from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers import objects
 
-    def generation(storage, bucket, name):
+    def generation(files, bucket, name):
         try:
-            return storage.get_file_obj(bucket, name)["generation"]
+            return files.get_file_obj(bucket, name)["generation"]
         except NotFound:
             return "0"
 
-    def insert(request, response, storage, *arguments, **given):
+    def insert(request, response, files, *arguments, **given):
         wanted = request.query.get("ifGenerationMatch")
         bucket = request.params["bucket_name"]
         if bucket == READ_ONLY:
@@ -43,18 +43,18 @@ def google():
             response.json({"error": {"code": 403, "message": "You may not write to this bucket."}})
             return
         name = request.query["name"][0] if "name" in request.query else request.data["meta"]["name"]
-        if wanted and generation(storage, bucket, name) != wanted[0]:
+        if wanted and generation(files, bucket, name) != wanted[0]:
             response.status = HTTPStatus.PRECONDITION_FAILED
             return
-        objects.insert(request, response, storage, *arguments, **given)
+        objects.insert(request, response, files, *arguments, **given)
 
-    def download(request, response, storage, *arguments, **given):
-        response["x-goog-generation"] = generation(storage, request.params["bucket_name"], request.params["object_id"])
-        objects.download(request, response, storage, *arguments, **given)
+    def download(request, response, files, *arguments, **given):
+        response["x-goog-generation"] = generation(files, request.params["bucket_name"], request.params["object_id"])
+        objects.download(request, response, files, *arguments, **given)
 
-    def get(request, response, storage, *arguments, **given):
+    def get(request, response, files, *arguments, **given):
         media = request.query.get("alt", [""])[0] == "media"
-        (download if media else objects.get)(request, response, storage, *arguments, **given)
+        (download if media else objects.get)(request, response, files, *arguments, **given)
 
     ours = {objects.insert: insert, objects.download: download, objects.get: get}
     for _, handlers in server.HANDLERS:
@@ -128,7 +128,7 @@ def standing(scheme: str):
     import fsspec.config
     from etils.epath import backend
 
-    from tasks import storage
+    from tasks.storage import files
 
     require(scheme)
     with {"gs": google, "s3": amazon}[scheme]() as environment, pytest.MonkeyPatch.context() as patch:
@@ -139,4 +139,4 @@ def standing(scheme: str):
         # What remembers this stand-in's address.
         fsspec.get_filesystem_class(scheme).clear_instance_cache()
         backend.fsspec_backend._get_filesystem.cache_clear()
-        storage._let_in.cache_clear()
+        files._let_in.cache_clear()

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from layers.gated_attention import FullAttention
-from layers.initializers import FanIn
-from layers.specs import Specs
-from layers.vector_quantizer import VectorQuantizer
-from layers.vq_attention import VQAttention
+from layers.attention.gated import FullAttention
+from layers.attention.quantizer import VectorQuantizer
+from layers.attention.vq import VQAttention
+from layers.weights.initializers import FanIn
+from layers.weights.specs import Specs
 from registry.build import build
-from registry.experiments.vq_lm import VQLm
+from registry.templates.vq_lm import VQLm
 from tasks.language_model_task import LanguageModelTask
 
 NUMBERS = np.load(Path(__file__).parent / "fixtures" / "vq.npz")

@@ -22,12 +22,12 @@ from benchmarks.contenders.work import (
     Trainer,
 )
 from registry.resolve import resolve
-from runners import renaming
-from runners.foreign_files import read_weights, write_arrays
-from runners.name_maps import name_map
+from runners.conversion import renaming
+from runners.conversion.foreign_files import read_weights, write_arrays
+from runners.conversion.name_maps import name_map
 from runners.session import Session
 from tasks.batch import Batch
-from tasks.decoding import Sampler, generate
+from tasks.decoding.generation import Sampler, generate
 
 SETTINGS = [
     "DATA=synthetic",

@@ -5,7 +5,7 @@ them tokens are bytes of text, the first 256 rows.
 """
 
 from registry.experiment import register
-from registry.experiments.gpt_lm import GptLm, ParallelGptLm
+from registry.templates.gpt_lm import GptLm, ParallelGptLm
 
 
 @register

@@ -6,7 +6,7 @@ Tokens are bytes of text unless VOCABULARY_PATH names the folder of GPT-2's own 
 """
 
 from registry.experiment import register
-from registry.experiments.gpt_lm import GptLm
+from registry.templates.gpt_lm import GptLm
 
 
 class Gpt2(GptLm):

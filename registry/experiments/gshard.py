@@ -3,9 +3,9 @@
 The number in a dense name is the reference's and seldom the size: the docstrings state the weights.
 """
 
-from layers.specs import P, Specs
+from layers.weights.specs import P, Specs
 from registry.experiment import register
-from registry.experiments.gshard_lm import GShardLm, MoeLm
+from registry.templates.gshard_lm import GShardLm, MoeLm
 
 
 @register

@@ -5,7 +5,7 @@ context of 512, and read further. Tokens are bytes of text unless VOCABULARY = g
 """
 
 from registry.experiment import register
-from registry.experiments.gpt_lm import GptLm
+from registry.templates.gpt_lm import GptLm
 
 
 class LittleGpt(GptLm):

@@ -6,9 +6,9 @@ first 256 rows, unless VOCABULARY and DATA say otherwise.
 
 from registry.experiment import register
 from registry.experiments.gshard import DenseLm8B2x2
-from registry.experiments.mu_lm import MuLm, MuMultiQueryLm
 from registry.experiments.tiny import StdlibTiny
 from registry.experiments.vq import VQStdlib
+from registry.templates.mu_lm import MuLm, MuMultiQueryLm
 
 
 @register

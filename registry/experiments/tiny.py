@@ -1,7 +1,7 @@
 """Small models that learn real text on a laptop."""
 
 from registry.experiment import register
-from registry.experiments.decoder import DecoderLm
+from registry.templates.decoder import DecoderLm
 
 
 @register

@@ -5,7 +5,7 @@ back-propagate through whole rows; those that end in Tbptt are the paper's runs 
 """
 
 from registry.experiment import register
-from registry.experiments.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
+from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 
 
 @register

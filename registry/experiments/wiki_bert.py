@@ -2,9 +2,9 @@
 
 import fiddle as fdl
 
-from layers.specs import P, Specs
+from layers.weights.specs import P, Specs
 from registry.experiment import register
-from registry.experiments.gshard_lm import GShardLm
+from registry.templates.gshard_lm import GShardLm
 from tasks.inputs.masked import MaskedInput
 
 

@@ -19,8 +19,8 @@ import fsspec
 import numpy as np
 
 from layers.errors import UsageError, VortaroError
-from tasks.inputs.corpus import cache_folder
-from tasks.storage import reason, require_package, sweep_abandoned
+from tasks.inputs.byte_text import cache_folder
+from tasks.storage.files import reason, require_package, sweep_abandoned
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # mappings kept at once

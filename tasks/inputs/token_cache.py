@@ -26,12 +26,12 @@ import jax
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.corpus import SPLITS, check_fractions, check_split
+from tasks.inputs.byte_text import SPLITS, check_fractions, check_split
 from tasks.inputs.indexed import ByteCounts
 from tasks.inputs.part_store import PartStore, StoredPart, StoredSplit
 from tasks.inputs.sources.documents import Document, DocumentSource, Part, Skipped
 from tasks.inputs.tokens import Tokens
-from tasks.vocabulary import Vocabulary
+from tasks.vocabularies.vocabulary import Vocabulary
 
 FORMAT = 1
 BATCH_CHARACTERS = 4_000_000  # text that is tokenised at once

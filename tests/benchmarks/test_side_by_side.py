@@ -8,7 +8,7 @@ from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
 from benchmarks.contenders import products
 from benchmarks.contenders.work import SIZES
 from benchmarks.turns import Contender, workers
-from layers.attention import Attention
+from layers.attention.softmax import Attention
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.activations import activation
 from layers.errors import UsageError
+from layers.feed_forward.activations import activation
 from layers.norm import LayerNorm, RMSNorm
-from layers.specs import P, Specs
+from layers.weights.specs import P, Specs
 
 SPECS = Specs(norm_scale_m=P(None), norm_bias_m=P(None))
 

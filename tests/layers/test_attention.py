@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from layers.attention import Attention
+from layers.attention.softmax import Attention
 from layers.errors import UsageError
-from layers.initializers import FanIn
-from layers.positions import SinusoidalPositions, rotate
-from layers.specs import Specs
-from registry.experiments.decoder import DecoderLm
+from layers.positions.embeddings import SinusoidalPositions, rotate
+from layers.weights.initializers import FanIn
+from layers.weights.specs import Specs
+from registry.templates.decoder import DecoderLm
 
 SPECS = DecoderLm().specs.of(Attention)
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.alibi import Alibi, alibi_slopes
+from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
-from layers.specs import Specs
-from layers.static_sgu import StaticSguMixer
+from layers.positions.alibi import Alibi, alibi_slopes
+from layers.weights.specs import Specs
 from registry.build import build
-from registry.experiments.gpt_lm import GptLm
+from registry.templates.gpt_lm import GptLm
 from tests.layers.test_attention import attention, params_of
 from tests.models import variables_of
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from layers.initializers import FanIn
-from layers.relative_bias import RelativeBias, relative_buckets
-from layers.specs import P, Specs
+from layers.positions.relative_bias import RelativeBias, relative_buckets
+from layers.weights.initializers import FanIn
+from layers.weights.specs import P, Specs
 from tests.lingvo import NUMBERS
 
 

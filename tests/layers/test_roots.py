@@ -16,7 +16,7 @@ def test_the_finder_is_first_once_and_finds_our_packages_alone():
         assert spec is not None
         assert spec.origin == str(roots.FOLDER / name / "__init__.py")
     assert finders[0].find_spec("json") is None
-    assert finders[0].find_spec("tasks.schedules") is None
+    assert finders[0].find_spec("tasks.optimizers.schedules") is None
 
 
 def test_a_module_that_took_a_name_before_is_named(monkeypatch):

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layers.alibi import Alibi
-from layers.attention import Attention
-from layers.gated_attention import FullAttention
-from layers.initializers import FanIn
-from layers.relative_bias import RelativeBias
-from layers.specs import P, Specs
-from layers.static_sgu import StaticSguMixer
-from layers.vq_attention import VQAttention
-from registry.experiments.gpt_lm import GptLm
-from registry.experiments.gshard_lm import GShardLm
-from registry.experiments.mu_lm import MuLm
+from layers.attention.gated import FullAttention
+from layers.attention.softmax import Attention
+from layers.attention.static_sgu import StaticSguMixer
+from layers.attention.vq import VQAttention
+from layers.positions.alibi import Alibi
+from layers.positions.relative_bias import RelativeBias
+from layers.weights.initializers import FanIn
+from layers.weights.specs import P, Specs
+from registry.templates.gpt_lm import GptLm
+from registry.templates.gshard_lm import GShardLm
+from registry.templates.mu_lm import MuLm
 from tests import vq
 from tests.layers.test_attention import attention, params_of
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from layers.code_cache import CodeCache, chunks, merge, prefixes
-from layers.reports import UPDATES, apply_updates
-from layers.vq_attention import VQAttention
+from layers.attention.code_cache import CodeCache, chunks, merge, prefixes
+from layers.attention.vq import VQAttention
+from layers.auxiliary import UPDATES, apply_updates
 from tests.vq import CODES, HEADS, KEY, NUMBERS, attention_weights, mixer, variables
 
 REDUCTIONS = ("serial", "matmul", "assoc_scan", "sum", "scan")

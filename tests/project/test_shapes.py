@@ -7,7 +7,7 @@ from jaxtyping import TypeCheckError
 
 from layers.cross_entropy import cross_entropy_sums
 from layers.norm import rms_normalize
-from tasks.inputs.corpus import check_fractions
+from tasks.inputs.byte_text import check_fractions
 
 
 def test_shapes_and_dtypes_of_arrays():

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from registry import command_line
-from registry.command_line import main
-from registry.golden import FOLDER
-from registry.totals import source_key
+from registry.tool import verbs
+from registry.tool.golden import FOLDER
+from registry.tool.totals import source_key
+from registry.tool.verbs import main
 from tests.conftest import ROOT
 
 
@@ -36,7 +36,7 @@ def data(capsys, *arguments):
 
 
 def test_list_imports_no_jax():
-    code = "import sys; from registry.command_line import main; main(['list']); print('jax' in sys.modules)"
+    code = "import sys; from registry.tool.verbs import main; main(['list']); print('jax' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "False"
     assert "tiny.StdlibTiny" in out
@@ -82,7 +82,7 @@ def test_a_pattern_matches_from_the_beginning_of_a_name(capsys):
     ],
 )
 def test_list_where(capsys, monkeypatch, condition, names):
-    monkeypatch.setattr(command_line, "_weights_of", None)  # what is cached is not computed
+    monkeypatch.setattr(verbs, "_weights_of", None)  # what is cached is not computed
     code, rows = data(capsys, "list", "--where", condition)
     assert [row["name"] for row in rows] == names
     assert code == (0 if names else 1)
@@ -170,9 +170,9 @@ def test_explain(capsys):
     _, steps = data(capsys, "explain", "StdlibTiny", "stack/block/ffn/ffn_in_mf")
     assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
     line = int(steps[1]["where"].rpartition(":")[2])
-    assert "ffn_in_mf=" in (ROOT / "registry/experiments/decoder.py").read_text().splitlines()[line - 1]
+    assert "ffn_in_mf=" in (ROOT / "registry/templates/decoder.py").read_text().splitlines()[line - 1]
     _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.min_dim_size_to_factor")
-    assert steps[0]["where"] == "default of tasks.optimizers.Optimizer"
+    assert steps[0]["where"] == "default of tasks.optimizers.optimizer.Optimizer"
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
     assert steps[0] == {"what": "NUM_LAYERS", "value": 2, "where": "Smoke()", "text": "2"}
 
@@ -181,7 +181,7 @@ def test_tree_check_and_show(capsys, monkeypatch):
     _, tree = data(capsys, "tree")
     assert "tiny.StdlibSmall" in tree["children"]["tiny.StdlibTiny"]
     few = ["gpt.GptBase", "mu.MuTiny", "tiny.StdlibTiny", "vq.VQTiny"]  # test_entries checks them all
-    monkeypatch.setattr(command_line, "_known_keys", lambda _: few)
+    monkeypatch.setattr(verbs, "_known_keys", lambda _: few)
     _, rows = data(capsys, "check")
     assert rows == [{"name": name, "ok": True, "reason": ""} for name in few]
     code, rows = data(capsys, "check", "StdlibTiny", "--set=DEVICE_MESH_SHAPE=1,3")

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from registry import golden, index
+from registry import index
 from registry.checks import check
 from registry.resolve import find, resolve
 from registry.snapshot import snapshot, weight_summary
+from registry.tool import golden
 from runners.session import Session, Updates
 
 ENTRIES = sorted(index.entries())

@@ -1,18 +1,18 @@
 import pytest
 
 from layers.errors import SpecError, UsageError
-from layers.specs import P, Specs
-from registry import index, reads
+from layers.weights.specs import P, Specs
+from registry import index, unread_knobs
 from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, owner, register
 from registry.experiments.tiny import StdlibTiny
 from registry.explain import explain
 from registry.overrides import override
-from registry.reads import require_effect
 from registry.resolve import resolve
+from registry.unread_knobs import require_effect
 from runners import main
-from runners.grids import of_width
+from runners.widths.widths import of_width
 from tests.conftest import ROOT
 from tests.models import Small
 
@@ -366,4 +366,4 @@ def test_our_own_knobs_are_read():
     knobs = {knob for cls in ours.values() for knob in knob_types(cls)}
     folders = ("registry", "registry/experiments", "runners")
     files = [file for folder in folders for file in (ROOT / folder).glob("*.py")]
-    assert knobs == set().union(*(reads._read_in(file, knobs) for file in files))
+    assert knobs == set().union(*(unread_knobs._read_in(file, knobs) for file in files))

@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from registry.build import build
-from registry.experiments.gpt_lm import GptLm, ParallelGptLm
+from registry.templates.gpt_lm import GptLm, ParallelGptLm
 from tasks.batch import Batch, empty_batch
 from tasks.train_step import init_state, train_step
 

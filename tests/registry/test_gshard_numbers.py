@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.weight import _to_bfloat16
+from layers.weights.weight import _to_bfloat16
 from registry.index import entries
 from registry.resolve import find, resolve
 from registry.snapshot import weight_summary

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from layers.reports import WATCHED
+from layers.auxiliary import WATCHED
 from registry.build import build
-from registry.experiments.mu_lm import MuLm
 from registry.resolve import find, resolve
 from registry.snapshot import snapshot
+from registry.templates.mu_lm import MuLm
 from runners.session import Session
 from tasks.batch import Batch, empty_batch
 from tasks.train_step import init_state, train_step

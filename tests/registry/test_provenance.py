@@ -12,10 +12,10 @@ import pytest
 from layers.errors import UsageError
 from registry import index, provenance
 from registry.build import to_json
-from registry.command_line import main
 from registry.overrides import METHODS
 from registry.resolve import resolve
 from registry.snapshot import flat_config, rebuilt, snapshot, stored_configs
+from registry.tool.verbs import main
 from tests.conftest import ROOT
 
 FAMILIES = {name.partition(".")[0]: name for name in sorted(index.entries(), reverse=True)}  # the first entry of each

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from layers.errors import UsageError
-from registry import command_line, index
+from registry import index
 from registry.experiment import REGISTRY, register
 from registry.experiments.tiny import StdlibTiny
 from registry.resolve import find, load, resolve
+from registry.tool import verbs
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,10 @@ def test_an_import_error_names_the_users_lines(user_module):
     [
         ("x = (\n", r"failed: SyntaxError: '\(' was never closed \(\S+user_broken.py:1\)\.$"),
         ("import sys\nsys.exit(3)\n", r"failed: SystemExit: 3 \(\S+user_broken.py:2\)\.$"),
-        ("from layers.specs import P, Specs\nSpecs(a_m=P())\n", r"^\S+user_broken.py:2: Spec 'a_m' = P\(\) has 0"),
+        (
+            "from layers.weights.specs import P, Specs\nSpecs(a_m=P())\n",
+            r"^\S+user_broken.py:2: Spec 'a_m' = P\(\) has 0",
+        ),
     ],
 )
 def test_what_stops_an_import_is_one_sentence(user_module, source, says):
@@ -146,7 +150,7 @@ def test_a_bad_class_leaves_the_others_of_its_module(user_module):
 
 def test_list_shows_the_others_of_a_bad_class(user_module, capsys):
     user_module("user_mixed", SOURCE + BAD_CLASSES)
-    assert command_line.main(["list", "user_mixed.*", "--import=user_mixed", "--where", "params>0", "--json"]) == 2
+    assert verbs.main(["list", "user_mixed.*", "--import=user_mixed", "--where", "params>0", "--json"]) == 2
     out, err = capsys.readouterr()
     assert [row["name"] for row in json.loads(out)] == ["user_mixed.Last", "user_mixed.Wide"]
     assert [re.findall("Typo sets|Silent needs a docstring", line) for line in err.splitlines()] == [
@@ -161,7 +165,7 @@ def test_check_reports_every_failure_and_goes_on(user_module, capsys):
     user_module("user_mixed", SOURCE + BAD_CLASSES + fails)
     user_module("user_broken", SOURCE + "\nnonsense\n")
     names = [f"user_mixed.{name}" for name in ("Typo", "Fails", "Last")]
-    code = command_line.main(["check", *names, "--import=user_broken", "--import=user_mixed", "--json"])
+    code = verbs.main(["check", *names, "--import=user_broken", "--import=user_mixed", "--json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert code == 2
     assert [name for name in rows if rows[name]["ok"]] == ["user_mixed.Last"]

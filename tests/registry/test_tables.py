@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from registry import render
-from registry.command_line import main
 from registry.diff import diff
-from registry.golden import FOLDER
 from registry.index import entries
-from registry.tables import MARK, Table, shortened
+from registry.tool import render
+from registry.tool.golden import FOLDER
+from registry.tool.tables import MARK, Table, shortened
+from registry.tool.verbs import main
 
 LONG = ("gshard.MoeLm2048x619B", "vq.VQImageNet64Tbptt")
 WIDTHS = (80, 120)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from registry import totals
-from registry.command_line import main
-from registry.golden import FOLDER
-from registry.totals import TotalsCache
+from registry.tool import totals
+from registry.tool.golden import FOLDER
+from registry.tool.totals import TotalsCache
+from registry.tool.verbs import main
 
 TOTALS = {
     "parameters": 3,

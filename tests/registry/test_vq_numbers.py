@@ -13,8 +13,8 @@ from registry.resolve import find, resolve
 from registry.snapshot import snapshot
 from runners.session import Session
 from tasks.batch import Batch, empty_batch
-from tasks.decoding import Sampler
-from tasks.schedules import Schedule
+from tasks.decoding.generation import Sampler
+from tasks.optimizers.schedules import Schedule
 from tasks.train_step import init_state, train_step
 from tests.models import same
 from tests.vq import NUMBERS, model_task, model_variables

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from registry.resolve import resolve
-from runners.checkpoints import Checkpoints
-from runners.input_state import gathered, own
 from runners.session import Session
+from runners.training.checkpoints import Checkpoints
+from runners.training.input_state import gathered, own
 
 SAVED = 2
 

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 
 from registry.resolve import resolve
-from runners.checkpoints import Checkpoints
 from runners.convert import main
 from runners.session import Session
-from runners.workdir import recorded
+from runners.training.checkpoints import Checkpoints
+from runners.training.workdir import recorded
 
 WIDTH, VOCAB, CONTEXT, LAYERS = 48, 40, 16, 2
 SIZES = [f"MODEL_DIM={WIDTH}", f"VOCAB_SIZE={VOCAB}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}", "NUM_HEADS=6"]

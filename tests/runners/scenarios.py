@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from runners.flags import prepare_devices
-from runners.joining import joined
 from runners.main import main, parse
+from runners.processes.distributed import joined
 
 MARK, CODE = "=== scenario ", "=== exit code "
 

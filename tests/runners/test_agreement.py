@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from registry.resolve import resolve
-from runners import agreement
-from runners.agreement import require_same_run
 from runners.main import parse
-from runners.peers import Peers, disagreement, use
+from runners.processes import consistency
+from runners.processes.consistency import require_same_run
+from runners.processes.coordination import Peers, disagreement, use
 
 
 class Asked(Peers):
@@ -57,7 +57,7 @@ def test_other_flags_are_named(said_by_two, flags, said):
 def test_other_code_and_other_devices_are_named(said_by_two, monkeypatch):
     digests = iter("ab")
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "digest", lambda modules: next(digests))
+        patch.setattr(consistency, "digest", lambda modules: next(digests))
         assert "process 1 (h1) has code b, process 0 has a" in said_by_two([], [])
     local, counts = jax.local_devices(), iter((2, 4))
     monkeypatch.setattr(jax, "local_devices", lambda: local[: next(counts)])

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 from layers.errors import UsageError
 from registry.resolve import resolve
 from registry.snapshot import snapshot
+from runners.conversion.foreign_files import ABSMAX_BLOCK, read_weights
 from runners.convert import main
-from runners.foreign_files import ABSMAX_BLOCK, read_weights
 from runners.main import main as run_main
 from runners.session import Session
 from tests.runners.foreign import (

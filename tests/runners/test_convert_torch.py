@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from runners.conversion.foreign_files import read_weights
 from runners.convert import main
-from runners.foreign_files import read_weights
 from tests.runners.foreign import CONTEXT, LAYERS, VOCAB, WIDTH, bring_in, logits_of, send_out, tokens_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 WORDS = ("one", "of", "the", "many", "small", "things", "that", "a", "model", "may", "learn", "from", "its", "data")
 TASKS = """
-from tasks.seqio_tasks import lines_task
+from tasks.inputs.seqio.registration import lines_task
 
 lines_task("own", {{"train": {train!r}, "validation": {train!r}}})
 """

@@ -8,9 +8,9 @@ from flax import serialization
 
 from layers.errors import UsageError
 from registry.resolve import resolve
-from runners.decoding_state import read_memory, write_memory
+from runners.sampling.decoding_state import read_memory, write_memory
 from runners.session import Session
-from tasks.decoding import Sampler, generate, pad_prompts
+from tasks.decoding.generation import Sampler, generate, pad_prompts
 
 GREEDY = Sampler(temperature=0.0)
 NAMES = {"VQStdlib": [], "VQThroughputMqa": ["REDUCTION=scan"], "StdlibTiny": [], "FullStdlib": []}

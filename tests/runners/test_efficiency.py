@@ -8,8 +8,8 @@ import pytest
 
 from registry.resolve import resolve
 from runners.session import Session, Updates
-from runners.train import TrainOptions, train
-from runners.workdir import open_workdir
+from runners.training.train import TrainOptions, train
+from runners.training.workdir import open_workdir
 
 ONE_OF_EACH_FAMILY = [
     "tiny.StdlibTiny",

@@ -10,12 +10,12 @@ from jax import P
 from jax.experimental import pallas as pl
 from jax.extend import core
 
-from layers.attention import Attention
+from layers.attention.softmax import Attention
+from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
-from layers.initializers import FanIn
-from layers.reports import OVERHEAD
-from layers.specs import Specs
-from registry.experiments.decoder import DecoderLm
+from layers.weights.initializers import FanIn
+from layers.weights.specs import Specs
+from registry.templates.decoder import DecoderLm
 from runners import flops
 from runners.flops import matmul_flops
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from registry.index import entries
-from runners.metrics_log import METRICS
+from runners.training.metrics_log import METRICS
 from tests.runners.golden_runs import EXPERIMENTS, STEPS, STOPPED_AT, unpack
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from layers.specs import P
-from runners.hlo import Collective, _first_group, collectives, loops_counted_once
+from layers.weights.specs import P
+from runners.planner.hlo import Collective, _first_group, collectives, loops_counted_once
 
 MESH = {"data": 2, "model": 4}
 

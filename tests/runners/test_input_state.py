@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from runners.input_state import gathered, own
+from runners.training.input_state import gathered, own
 from tests.conftest import ROOT
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from registry.build import build
 from registry.resolve import resolve
-from runners.inspect_data import look, rows_of, segment_lengths
+from runners.data.inspect_data import look, rows_of, segment_lengths
 from runners.main import main
-from tasks.subwords import SentencePieceVocabulary
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.subwords import SentencePieceVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.tasks.vocabularies import sentence_piece
 
 READS = ("DATA=jsonl", "DATA_PATH=a.jsonl")

@@ -15,11 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from layers.errors import UsageError
-from runners import vigil
-from runners.checksums import checksums
-from runners.joining import Place, find_place
-from runners.peers import Peers, disagreement
+from runners.processes import heartbeat
+from runners.processes.coordination import Peers, disagreement
+from runners.processes.distributed import Place, find_place
 from runners.session import host_shards, make_mesh
+from runners.training.checksums import checksums
 from tasks.inputs.indexed import Shard
 from tests.clocks import FakeClock
 
@@ -165,13 +165,13 @@ def ends(monkeypatch):
     def end(said, code=1):
         raise Ended(said, code)
 
-    monkeypatch.setattr(vigil, "end", end)
+    monkeypatch.setattr(heartbeat, "end", end)
 
 
 def watch(index=0, count=3, patience=PATIENCE, store=None):
     """The watch of one process, whose time is a fake clock's."""
     clock = FakeClock()
-    return vigil.Vigil(Peers(store or Store(), index, count), patience, clock), clock
+    return heartbeat.Vigil(Peers(store or Store(), index, count), patience, clock), clock
 
 
 def beat(one, index, number, lost=""):
@@ -229,7 +229,7 @@ def test_a_lost_connection_makes_the_watch_impatient(ends):
     one, clock = watch(patience=1000, count=2)
     beats(one, clock, 1, 100, lost="Gloo all-reduce failed")
     assert watched(one)[0].startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
-    assert 3 * vigil.IMPATIENCE < clock.now() <= 3 * vigil.IMPATIENCE + 5
+    assert 3 * heartbeat.IMPATIENCE < clock.now() <= 3 * heartbeat.IMPATIENCE + 5
 
 
 def test_all_stop_with_what_one_said(ends):
@@ -290,7 +290,7 @@ def test_a_checksum_does_not_depend_on_how_an_array_is_split():
 
 def test_the_limit_of_a_step_is_what_it_says(tmp_path):
     clock = FakeClock()
-    dog = vigil.Watchdog(clock)
+    dog = heartbeat.Watchdog(clock)
     with dog.watching(1000, tmp_path):
         dog.expect("Update", 7)
         assert dog._until == clock.now() + 1000
@@ -302,7 +302,7 @@ def test_the_limit_of_a_step_is_what_it_says(tmp_path):
 
 def test_an_update_that_does_not_end_ends_the_run(tmp_path, ends):
     clock, closed = FakeClock(), threading.Event()
-    dog = vigil.Watchdog(clock)
+    dog = heartbeat.Watchdog(clock)
     dog._limit, dog._folder = 20.0, tmp_path  # as in `watching`, whose thread this one stands for
     for step in range(1, 9):
         clock.at(15 * step, functools.partial(dog.expect, "Update", step))
@@ -327,7 +327,7 @@ def until(true, seconds=60):
 
 def test_leave_is_taken_for_good():
     store = Store()
-    one = vigil.Vigil(Peers(store, 1, 2), patience=60)
+    one = heartbeat.Vigil(Peers(store, 1, 2), patience=60)
     one._interval = 0.001
     for thread in one._threads:
         thread.start()

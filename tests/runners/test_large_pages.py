@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runners.large_pages import KERNEL, _module, tunables
+from runners.huge_pages import KERNEL, _module, tunables
 
 GLIBC, ASKED = "glibc 2.36", "always [madvise] never\n"
 
@@ -29,9 +29,9 @@ def test_what_the_allocator_is_told(given, kernel, library, wanted):
 TOLD = """
 import os, sys
 print("begun", os.getpid())
-from runners import large_pages
+from runners import huge_pages
 {change}
-large_pages.use_large_pages("{module}")
+huge_pages.use_large_pages("{module}")
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], flush=True)
 """
 
@@ -64,9 +64,9 @@ def test_a_process_starts_anew_once_with_its_arguments(tmp_path):
     [
         "import sys; sys.settrace(lambda *_: None)",
         "import sys; sys.setprofile(lambda *_: None)",
-        "large_pages.os.confstr = lambda _: 'glibc 2.36-custom'",
-        "from pathlib import Path; large_pages.KERNEL = Path('no/such/file')",
-        "large_pages.sys.executable = '/no/such/python'",
+        "huge_pages.os.confstr = lambda _: 'glibc 2.36-custom'",
+        "from pathlib import Path; huge_pages.KERNEL = Path('no/such/file')",
+        "huge_pages.sys.executable = '/no/such/python'",
     ],
 )
 def test_where_it_cannot_be_nothing_changes(change, tmp_path):
@@ -105,4 +105,4 @@ def test_the_runner_has_large_pages():
     assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **told).stdout
     mapped = [sys.executable, "-X", "importtime", "-m", "runners.main", "--help"]
     ended = subprocess.run(mapped, **told)
-    assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.large_pages")]) == 2
+    assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.huge_pages")]) == 2

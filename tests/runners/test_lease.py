@@ -10,7 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from layers.errors import UsageError
-from runners import lease
+from runners.training import lease
 from tests.clocks import FakeClock
 
 FOLDER = PurePosixPath("/bucket/run")

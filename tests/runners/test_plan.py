@@ -11,14 +11,14 @@ import pytest
 from layers.errors import UsageError
 from registry.index import entries
 from registry.resolve import resolve
-from runners import layouts
-from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
-from runners.layouts import _shapes, rank_layouts
-from runners.plan import PlanOptions, numbers, parts, plan, show, verdict
-from runners.predict import _out_of_memory, predict
+from runners.planner import mesh_search
+from runners.planner.chips import CHIPS, chip_of
+from runners.planner.cost import _out_of_memory, predict
+from runners.planner.mesh_search import _shapes, rank_layouts
+from runners.planner.plan import PlanOptions, numbers, parts, plan, show, verdict
+from runners.planner.topologies import parse_topology
 from runners.session import Session
-from runners.topology import parse_topology
 
 GIB = 2**30
 PLANNED = ["gshard.DenseLm8B2x2", "gshard.DenseLm175B32x32", "gshard.MoeLm8x2B", "wiki_bert.MLPerfTrainBertDense2B"]
@@ -303,9 +303,9 @@ def test_layouts_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeyp
         (4, 1): {"shape": [4, 1], "remat": "none", "fits": False, "reason": reason},
     }
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(layouts, "planning_devices", lambda experiment, options: [None] * 4)
-    monkeypatch.setattr(layouts, "REMAT_POLICIES", ("dots_without_batch",))
-    monkeypatch.setattr(layouts, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
+    monkeypatch.setattr(mesh_search, "planning_devices", lambda experiment, options: [None] * 4)
+    monkeypatch.setattr(mesh_search, "REMAT_POLICIES", ("dots_without_batch",))
+    monkeypatch.setattr(mesh_search, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
     assert rank_layouts(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions(chip="v3")) == 0
     out = capsys.readouterr().out
     table = out.rpartition("mesh")[2]

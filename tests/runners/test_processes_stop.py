@@ -57,8 +57,8 @@ import time
 from pathlib import Path
 from registry.experiment import register
 from registry.experiments.tiny import StdlibTiny
-from runners import checkpoints
-from runners.peers import peers
+from runners.training import checkpoints
+from runners.processes.coordination import peers
 
 @register
 class SlowSave(StdlibTiny):
@@ -144,7 +144,7 @@ STUCK = """
 import time
 from registry.experiment import register
 from registry.experiments.tiny import StdlibTiny
-from runners import train
+from runners.training import train
 
 @register
 class Stuck(StdlibTiny):

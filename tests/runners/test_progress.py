@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from runners.progress import TrainingProgress, summary
+from runners.training.progress import TrainingProgress, summary
 
 SCALARS = {"accuracy": 0.301, "bits_per_byte": 3.061, "grad_norm": 0.77, "learning_rate": 3e-3, "loss": 2.1221}
 SCALARS |= {"mfu": 0.412, "steps_per_second": 0.5, "tokens_per_second": 1234567.0, "perplexity": 8.3}

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks import launches
 from layers.errors import UsageError
-from runners import lease, main
-from runners.checkpoints import Checkpoints
-from tasks.storage import append, move_folder, place, write_whole
+from runners import main
+from runners.training import lease
+from runners.training.checkpoints import Checkpoints
+from tasks.storage.files import append, move_folder, place, write_whole
 from tests import stores
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,8 @@ FLAGS += [f"--set={each}" for each in ("NUM_STEPS=6", "SAVE_EVERY=2", "LOG_EVERY
 # Trains, and is killed as soon as the checkpoint of step 4 is whole.
 KILLED = """
 import os, signal, sys
-from runners import checkpoints, main
+from runners import main
+from runners.training import checkpoints
 save = checkpoints.Checkpoints.save
 def save_and_die(self, step, *rest):
     save(self, step, *rest)
@@ -36,8 +38,8 @@ main.main(sys.argv[1:])
 # Holds a folder, and renews often.
 HOLDER = """
 import sys, time
-from runners import lease
-from tasks.storage import place
+from runners.training import lease
+from tasks.storage.files import place
 lease.RENEW_SECONDS = 0.2
 with lease.held(place(sys.argv[1])):
     print("held", flush=True)
@@ -103,7 +105,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_again(killed, calm, capsys
 
 
 def test_the_registry_reads_run_folders(killed, calm, capsys):
-    from registry.command_line import main as registry
+    from registry.tool.verbs import main as registry
 
     assert registry(["diff", killed, str(calm)]) == 0
     capsys.readouterr()

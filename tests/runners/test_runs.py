@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import launches
-from runners.metrics_log import MetricsLog
+from runners.training.metrics_log import MetricsLog
 from tests import commands
 from tests.conftest import ROOT, xla_flags
 

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 MODULE = """
-from tasks.seqio_tasks import lines_task
+from tasks.inputs.seqio.registration import lines_task
 
 lines_task("run", {"train": "train.txt", "validation": "held.txt"})
 """

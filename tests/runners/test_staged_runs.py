@@ -11,11 +11,11 @@ from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
 from runners import session as session_module
-from runners.chips import CHIPS
 from runners.main import main
-from runners.profile import TraceWindow
+from runners.planner.chips import CHIPS
 from runners.session import Session
-from runners.sweep import _Runs
+from runners.training.profile import TraceWindow
+from runners.widths.sweep import _Runs
 from tests.models import Small
 
 SETTINGS = ("LENGTH_STAGES=8,16", "STAGED_STEPS=12", "NUM_STEPS=18", "LOG_EVERY=5", "EVAL_EVERY=9", "SAVE_EVERY=100")

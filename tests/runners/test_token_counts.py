@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from registry.resolve import resolve
-from runners import train as training
 from runners.session import Session
-from runners.workdir import open_workdir
+from runners.training import train
+from runners.training.workdir import open_workdir
 from tasks.language_model_task import LanguageModelTask
 from tasks.metrics import TokenCount
 
@@ -36,7 +36,7 @@ def giant_batches(monkeypatch):
         return objective, output.replace(metrics=output.metrics.replace(tokens=tokens))
 
     monkeypatch.setattr(LanguageModelTask, "loss", many)
-    monkeypatch.setattr(training, "READ_TOKENS", training.READ_TOKENS // EACH)
+    monkeypatch.setattr(train, "READ_TOKENS", train.READ_TOKENS // EACH)
 
 
 def test_windows_of_more_tokens_than_the_device_counts(giant_batches, tmp_path):
@@ -47,7 +47,7 @@ def test_windows_of_more_tokens_than_the_device_counts(giant_batches, tmp_path):
 
     def run():
         workdir = open_workdir(str(tmp_path), session.experiment, session.mesh_shape)
-        assert training.train(session, workdir, training.TrainOptions(tensorboard=False)) == 0
+        assert train.train(session, workdir, train.TrainOptions(tensorboard=False)) == 0
         lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
         return {line["step"]: line["tokens_seen"] for line in lines if line["split"] == "train"}
 

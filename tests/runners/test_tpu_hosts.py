@@ -22,10 +22,10 @@ SLICES = [
 ROWS = """
 import json, sys
 from jax.sharding import NamedSharding
-from layers.specs import P
+from layers.weights.specs import P
 from registry.resolve import resolve
 from runners.session import host_shards, make_mesh
-from runners.topology import topology_devices
+from runners.planner.topologies import topology_devices
 
 found = []
 for name, entry, sizes in json.loads(sys.argv[1]):

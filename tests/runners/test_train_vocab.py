@@ -9,12 +9,12 @@ import pytest
 
 from layers.errors import UsageError, VortaroError
 from registry.resolve import resolve
-from runners import train_vocab
+from runners.data import train_vocab
 from runners.main import main
-from runners.sample import prompt_ids
+from runners.sampling.sample import prompt_ids
 from tasks.inputs.rows import TokensInput
-from tasks.subwords import SentencePieceVocabulary
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.subwords import SentencePieceVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.tasks.vocabularies import TEXT, sentence_piece
 
 

@@ -13,12 +13,12 @@ import pytest
 from layers.errors import UsageError
 from registry.build import build
 from registry.resolve import resolve
-from runners import warm_start
-from runners.checkpoints import Checkpoints
-from runners.evaluate import evaluate
 from runners.main import main
 from runners.session import Session
-from runners.warm_start import begin, check_warm_start
+from runners.training import warm_start
+from runners.training.checkpoints import Checkpoints
+from runners.training.evaluate import evaluate
+from runners.training.warm_start import begin, check_warm_start
 from tests.models import same
 
 SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from layers.initializers import Normal
+from layers.weights.initializers import Normal
 from registry.resolve import find, resolve
-from runners.coord_check import CoordOptions, coord_check
-from runners.coord_gates import Gate, judge, slope
-from runners.grids import of_width, parse_rates, parse_widths, rate_text
 from runners.main import main
-from runners.results import experiment_hash
-from runners.sweep import RESULTS, _Runs, _show, refine
+from runners.reports.results import experiment_hash
+from runners.widths.coord_check import CoordOptions, coord_check
+from runners.widths.coord_gates import Gate, judge, slope
+from runners.widths.sweep import RESULTS, _Runs, _show, refine
+from runners.widths.widths import of_width, parse_rates, parse_widths, rate_text
 from tasks.parametrization import Parametrization
 
 WIDTHS = (64, 128, 256)

@@ -7,9 +7,9 @@ import pytest
 from layers.errors import UsageError
 from registry.resolve import resolve
 from registry.snapshot import stored_configs
-from runners.history import Start, parent_run, record_start
 from runners.session import Session
-from runners.workdir import open_workdir
+from runners.training.history import Start, parent_run, record_start
+from runners.training.workdir import open_workdir
 
 MESH = {"data": 1, "model": 1}
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from layers.specs import P, Specs
+from layers.weights.specs import P, Specs
 from registry.build import build
 from registry.checks import check
-from registry.experiments.gpt_lm import GptLm
 from registry.experiments.gshard import MoeLm8x2B
 from registry.experiments.zero import ZeroLm
 from registry.resolve import resolve
 from registry.snapshot import weight_summary
-from runners.hlo import exchanges
+from registry.templates.gpt_lm import GptLm
+from runners.planner.hlo import exchanges
 from runners.session import Session
 from tasks.zero import placed_table
 

@@ -5,7 +5,7 @@ import sys
 
 import jax
 
-from runners.input_state import gathered, own
+from runners.training.input_state import gathered, own
 
 if __name__ == "__main__":
     port, count, index = sys.argv[1:]

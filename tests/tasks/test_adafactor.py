@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from layers.specs import P
-from tasks.adafactor import factored_dims, scale_by_adafactor
+from layers.weights.specs import P
+from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.weight_table import WeightRow
 from tests.lingvo import NUMBERS
 

@@ -7,8 +7,8 @@ from layers import stack
 from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.session import Session
-from tasks import decoding
-from tasks.decoding import Sampler, generate, generate_in_place, pad_prompts
+from tasks.decoding import generation
+from tasks.decoding.generation import Sampler, generate, generate_in_place, pad_prompts
 from tests.models import task_of, train_losses, variables_of
 
 TASK = task_of()
@@ -192,7 +192,7 @@ def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
             variables = session.init().variables
             prompt = jax.random.randint(jax.random.key(1), (2, 7), 0, 32)
             given = (session.task, variables, prompt, jnp.ones_like(prompt), jax.random.key(2))
-            chosen = {"new_tokens": decoding.APART_TOKENS, "sampler": Sampler(repetition_penalty=1.2), "capacity": 80}
+            chosen = {"new_tokens": generation.APART_TOKENS, "sampler": Sampler(repetition_penalty=1.2), "capacity": 80}
             first, memory = generate(*given, **chosen)
             second, memory = generate(*given, **chosen, memory=memory)
         results.append((first, second, memory))

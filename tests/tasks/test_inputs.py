@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
-from tasks.inputs import corpus
-from tasks.inputs.corpus import SPLITS, ByteText, StandardLibrary
+from tasks.inputs import byte_text
+from tasks.inputs.byte_text import SPLITS, ByteText, StandardLibrary
 from tasks.inputs.indexed import Shard
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
@@ -18,7 +18,7 @@ from tests.models import same
 def text(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(1, 201)))  # every byte value tells its place
-    monkeypatch.setattr(corpus, "plain_text", lambda name, _: name)  # such bytes are not UTF-8
+    monkeypatch.setattr(byte_text, "plain_text", lambda name, _: name)  # such bytes are not UTF-8
     return str(path)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from layers.specs import P
-from tasks.optimizers import Clipping, Optimizer, RoleFactors
-from tasks.schedules import Schedule
+from layers.weights.specs import P
+from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
+from tasks.optimizers.schedules import Schedule
 from tests.models import task_of, variables_of
 
 TASK = task_of()

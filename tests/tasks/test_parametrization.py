@@ -10,14 +10,14 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
-from registry.experiments.decoder import DecoderLm
-from registry.experiments.gshard_lm import GShardLm, MoeLm
-from registry.experiments.mu_lm import MuLm, MuMultiQueryLm
-from registry.experiments.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 from registry.experiments.wiki_bert import BertEncoder
-from tasks.optimizers import Clipping, Optimizer, RoleFactors
+from registry.templates.decoder import DecoderLm
+from registry.templates.gshard_lm import GShardLm, MoeLm
+from registry.templates.mu_lm import MuLm, MuMultiQueryLm
+from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
+from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
+from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
-from tasks.schedules import Schedule
 from tests.models import Small, task_of
 
 EVERYTHING = {"USE_BIAS": True, "NORM_SCALE": "vector", "EMBEDDING_NORM": True, "NUM_LAYERS": 2, "DATA": "synthetic"}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tasks.quiet import quiet_native_code
+from tasks.quiet_imports import quiet_native_code
 from tests.conftest import ROOT
 
 NOISE = (
@@ -23,7 +23,7 @@ NEWS = (
 
 ABORTS = """
 import os
-from tasks.quiet import quiet_native_code
+from tasks.quiet_imports import quiet_native_code
 with quiet_native_code():
     os.write(2, b"Check failed: the last words\\n")
     os.abort()

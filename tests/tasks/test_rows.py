@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from tasks.inputs.datasets.enwik8 import Enwik8
+from tasks.inputs.datasets.imagenet64 import ImageNet64
 from tasks.inputs.indexed import Shard
-from tasks.inputs.pieces import PiecesInput
 from tasks.inputs.rows import TokensInput
-from tasks.inputs.sources.enwik8 import Enwik8
-from tasks.inputs.sources.imagenet64 import ImageNet64
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.synthetic import SyntheticPackedInput
+from tasks.inputs.tbptt_chunks import PiecesInput
 from tasks.inputs.token_cache import CachedDocuments
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.models import same
 
 EOS = 1

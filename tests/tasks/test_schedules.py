@@ -2,7 +2,7 @@ import numpy as np
 import optax
 import pytest
 
-from tasks.schedules import Schedule
+from tasks.optimizers.schedules import Schedule
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from layers.errors import UsageError
 from registry.build import build
 from tasks.inputs.indexed import Shard
+from tasks.inputs.length_curriculum import StagedInput
 from tasks.inputs.masked import MaskedInput
-from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tests.models import Small, same
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from runners.sample import _Texts
-from tasks.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
-from tasks.vocabulary import ByteVocabulary, IdVocabulary
+from runners.sampling.sample import _Texts
+from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece, unigrams, word_pieces
 
 

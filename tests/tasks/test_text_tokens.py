@@ -12,18 +12,18 @@ from layers.errors import UsageError
 from registry.build import build
 from registry.resolve import resolve
 from registry.snapshot import flat_config, snapshot
-from runners.evaluate import evaluate
 from runners.session import Session
-from tasks.inputs.corpus import StandardLibrary, stretches
+from runners.training.evaluate import evaluate
+from tasks.inputs.byte_text import StandardLibrary, stretches
+from tasks.inputs.length_curriculum import StagedInput
 from tasks.inputs.masked import MaskedInput
-from tasks.inputs.pieces import PiecesInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.running_text import RunningText
-from tasks.inputs.staged import StagedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
+from tasks.inputs.tbptt_chunks import PiecesInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.metrics import language_scalars
-from tasks.subwords import Gpt2Vocabulary, SentencePieceVocabulary
+from tasks.vocabularies.subwords import Gpt2Vocabulary, SentencePieceVocabulary
 from tests.models import Small
 from tests.tasks.inputs.sources_of import cached
 from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece

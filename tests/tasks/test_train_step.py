@@ -100,13 +100,13 @@ def test_updates_of_state_are_applied_once_whatever_the_pieces(pieces):
     import fiddle as fdl
     import flax.linen as nn
 
-    from layers.initializers import Constant
+    from layers.auxiliary import add_update
     from layers.norm import RMSNorm
-    from layers.reports import add_update
-    from layers.specs import P, Specs
-    from layers.weight import weight
+    from layers.weights.initializers import Constant
+    from layers.weights.specs import P, Specs
+    from layers.weights.weight import weight
     from registry.build import build
-    from registry.experiments.decoder import DecoderLm
+    from registry.templates.decoder import DecoderLm
     from tests.models import Small
 
     class RunningNorm(RMSNorm):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from layers.errors import SpecError
-from layers.specs import P
+from layers.weights.specs import P
 from registry.build import build
 from tasks.weight_table import WeightTable, check_spec, shards
 from tests.models import Small, task_of, variables_of
@@ -89,7 +89,7 @@ def test_a_weight_without_the_helper_is_refused():
 
     config = Small().Task()
     config.model.final_norm = fdl.Config(Plain)
-    with pytest.raises(SpecError, match=r"'params/final_norm/dense/.*' was made without layers.weight"):
+    with pytest.raises(SpecError, match=r"'params/final_norm/dense/.*' was made without layers.weights.weight"):
         build(config, "task").weight_table()
 
 

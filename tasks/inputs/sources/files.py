@@ -23,7 +23,7 @@ import fsspec
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.unpacking import PACKED, unpacked
-from tasks.storage import is_remote, require_package, sweep_abandoned
+from tasks.storage.files import is_remote, require_package, sweep_abandoned
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
 END_BYTES = 1 << 16  # at each end of a file, which its version looks at
@@ -212,7 +212,7 @@ def filled(target: Path, prefix: str) -> Iterator[Path]:
 
     Args:
       target: where the file shall be; parts that killed processes left in its folder a day ago are removed.
-      prefix: how the temporary folder's name begins, one of `tasks.storage.TEMPORARY`.
+      prefix: how the temporary folder's name begins, one of `tasks.storage.files.TEMPORARY`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep_abandoned(target.parent)

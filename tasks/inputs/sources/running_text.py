@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.inputs.corpus import ByteText, StandardLibrary, check_split, stretches
+from tasks.inputs.byte_text import ByteText, StandardLibrary, check_split, stretches
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.files import version
 

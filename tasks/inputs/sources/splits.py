@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.corpus import SPLITS, check_split
+from tasks.inputs.byte_text import SPLITS, check_split
 
 # What data sets call the three; the first that is there is taken.
 SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}

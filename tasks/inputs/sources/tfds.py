@@ -9,7 +9,7 @@ from layers.errors import UsageError
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import are_splits, check_request, official, pick
 from tasks.inputs.sources.values import as_document, no_column
-from tasks.quiet import tensorflow, tensorflow_datasets
+from tasks.quiet_imports import tensorflow, tensorflow_datasets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.unpacking import PACKED
 from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
-from tasks.quiet import tensorflow
+from tasks.quiet_imports import tensorflow
 
 FRAME = 16  # bytes around each record: its length and two checksums
 BLOCK = 1 << 24  # bytes that are unpacked at once

@@ -10,7 +10,7 @@ def seqio_tasks(tmp_path_factory):
     """Names of registered tasks (tests.tasks.inputs.seqio_data)."""
     if importlib.util.find_spec("seqio") is None:
         pytest.skip("needs seqio: pip install -e '.[seqio]'")
-    from tasks.seqio_library import libraries
+    from tasks.inputs.seqio.library import libraries
 
     libraries()
     from tests.tasks.inputs.seqio_data import register

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tasks.seqio_tasks import function_task, lines_task, tfds_task, tfexample_task
+from tasks.inputs.seqio.registration import function_task, lines_task, tfds_task, tfexample_task
 
 
 @dataclasses.dataclass(frozen=True)

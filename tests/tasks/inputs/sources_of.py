@@ -4,7 +4,7 @@ import dataclasses
 
 from tasks.inputs.sources.documents import DocumentSource, Part
 from tasks.inputs.token_cache import CachedDocuments
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 
 READ = []  # names of parts that were read
 

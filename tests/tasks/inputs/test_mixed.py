@@ -7,10 +7,10 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.inputs.indexed import Shard
-from tasks.inputs.mixed import ChainedInput, MixedInput
+from tasks.inputs.mixture import ChainedInput, MixedInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.models import same
 from tests.tasks.inputs.sources_of import cached
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from layers.errors import UsageError
 from tasks.inputs import shuffling
-from tasks.inputs.corpus import ByteText
+from tasks.inputs.byte_text import ByteText
 from tasks.inputs.indexed import Shard
 from tasks.inputs.packing import best_fit
 from tasks.inputs.rows import TokensInput

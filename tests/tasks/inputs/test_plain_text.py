@@ -10,10 +10,10 @@ import time
 import pytest
 
 from layers.errors import UsageError
-from tasks.inputs import corpus
-from tasks.inputs.corpus import TextFile
+from tasks.inputs import byte_text
+from tasks.inputs.byte_text import TextFile
 from tasks.inputs.sources.plain_text import plain_text
-from tasks.storage import write_whole
+from tasks.storage.files import write_whole
 
 TEXT = "Ĉu ne? ".encode() * 2000
 
@@ -65,7 +65,7 @@ def test_a_bad_byte_after_a_chunk_and_a_cut_character(tmp_path, monkeypatch, cac
 def test_cache_files_follow_the_umask_and_interrupted_writes_leave_nothing(tmp_path, monkeypatch):
     before = os.umask(0o022)
     try:
-        files = corpus._standard_library_files.__wrapped__()
+        files = byte_text._standard_library_files.__wrapped__()
     finally:
         os.umask(before)
     assert {stat.S_IMODE(os.stat(file).st_mode) for file in files.values()} == {0o644}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from tasks.inputs.corpus import ByteText
-from tasks.subwords import SentencePieceVocabulary
+from tasks.inputs.byte_text import ByteText
+from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tests import stores
 from tests.models import batch_of
 

@@ -1,10 +1,10 @@
 """seqio's own caching tool on our tasks."""
 
-from tasks.inputs.seqio_input import SeqioInput
+from tasks.inputs.seqio.rows import SeqioInput
 from tests.tasks.inputs.test_seqio_input import texts_of
 
 MODULE = """
-from tasks.seqio_tasks import lines_task
+from tasks.inputs.seqio.registration import lines_task
 
 lines_task("test_cached", {{"train": "{0}/lines.txt", "validation": "{0}/held.txt"}})
 """

@@ -7,8 +7,8 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.inputs.indexed import Shard
-from tasks.inputs.pieces import PiecesInput
-from tasks.inputs.seqio_input import SeqioInput
+from tasks.inputs.seqio.rows import SeqioInput
+from tasks.inputs.tbptt_chunks import PiecesInput
 from tests.models import same
 
 

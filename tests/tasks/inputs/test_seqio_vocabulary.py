@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from tasks.seqio_vocabulary import SeqioVocabulary
-from tasks.vocabulary import Vocabulary
+from tasks.inputs.seqio.vocabulary import SeqioVocabulary
+from tasks.vocabularies.vocabulary import Vocabulary
 from tests.tasks.vocabularies import sentence_piece
 
 
@@ -24,7 +24,7 @@ def test_bytes(seqio_tasks):
 def test_sentence_pieces(seqio_tasks, tmp_path):
     import sentencepiece
 
-    from tasks.seqio_tasks import lines_task
+    from tasks.inputs.seqio.registration import lines_task
 
     sentencepiece.SentencePieceTrainer.Train(
         f"--input={seqio_tasks.folder / 'lines.txt'} --model_prefix={tmp_path / 'pieces'} --vocab_size=285 "
@@ -81,21 +81,21 @@ def test_a_fingerprint_is_of_content(seqio_tasks, tmp_path):
 
 def fingerprint(name, vocabulary):
     """Of a task with this vocabulary."""
-    from tasks.seqio_tasks import lines_task
+    from tasks.inputs.seqio.registration import lines_task
 
     task = lines_task(f"test_prints_{name}", {"train": "x"}, vocabulary=vocabulary)
     return SeqioVocabulary(task=task, rows=400).fingerprint
 
 
 def test_a_model_that_is_not_there(seqio_tasks):
-    from tasks.seqio_tasks import lines_task
+    from tasks.inputs.seqio.registration import lines_task
 
     with pytest.raises(UsageError, match=r"no SentencePiece model 'none.model'"):
         lines_task("test_none", {"train": "x"}, vocabulary="none.model")
 
 
 def test_a_name_taken(seqio_tasks):
-    from tasks.seqio_tasks import lines_task
+    from tasks.inputs.seqio.registration import lines_task
 
     with pytest.raises(UsageError, match="'vortaro_lines:test' is registered already"):
         lines_task("test", {"train": "x"})
@@ -104,7 +104,7 @@ def test_a_name_taken(seqio_tasks):
 def test_without_seqio_there_is_one_sentence(monkeypatch):
     import sys
 
-    from tasks.seqio_library import libraries
+    from tasks.inputs.seqio.library import libraries
 
     monkeypatch.setitem(sys.modules, "seqio", None)
     with pytest.raises(UsageError, match=r"needs seqio .*pip install -e '\.\[seqio\]'"):

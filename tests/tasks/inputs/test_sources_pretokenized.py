@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from tasks.inputs.sources.pretokenized import TokenFiles
+from tasks.inputs.token_ids.pretokenized import TokenFiles
 
 WHOLE = (1.0, 0.0, 0.0)
 

@@ -12,11 +12,11 @@ import fsspec
 import pytest
 
 from layers.errors import UsageError
+from tasks.inputs.seqio.tf_cursor import TfCursor
 from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.sources.tfrecords import TfExamples
-from tasks.inputs.tf_cursor import TfCursor
-from tasks.quiet import tensorflow
+from tasks.quiet_imports import tensorflow
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs TFDS: pip install -e '.[tfds]'")
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install -e '.[tfds]'")

@@ -14,7 +14,7 @@ import pytest
 from layers.errors import UsageError
 from tasks.inputs import part_store
 from tasks.inputs.sources.documents import Skipped
-from tasks.vocabulary import ByteVocabulary
+from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.tasks.inputs.sources_of import READ, cached
 
 EVERYTHING = (1.0, 0.0, 0.0)

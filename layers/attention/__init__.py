@@ -1,0 +1,1 @@
+"""Sequence mixers: softmax, gated and vector-quantised attention, static SGU, and their caches."""

@@ -1,0 +1,209 @@
+"""Gated attention units and attention with positions by distance: what the VQ mixer and its quadratic twin share."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from layers.attention.score_functions import masked, value_weights
+from layers.attention.softmax import KeyValueCache, append, check_heads
+from layers.auxiliary import place
+from layers.dropout import dropout
+from layers.errors import UsageError
+from layers.feed_forward.activations import activation
+from layers.norm import rms_normalize
+from layers.positions.embeddings import sinusoids
+from layers.positions.relative_distance import shift_sequence
+from layers.weights.fused_products import products_of
+from layers.weights.initializers import Constant, Initializer
+from layers.weights.specs import Specs, constrain
+from layers.weights.weight import weight
+
+MASKED = -1e30  # score of a key that may not be seen
+
+
+class Projected(struct.PyTreeNode):
+    """What a layer's input becomes. Query heads are counted per key head: g = num_heads / num_kv_heads."""
+
+    content_bskgd: Float[Array, "b s k g d"]  # queries to compare with keys
+    position_bskgd: Float[Array, "b s k g d"]  # queries to compare with distances
+    key_bskd: Float[Array, "b s k d"]  # float32
+    value_bskf: Float[Array, "b s k f"]
+    gate_bsnf: Float[Array, "b s n f"] | None
+
+
+class GatedHeads(nn.Module):
+    """Queries and keys of one length, values, an optional gate, and scores by distance.
+
+    With a gate and one head of `value_dim` 2 m it is a gated attention unit (Hua et al. 2022, FLASH, section 3.1, with
+    softmax); without, multi-head (`num_kv_heads` = `num_heads`) or multi-query (1) attention. Queries and keys are
+    RMS-normalised per head and scaled by key_dim^-1/4 each, which makes key_dim^-1/2 of their product. The score of a
+    key at distance t is (query + u) key + (query + w) W sin(t), u and w being learned (Dai et al. 2019, section 3.3).
+    """
+
+    SPECS: ClassVar[tuple[str, ...]] = (
+        "query_mnd",
+        "key_mkd",
+        "value_mkf",
+        "gate_mnf",
+        "attention_out_nfm",
+        "distance_mkd",
+        "content_bias_nd",
+        "position_bias_nd",
+        "query_bsnd",
+        "key_bskd",
+        "value_bskf",
+        "gate_bsnf",
+        "mixed_bsnf",
+        "scores_brkglt",
+        "cache_brkcf",
+    )
+
+    specs: Specs
+    activations: Specs
+    model_dim: int
+    num_heads: int
+    num_kv_heads: int  # divides num_heads
+    key_dim: int
+    value_dim: int  # per key head
+    gated: bool  # silu on values, and their mixture times silu of a gate
+    initializer: Initializer  # of all matrices
+    wavelength: float = 1e5  # of the slowest sine of a distance, over 2 pi
+    sinusoid_dropout: float = 0.0  # on the sines, the same for a row's whole sequence
+    epsilon: float = 1e-6  # of the norms
+    joint_projections: bool = True  # matrices of one shape by one product: queries and keys, values and gate
+    dtype: str = "float32"  # of the computation; softmax, counts and quantisation are float32 always
+    param_dtype: str = "float32"
+
+    def _check_heads(self) -> None:
+        for name in ("num_heads", "key_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} = {getattr(self, name)} must be at least 1.")
+        check_heads(self.num_heads, self.num_kv_heads)
+        if self.model_dim % 2:
+            raise UsageError(f"model_dim = {self.model_dim} must be even: distances are pairs of sines and cosines.")
+
+    def _matrix(self, key: str, *shape: int) -> jax.Array:
+        init: Any = {"init": self.initializer, "role": "hidden", "fan_in": self.model_dim}
+        return weight(self, key, (self.model_dim, *shape), **init).astype(self.dtype)
+
+    def _normed(self, x: jax.Array) -> Float[Array, "b s h d"]:
+        return rms_normalize(x, self.epsilon) * self.key_dim**-0.25
+
+    def _project(self, x: Float[Array, "b s m"]) -> Projected:
+        self._check_heads()
+        matrices = [
+            self._matrix("query_mnd", self.num_heads, self.key_dim),
+            self._matrix("key_mkd", self.num_kv_heads, self.key_dim),
+            self._matrix("value_mkf", self.num_kv_heads, self.value_dim),
+            *([self._matrix("gate_mnf", self.num_heads, self.value_dim)] if self.gated else []),
+        ]
+        query, key, value, *gates = products_of(x, matrices, self.joint_projections)
+        query = place(self, "query_bsnd", self._normed(query))
+        key = place(self, "key_bskd", self._normed(key))
+        value, gate, silu = place(self, "value_bskf", value), None, activation("silu")
+        if self.gated:
+            gate, value = place(self, "gate_bsnf", silu(gates[0])), silu(value)
+        queries = []
+        for name in ("content_bias_nd", "position_bias_nd"):
+            bias_nd = weight(self, name, (self.num_heads, self.key_dim), init=Constant(), role="bias")
+            biased = (query + bias_nd * self.key_dim**-0.25).astype(self.dtype)
+            queries.append(biased.reshape(*x.shape[:2], self.num_kv_heads, -1, self.key_dim))
+        return Projected(queries[0], queries[1], key, value, gate)
+
+    def _distances(self, count: int, rows: int) -> Float[Array, "#b count k d"]:
+        """What distances 0 ... count - 1 are compared as; one for all rows, unless dropout tells them apart."""
+        distance_mkd = self._matrix("distance_mkd", self.num_kv_heads, self.key_dim)
+        sines = sinusoids(jnp.arange(count), self.model_dim, self.wavelength)[None]
+        if self.sinusoid_dropout and self.has_rng("sequence"):
+            sines = jnp.broadcast_to(sines, (rows, *sines.shape[1:]))
+            sines = dropout(self, sines, self.sinusoid_dropout, stream="sequence")
+        projected = jnp.einsum("btm,mkd->btkd", sines.astype(self.dtype), distance_mkd)
+        return projected * self.key_dim**-0.25
+
+    def _output(self, mixed: Float[Array, "b s n f"], gate: jax.Array | None) -> Float[Array, "b s m"]:
+        fan_in = self.num_heads * self.value_dim
+        init: Any = {"init": self.initializer, "role": "hidden", "fan_in": fan_in}
+        shape = (self.num_heads, self.value_dim, self.model_dim)
+        out_nfm = weight(self, "attention_out_nfm", shape, **init).astype(self.dtype)
+        mixed = place(self, "mixed_bsnf", mixed.astype(self.dtype))
+        return jnp.einsum("bsnf,nfm->bsm", mixed if gate is None else mixed * gate, out_nfm)
+
+
+class FullAttention(GatedHeads):
+    """Softmax over every key, none of them quantised, positions at every distance: VQ attention's quadratic twin."""
+
+    query_chunk: int = 512  # queries whose scores are held at once
+
+    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
+        """An empty cache for `capacity` positions."""
+        heads = (batch_size, capacity, self.num_kv_heads)
+        key = constrain(jnp.zeros((*heads, self.key_dim), self.dtype), self.activations, "key_bskd")
+        value = constrain(jnp.zeros((*heads, self.value_dim), self.dtype), self.activations, "value_bskf")
+        ids = jnp.full((batch_size, capacity), -1, jnp.int32)
+        return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: KeyValueCache | None = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
+        """Mixes along the sequence; with `state`, continues the sequence that the state remembers."""
+        del positions  # distances are between places in the row
+        y = self._project(x)
+        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        key, value, start = y.key_bskd.astype(self.dtype).swapaxes(1, 2), y.value_bskf.swapaxes(1, 2), jnp.int32(0)
+        if state is None:
+            memory = KeyValueCache(key, value, ids, start)
+        else:
+            start, memory = state.index, append(state, key, value, ids)
+            state = memory
+        # A row for every distance there can be, and one of nothing for the future.
+        keys = memory.key_bktd.shape[2]
+        distance_btkd = self._distances(keys, x.shape[0])[:, ::-1]
+        distance_btkd = jnp.pad(distance_btkd, ((0, 0), (0, keys), (0, 0), (0, 0)))
+        attend = lambda *queries: self._attend(memory, distance_btkd, *queries)
+        mixed = self._by_chunks(attend, start, y.content_bskgd, y.position_bskgd, ids)
+        return self._output(mixed.reshape(*x.shape[:2], self.num_heads, self.value_dim), y.gate_bsnf), state
+
+    def _by_chunks(self, attend: Any, start: jax.Array, *queries: jax.Array) -> jax.Array:
+        if self.query_chunk < 1:
+            raise UsageError(f"query_chunk = {self.query_chunk} must be at least 1.")
+        number, rest = divmod(queries[0].shape[1], self.query_chunk)
+        if number + bool(rest) == 1:
+            return attend(start, *queries)
+        whole = number * self.query_chunk
+        split = [jnp.moveaxis(q[:, :whole].reshape(q.shape[0], number, -1, *q.shape[2:]), 1, 0) for q in queries]
+        starts = start + self.query_chunk * jnp.arange(number)
+        mixed = jax.lax.map(lambda xs: jax.checkpoint(attend)(*xs), (starts, *split))
+        mixed = jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], whole, *mixed.shape[3:])
+        if rest:
+            mixed = jnp.concatenate([mixed, attend(start + whole, *(q[:, whole:] for q in queries))], axis=1)
+        return mixed
+
+    def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
+        length, keys = content.shape[1], memory.key_bktd.shape[2]
+        scores = jnp.einsum("blkgd,bktd->bkglt", content, memory.key_bktd, preferred_element_type=jnp.float32)
+        # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 comes first.
+        rows = jax.lax.dynamic_slice_in_dim(distance_btkd, keys - length - start, keys + length - 1, axis=1)
+        scores += shift_sequence(by_distance(position, rows), keys)
+        place_l = start + jnp.arange(length)
+        seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
+        probabilities = value_weights(masked(scores, seen_blt[:, None, None])).astype(self.dtype)
+        return jnp.einsum("bkglt,bktf->blkgf", probabilities, memory.value_bktd)
+
+
+def by_distance(
+    position: Float[Array, "b *blocks l k g d"], rows: Float[Array, "#b w k d"]
+) -> Float[Array, "b *blocks k g l w"]:
+    """Scores of queries against what distances are compared as, in float32."""
+    kinds: Any = {"preferred_element_type": jnp.float32}
+    if rows.shape[0] == 1:
+        return jnp.einsum("b...lkgd,wkd->b...kglw", position, rows[0], **kinds)
+    return jnp.einsum("b...lkgd,bwkd->b...kglw", position, rows, **kinds)

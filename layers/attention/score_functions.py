@@ -1,0 +1,70 @@
+"""From attention scores to the weights of values: softmax, and functions without one."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from layers.errors import UsageError, did_you_mean
+from layers.feed_forward.activations import squared_relu
+from layers.remat import recomputed
+
+SCORE_FUNCTIONS = (
+    "softmax",  # with an extra logit z: exp(score) over the sum of exp(score) and exp(z)
+    "squared_relu",  # max(score, 0)^2 / length
+    "elu_plus_1",  # (elu(score) + 1) / length
+    "normalized_squared_relu",  # max(score, 0)^2 over epsilon plus the sum of its row
+    "normalized_elu_plus_1",  # (elu(score) + 1) over epsilon plus the sum of its row
+)
+
+
+@recomputed
+def masked(scores: Float[Array, "*b q t"], mask: Bool[Array, "*#b q t"]) -> Float[Array, "*b q t"]:
+    """Scores, and the least float where the mask says that a key may not be seen."""
+    return jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+
+
+def value_weights(
+    scores: Float[Array, "*b t"],
+    function: str = "softmax",
+    extra_logit: float | None = None,
+    epsilon: float = 1e-6,
+    length: int | None = None,
+) -> Float[Array, "*b t"]:
+    """What each of t values is weighed by; a score of the least float is a key that may not be seen.
+
+    All but softmax are from the code of Lingle 2024 (arXiv 2404.05728).
+
+    Raises:
+      UsageError: no such function, an extra logit without softmax, or no length where the function divides by one.
+    """
+    if function == "softmax":
+        return _softmax(scores, extra_logit)
+    if function not in SCORE_FUNCTIONS:
+        raise UsageError(f"There is no score function '{function}'. {did_you_mean(function, SCORE_FUNCTIONS)}")
+    if extra_logit is not None:
+        raise UsageError(f"extra_logit is a term of the softmax, which score_function = '{function}' has not.")
+    weights = jax.nn.elu(scores) + 1 if function.endswith("elu_plus_1") else squared_relu(jnp.maximum(scores, 0))
+    if function.startswith("normalized"):
+        return weights / (epsilon + jnp.sum(weights, axis=-1, keepdims=True))
+    if length is None:
+        raise UsageError(f"score_function = '{function}' divides by score_length: set it.")
+    return weights / length
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _softmax(scores: Float[Array, "*b t"], extra_logit: float | None) -> Float[Array, "*b t"]:
+    if extra_logit is None:
+        return jax.nn.softmax(scores, axis=-1)
+    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), extra_logit))
+    unnormalized = jnp.exp(scores - largest)
+    return unnormalized / (jnp.sum(unnormalized, axis=-1, keepdims=True) + jnp.exp(extra_logit - largest))
+
+
+@_softmax.defjvp
+def _softmax_tangent(extra_logit: float | None, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """Of what came out alone, which is all that is kept for the way back."""
+    weights, change = _softmax(*primals, extra_logit), tangents[0]
+    return weights, weights * (change - jnp.sum(weights * change, axis=-1, keepdims=True))

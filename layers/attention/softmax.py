@@ -1,0 +1,301 @@
+"""Softmax attention: multi-head, grouped-query, multi-query; packed rows; a key/value cache."""
+
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from layers.attention.score_functions import masked, value_weights
+from layers.auxiliary import place, watch
+from layers.dropout import dropout
+from layers.errors import UsageError
+from layers.norm import rms_normalize
+from layers.positions.embeddings import rotate
+from layers.weights.fused_products import products_of
+from layers.weights.initializers import Constant, Initializer
+from layers.weights.specs import Specs, constrain
+from layers.weights.weight import weight
+
+
+class KeyValueCache(struct.PyTreeNode):
+    """What softmax attention remembers: keys and values, in slots of fixed number, as products read them.
+
+    Of the first `index` positions, in order; or, with a window, of the latest, the last one in the last slot.
+    """
+
+    key_bktd: Float[Array, "b k t d"]  # rotated already, where the layer rotates
+    value_bktd: Float[Array, "b k t d"]
+    segment_ids_bt: Int[Array, "b t"]  # 0 marks padding
+    index: Int[Array, ""]  # positions read so far, the same for every row
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1) over `num_kv_heads` shared keys and values.
+
+    `num_kv_heads` equal to `num_heads` is multi-head attention, 1 is multi-query (Shazeer 2019), anything between is
+    grouped-query (Ainslie et al. 2023). A query sees the positions before it and itself that have its segment id.
+    """
+
+    SPECS: ClassVar[tuple[str, ...]] = (
+        "query_mnd",
+        "key_mkd",
+        "value_mkd",
+        "attention_out_ndm",
+        "query_ma",
+        "key_ma",
+        "value_ma",
+        "attention_out_am",
+        "query_bias_nd",
+        "key_bias_kd",
+        "value_bias_kd",
+        "attention_out_bias_m",
+        "query_scale_d",
+        "key_scale_d",
+        "attention_gain_n",
+        "query_bsnd",
+        "key_bskd",
+        "value_bskd",
+        "mixed_bsnd",
+    )
+
+    specs: Specs
+    activations: Specs
+    model_dim: int
+    num_heads: int
+    num_kv_heads: int  # divides num_heads
+    head_dim: int
+    initializer: Initializer  # of query, key and value
+    out_initializer: Initializer  # of the output projection
+    query_initializer: Initializer | None = None  # of the query; None is `initializer`
+    rotary_base: float | None = None  # rotary position embedding with this base; None leaves position to others
+    scale: float | None = None  # factor on the scores; None is head_dim^-1/2
+    window: int | None = None  # a query sees so many positions, its own the last; None is all (Beltagy et al. 2020)
+    logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
+    relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
+    extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
+    score_function: str = "softmax"  # weights of values from scores: a name in layers.attention.score_functions
+    score_length: int | None = None  # what score functions without a sum over keys divide by
+    # Norms of each head's query and key, before they are rotated: "rms" (Dehghani et al. 2023), or "l2" with a learned
+    # factor per head, 1 at the start, in the place of `scale` (Henry et al. 2020).
+    qk_norm: Literal["none", "rms", "l2"] = "none"
+    qk_scale: bool = False  # learned factors per channel behind the RMS norm, the same for all heads
+    epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
+    merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, split as one
+    head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
+    causal: bool = True
+    use_bias: bool = False
+    dropout_rate: float = 0.0  # on the attention probabilities
+    joint_projections: bool = False  # query, key and value by one product, where they have one shape
+    implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU where the options allow
+    dtype: str = "float32"  # of the computation; the softmax is float32 always
+    param_dtype: str = "float32"
+
+    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
+        """An empty cache for `capacity` positions, or for those that a window keeps."""
+        capacity = capacity if self.window is None else self.window - 1
+        shape = (batch_size, capacity, self._kv_slots, self.head_dim)
+        key, value = (
+            constrain(jnp.zeros(shape, self.dtype), self.activations, row) for row in ("key_bskd", "value_bskd")
+        )
+        ids = jnp.zeros((batch_size, capacity), jnp.int32)
+        return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
+
+    def _projections(self, x) -> list[Float[Array, "b s h d"]]:
+        """Query, key and value."""
+        kinds = (("query", "n", self.num_heads), ("key", "k", self.num_kv_heads), ("value", "k", self.num_kv_heads))
+        products = products_of(
+            x, [self._projection(*kind).astype(self.dtype) for kind in kinds], self.joint_projections
+        )
+        return [self._finished(y, *kind) for y, kind in zip(products, kinds, strict=True)]
+
+    def _projection(self, name: str, letter: str, heads: int) -> jax.Array:
+        initializer = self.query_initializer if name == "query" else None
+        init: Any = {"init": initializer or self.initializer, "role": "hidden", "fan_in": self.model_dim}
+        if self.merged_heads:
+            return weight(self, f"{name}_ma", (self.model_dim, heads * self.head_dim), **init)
+        return weight(self, f"{name}_m{letter}d", (self.model_dim, heads, self.head_dim), **init)
+
+    def _finished(self, y, name: str, letter: str, heads: int):
+        y = y.reshape(*y.shape[:2], heads, self.head_dim)
+        if self.use_bias:
+            shape = (heads, self.head_dim)
+            y += weight(self, f"{name}_bias_{letter}d", shape, init=Constant(), role="bias").astype(self.dtype)
+        slots = self._slots if letter == "n" else self._kv_slots
+        y = jnp.pad(y, ((0, 0), (0, 0), (0, slots - heads), (0, 0)))
+        return place(self, f"{name}_bs{letter}d", y)
+
+    def _normed(self, x, name: str):
+        if self.qk_norm == "none":
+            return x
+        if self.qk_norm == "l2":
+            y = x.astype(jnp.float32)
+            y = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), self.epsilon)
+            if name == "query":
+                gain_n = weight(self, "attention_gain_n", (self.num_heads,), init=Constant(value=1.0), role="scale")
+                y = y * jnp.pad(gain_n, (0, y.shape[2] - self.num_heads))[:, None]
+            return y.astype(x.dtype)
+        y = rms_normalize(x, self.epsilon)
+        if self.qk_scale:
+            y = y * weight(self, f"{name}_scale_d", (self.head_dim,), init=Constant(value=1.0), role="scale")
+        return y.astype(x.dtype)
+
+    @property
+    def _slots(self) -> int:
+        return self.num_heads if self.head_slots is None else self.head_slots
+
+    @property
+    def _kv_slots(self) -> int:
+        return self._slots if self.num_kv_heads == self.num_heads else self.num_kv_heads
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: KeyValueCache | None = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
+        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+
+        Raises:
+          UsageError: the head counts do not divide, or a state or window is given to attention that is not causal.
+        """
+        check_heads(self.num_heads, self.num_kv_heads)
+        if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
+            raise UsageError(
+                f"head_slots = {self.head_slots} must be at least num_heads = {self.num_heads}, and goes with "
+                f"multi-head or multi-query attention."
+            )
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise UsageError(f"window = {self.window} must be at least 1, and goes with causal attention.")
+        if state is not None and not self.causal:
+            raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
+        query, key, value = self._projections(x)
+        query, key = self._normed(query, "query"), self._normed(key, "key")
+        start: Any = 0 if state is None else state.index
+        if self.rotary_base is not None:
+            if positions is None:
+                positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
+            query = watch(self, "query_rotated", rotate(query, positions, self.rotary_base))
+            key = watch(self, "key_rotated", rotate(key, positions, self.rotary_base))
+        key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        key_ids, plain = segment_ids, state is None and segment_ids is None
+        if state is not None:
+            segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+            if self.window is None:
+                seen = state = append(state, key, value, segment_ids)
+            else:
+                seen, state = slide(state, key, value, segment_ids)
+            key, value, key_ids = seen.key_bktd, seen.value_bktd, seen.segment_ids_bt
+            start = start if self.window is None else self.window - 1  # the place of the first query among the keys
+        mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[2])
+        bias_nqt = None
+        if self.relative_bias is not None:
+            bias_nqt = self.relative_bias(start, x.shape[1], key.shape[2])
+            bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
+        mixed = self._attend(query, key, value, mask, bias_nqt, plain)
+        return self._output(place(self, "mixed_bsnd", mixed)), state
+
+    def _output(self, mixed: Float[Array, "b s n d"]) -> Float[Array, "b s m"]:
+        mixed = mixed[:, :, : self.num_heads]
+        fan_in = self.num_heads * self.head_dim
+        init: Any = {"init": self.out_initializer, "role": "hidden", "fan_in": fan_in}
+        if self.merged_heads:
+            w_am = weight(self, "attention_out_am", (fan_in, self.model_dim), **init)
+            y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w_am.astype(self.dtype))
+        else:
+            shape = (self.num_heads, self.head_dim, self.model_dim)
+            w_ndm = weight(self, "attention_out_ndm", shape, **init)
+            y = jnp.einsum("bsnd,ndm->bsm", mixed, w_ndm.astype(self.dtype))
+        if self.use_bias:
+            b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
+            y += b_m.astype(self.dtype)
+        return y
+
+    def _mask(self, query_ids, key_ids, start, queries: int, keys: int) -> Bool[Array, "#b s t"]:
+        """True where a query may look: at or before itself (if causal), in its window, and in its own segment."""
+        distance = (start + jnp.arange(queries))[None, :, None] - jnp.arange(keys)
+        mask = distance >= 0 if self.causal else jnp.ones_like(distance, bool)
+        if self.window is not None:
+            mask = mask & (distance < self.window)
+        if query_ids is not None:
+            mask = mask & (query_ids[:, :, None] == key_ids[:, None, :])
+        return mask
+
+    def _attend(self, query, key_bktd, value_bktd, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        scale = 1.0 if self.qk_norm == "l2" else scale
+        if self._use_cudnn(plain):
+            causal, mask = (self.causal, None) if plain else (False, mask[:, None])
+            key, value = key_bktd.swapaxes(1, 2), value_bktd.swapaxes(1, 2)
+            return jax.nn.dot_product_attention(
+                query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
+            )
+        batch, length, heads, dim = query.shape
+        group = heads // self._kv_slots
+        # Heads in front: one matrix product per key head, the queries of its group below one another. Without groups
+        # their dimension is left out: a product that sums over two dimensions transposes both operands before.
+        groups, g = ((group,), "g") if group > 1 else ((), "")
+        query = jnp.moveaxis((query * scale).reshape(batch, length, -1, *groups, dim), 1, -2)
+        scores = jnp.einsum(f"bk{g}qd,bktd->bk{g}qt", query, key_bktd, preferred_element_type=jnp.float32)
+        if self.logit_cap is not None:
+            scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
+        if bias_nqt is not None:
+            scores += bias_nqt.reshape(1, -1, *groups, *bias_nqt.shape[1:])
+        watch(self, "scores", scores)
+        scores = masked(scores, jnp.expand_dims(mask, tuple(range(1, scores.ndim - 2))))
+        probabilities = value_weights(scores, self.score_function, self.extra_logit, self.epsilon, self.score_length)
+        probabilities = watch(self, "probabilities", probabilities).astype(self.dtype)
+        probabilities = dropout(self, probabilities, self.dropout_rate)
+        mixed = jnp.einsum(f"bk{g}qt,bktd->bk{g}qd", probabilities, value_bktd)
+        return jnp.moveaxis(mixed, -2, 1).reshape(batch, length, heads, dim)
+
+    def _use_cudnn(self, plain: bool) -> bool:
+        asked = {
+            "dropout on attention probabilities": self.dropout_rate != 0,
+            "window": self.window is not None,
+            "logit_cap": self.logit_cap is not None,
+            "relative_bias": self.relative_bias is not None,
+            "extra_logit": self.extra_logit is not None,
+            "score_function but softmax": self.score_function != "softmax",
+        }
+        missing = [name for name, wanted in asked.items() if wanted]
+        if self.implementation == "cudnn" and missing:
+            raise UsageError(f"implementation = 'cudnn' has no {missing[0]}: set one or the other.")
+        if self.implementation != "auto":
+            return self.implementation == "cudnn"
+        # A mask would be an array of all scores, which flash attention is there to avoid.
+        allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
+        return allowed and jax.default_backend() == "gpu"
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Raises a UsageError unless every key head serves as many query heads."""
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise UsageError(f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}.")
+
+
+def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
+    """All that the cache and new positions hold, in order, and the cache of the latest."""
+    slots = cache.segment_ids_bt.shape[1]
+    key = jnp.concatenate([cache.key_bktd, key_bktd], axis=2)
+    value = jnp.concatenate([cache.value_bktd, value_bktd], axis=2)
+    ids = jnp.concatenate([cache.segment_ids_bt, segment_ids], axis=1)
+    seen = KeyValueCache(key, value, ids, cache.index + segment_ids.shape[1])
+    keep = lambda x: x[:, :, x.shape[2] - slots :]
+    return seen, KeyValueCache(keep(key), keep(value), ids[:, ids.shape[1] - slots :], seen.index)
+
+
+def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:
+    """The cache with new positions written behind those it has."""
+    zero = jnp.int32(0)
+    at = (zero, zero, cache.index, zero)
+    return KeyValueCache(
+        key_bktd=jax.lax.dynamic_update_slice(cache.key_bktd, key_bktd, at),
+        value_bktd=jax.lax.dynamic_update_slice(cache.value_bktd, value_bktd, at),
+        segment_ids_bt=jax.lax.dynamic_update_slice(cache.segment_ids_bt, segment_ids, (zero, cache.index)),
+        index=cache.index + segment_ids.shape[1],
+    )

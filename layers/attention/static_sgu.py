@@ -1,0 +1,97 @@
+"""Half of the channels through a fixed filter along the sequence, the other half through attention."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from layers.errors import UsageError
+from layers.weights.specs import Specs
+
+
+class SplitState(struct.PyTreeNode):
+    """What both halves remember: the filter its last inputs and their segments, attention its keys and values."""
+
+    window_bwm: Float[Array, "b w m"]
+    segment_ids_bw: Int[Array, "b w"]  # -1 marks places in front of the sequence
+    mixer: Any
+
+
+class StaticSguMixer(nn.Module):
+    """The first half of the channels is filtered along the sequence, the second half is what `mixer` mixes.
+
+    The filter has no weights and passes no gradient: y_i is the sum over distances t = 0 ... width of
+    x_(i-t) / ((t + 1)^power + 1), within the segment. `mixer` is as wide as half of the channels.
+
+    It is the "channel-split static SGU" of fattorib/transformer as its author meant it (2022; there the kernel came out
+    as zero), after the spatial gating unit of gMLP (Liu et al. 2021, section 2).
+    """
+
+    SPECS: ClassVar[tuple[str, ...]] = ()
+
+    specs: Specs
+    mixer: nn.Module
+    width: int = 128  # greatest distance that the filter sees
+    power: float = 1.0  # how fast it falls with the distance
+
+    def init_state(self, batch_size: int, capacity: int) -> SplitState:
+        """An empty state."""
+        half = self.mixer.model_dim
+        window = jnp.zeros((batch_size, self.width, half), self.mixer.dtype)
+        ids = jnp.full((batch_size, self.width), -1, jnp.int32)
+        return SplitState(window, ids, self.mixer.init_state(batch_size, capacity))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: SplitState | None = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], SplitState | None]:
+        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+
+        Raises:
+          UsageError: the channels have no halves, or the filter no width.
+        """
+        if x.shape[-1] % 2 or self.width < 1:
+            raise UsageError(f"A static SGU splits channels in halves: {x.shape[-1]} wide, filter width {self.width}.")
+        filtered, attended = jnp.split(x, 2, axis=-1)
+        filtered = jax.lax.stop_gradient(filtered)
+        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        before = self.init_state(x.shape[0], 0) if state is None else state
+        seen = jnp.concatenate([before.window_bwm.astype(x.dtype), filtered], axis=1)
+        seen_ids = jnp.concatenate([before.segment_ids_bw, ids], axis=1)
+        mixed, after = self.mixer(attended, None if state is None else state.mixer, segment_ids, positions)
+        y = jnp.concatenate([self._filter(seen, seen_ids, ids), mixed], axis=-1)
+        if state is None:
+            return y, None
+        return y, SplitState(seen[:, -self.width :], seen_ids[:, -self.width :], after)
+
+    def _kernel(self, distance: Int[Array, "q t"]) -> Float[Array, "q t"]:
+        inside = (distance >= 0) & (distance <= self.width)
+        return jnp.where(inside, 1 / ((jnp.maximum(distance, 0) + 1.0) ** self.power + 1), 0)
+
+    def _filter(self, seen: Float[Array, "b t m"], seen_ids: Int[Array, "b t"], ids: Int[Array, "b s"]) -> jax.Array:
+        """A banded matrix in blocks: each block of `width` positions looks at itself and the block before."""
+        length, width = ids.shape[1], self.width
+        if length < width:
+            distance = width + jnp.arange(length)[:, None] - jnp.arange(width + length)
+            kernel_bqt = jnp.where(ids[:, :, None] == seen_ids[:, None], self._kernel(distance), 0)
+            return jnp.einsum("bqt,btm->bqm", kernel_bqt.astype(seen.dtype), seen)
+        blocks = -(-length // width)
+        spare = blocks * width - length
+        seen = jnp.pad(seen, ((0, 0), (0, spare), (0, 0)))
+        seen_ids = jnp.pad(seen_ids, ((0, 0), (0, spare)), constant_values=-1)
+        ids = jnp.pad(ids, ((0, 0), (0, spare)), constant_values=-2).reshape(ids.shape[0], blocks, width)
+        windows = lambda a: jnp.concatenate(
+            [part.reshape(a.shape[0], blocks, width, *a.shape[2:]) for part in (a[:, :-width], a[:, width:])], axis=2
+        )
+        distance = width + jnp.arange(width)[:, None] - jnp.arange(2 * width)
+        same_bcqt = ids[..., None] == windows(seen_ids)[:, :, None]
+        kernel = jnp.where(same_bcqt, self._kernel(distance), 0).astype(seen.dtype)
+        y = jnp.einsum("bcqt,bctm->bcqm", kernel, windows(seen))
+        return y.reshape(y.shape[0], -1, y.shape[-1])[:, :length]

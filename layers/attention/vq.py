@@ -1,0 +1,241 @@
+"""Attention in linear time over vector-quantised keys (Lingle 2023, Transformer-VQ)."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from layers.attention.code_cache import CodeCache, chunks, merge, prefixes
+from layers.attention.gated import MASKED, GatedHeads, by_distance
+from layers.attention.quantizer import VectorQuantizer
+from layers.errors import UsageError
+from layers.positions.relative_distance import shift_window
+from layers.weights.specs import axes_of, constrain
+
+
+class Window(struct.PyTreeNode):
+    """Keys in front of a block and in it: t tokens, any leading dimensions."""
+
+    codes_tk: Int[Array, "*batch t k"]
+    key_tkd: Float[Array, "*batch t k d"]  # quantised
+    value_tkf: Float[Array, "*batch t k f"]
+    segment_ids_t: Int[Array, "*batch t"]  # -1 where there is no key
+
+
+class VQState(struct.PyTreeNode):
+    """What VQ attention remembers, of a size that does not grow: the last tokens, and the cache of all before."""
+
+    window: Window  # leading dimension (b,), memory_length tokens
+    cache: CodeCache  # leading dimension (b,)
+
+
+class VQAttention(GatedHeads):
+    """Softmax attention over quantised keys: exactly that over the whole past, in time linear in its length.
+
+    Keys of one code share a score, so that all of them weigh exp(score) * count in the softmax and bring the mean of
+    their values (Lingle 2023, theorem 3.6). A query looks at the last `memory_length` keys and those of its own block
+    one by one, and at older ones through the cache. Distances up to `memory_length` have scores of their own; keys
+    further away are compared by content alone. So the output does not depend on `block_length`, nor on how a sequence
+    is cut into calls; a call's last, shorter block is worked through by itself. The gradient does, a little: a key has
+    one (straight-through) for the queries that see it one by one, none for those that see it through the cache.
+    """
+
+    quantizer: VectorQuantizer = dataclasses.field(kw_only=True)
+    block_length: int = 512  # tokens worked through at once; they see each other one by one
+    memory_length: int = 512  # M: keys seen one by one, and distances told apart
+    cache: bool = True  # keys further back than memory_length are seen, through the cache; without it, not at all
+    gradient_through_cache: bool = True  # also to what lies before a query's own block
+    reduction: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"
+    """How the caches of preceding blocks are computed (layers.attention.code_cache.prefixes); `scan` processes blocks
+    one by one and holds the scores of one block at a time."""
+
+    def init_state(self, batch_size: int, capacity: int) -> VQState:
+        """An empty state; its size does not depend on `capacity`."""
+        del capacity
+        shape = (batch_size, self.memory_length, self.num_kv_heads)
+        window = Window(
+            jnp.full(shape, self.quantizer.num_codes, jnp.int32),
+            jnp.zeros((*shape, self.key_dim), self.dtype),
+            jnp.zeros((*shape, self.value_dim), self.dtype),
+            jnp.full(shape[:2], -1, jnp.int32),
+        )
+        codes = self.quantizer.num_codes
+        return VQState(window, CodeCache.empty((batch_size,), self.num_kv_heads, codes, self.value_dim))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: VQState | None = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], VQState | None]:
+        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+
+        Raises:
+          UsageError: sizes that make no sense, or no such reduction.
+        """
+        del positions  # distances are between places in the row
+        if self.block_length < 1 or self.memory_length < 1:
+            sizes = f"block_length = {self.block_length} and memory_length = {self.memory_length}"
+            raise UsageError(f"{sizes} must be at least 1.")
+        y = self._project(x)
+        quantized = self.quantizer(y.key_bskd, segment_ids)
+        distance_bwkd = self._distances(self.memory_length + 1, x.shape[0])[:, ::-1]
+        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        tokens = _Tokens(
+            y.content_bskgd,
+            y.position_bskgd,
+            Window(quantized.codes_bsk, quantized.key_bskd.astype(self.dtype), y.value_bskf, ids),
+        )
+        book_kcd = quantized.codebook_kcd.astype(self.dtype)
+        before = self.init_state(x.shape[0], 0) if state is None else state
+        mixed, after = self._sequence(tokens, before, book_kcd, distance_bwkd)
+        y_bsm = self._output(mixed.reshape(*x.shape[:2], self.num_heads, self.value_dim), y.gate_bsnf)
+        return y_bsm, None if state is None else after
+
+    def _sequence(self, tokens: "_Tokens", state: VQState, book, distances) -> tuple[jax.Array, VQState]:
+        """Whole blocks first, then what is left as one shorter block."""
+        length = tokens.content.shape[1]
+        whole = length // self.block_length * self.block_length
+        outputs = []
+        if whole:
+            head = jax.tree.map(lambda t: t[:, :whole], tokens)
+            run = self._scan if self.reduction == "scan" else self._blocks
+            mixed, state = run(head, state, book, distances, whole // self.block_length)
+            outputs.append(mixed)
+        if whole < length:
+            rest = jax.tree.map(lambda t: t[:, whole:], tokens)
+            mixed, state = self._blocks(rest, state, book, distances, 1)
+            outputs.append(mixed)
+        return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1), state
+
+    def _scan(self, tokens: "_Tokens", state: VQState, book, distances, number: int) -> tuple[jax.Array, VQState]:
+        split = jax.tree.map(lambda t: jnp.moveaxis(t.reshape(t.shape[0], number, -1, *t.shape[2:]), 1, 0), tokens)
+
+        @jax.checkpoint
+        def block(state: VQState, tokens: "_Tokens") -> tuple[VQState, jax.Array]:
+            mixed, state = self._blocks(tokens, state, book, distances, 1)
+            return state, mixed
+
+        state, mixed = jax.lax.scan(block, state, split)
+        return jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], -1, *mixed.shape[3:]), state
+
+    def _blocks(self, tokens: "_Tokens", state: VQState, book, distances, number: int) -> tuple[jax.Array, VQState]:
+        """All blocks of a sequence side by side: their windows, the caches in front of them, and the softmax."""
+        if not self.gradient_through_cache:
+            state = jax.lax.stop_gradient(state)
+        window, leaving, remembered = self._windows(state.window, tokens.keys, number)
+        cache, end = state.cache, state.cache
+        if self.cache:
+            parts = chunks(leaving.codes_tk, leaving.value_tkf, leaving.segment_ids_t, self.quantizer.num_codes)
+            cache, end = self._prefixes(state.cache, parts)
+        if not self.gradient_through_cache:
+            cache, window = jax.lax.stop_gradient(cache), self._own_gradient(window)
+        split = lambda t: _split(t, number)
+        queries = (split(tokens.content), split(tokens.position), split(tokens.keys.segment_ids_t))
+        mixed = self._attend(*queries, window, cache, book, distances)
+        return mixed.reshape(mixed.shape[0], -1, *mixed.shape[3:]), VQState(remembered, end)
+
+    def _prefixes(self, start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
+        number = parts.count_kc.shape[1]
+        if number == 1:
+            return jax.tree.map(lambda x: x[:, None], start), merge(start, jax.tree.map(lambda x: x[:, 0], parts))
+        parts = parts.replace(mean_kcf=constrain(parts.mean_kcf, self.activations, "cache_brkcf"))
+        cache, end = prefixes(start, parts, self.reduction, self._sequence_shards)
+        return cache.replace(mean_kcf=constrain(cache.mean_kcf, self.activations, "cache_brkcf")), end
+
+    @property
+    def _sequence_shards(self) -> int:
+        """Parts that the mesh splits a sequence's blocks into."""
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or "cache_brkcf" not in self.activations:
+            return 1
+        axes = set(axes_of(self.activations["cache_brkcf"][1])) - set(mesh.manual_axes)
+        return math.prod(mesh.shape[axis] for axis in axes)
+
+    def _windows(self, past: Window, keys: Window, number: int) -> tuple[Window, Window, Window]:
+        """What each of `number` blocks sees one by one, (b, r, M + l, ...), the l tokens that leave its window behind
+        it, (b, r, l, ...), and the last M tokens of all, (b, M, ...).
+        """
+        memory = self.memory_length
+        block = keys.segment_ids_t.shape[1] // number
+        before = memory // block  # blocks that fit the memory
+
+        def whole(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
+            """Blocks moved over by whole blocks, which devices that share a sequence pass to their neighbours."""
+            blocks, early = _split(new, number), _split(old, before)
+            moved = []
+            for i in range(before, 0, -1):
+                ahead = jnp.arange(number).reshape(1, -1, *[1] * (blocks.ndim - 2)) >= i
+                rest = [(0, 0), (0, number - i)] + [(0, 0)] * (blocks.ndim - 2)
+                moved.append(jnp.where(ahead, jnp.roll(blocks, i, axis=1), jnp.pad(early[:, before - i :], rest)))
+            last = blocks[:, number - before :].reshape(old.shape)
+            return jnp.concatenate([*moved, blocks], axis=2), moved[0], last
+
+        def any_length(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
+            stream = jnp.concatenate([old, new], axis=1)
+            length = new.shape[1]
+            places = block * jnp.arange(number)[:, None] + jnp.arange(memory + block)
+            window = stream[:, None] if number == 1 else stream[:, places]
+            return window, _split(stream[:, :length], number), stream[:, length:]
+
+        fits = number > 1 and memory % block == 0 and 1 <= before <= min(8, number)
+        found = jax.tree.map(whole if fits else any_length, past, keys)
+        three: Any = jax.tree.transpose(jax.tree.structure(past), jax.tree.structure((0, 0, 0)), found)
+        return three
+
+    def _own_gradient(self, window: Window) -> Window:
+        memory = self.memory_length
+        stop = lambda x: jnp.concatenate([jax.lax.stop_gradient(x[:, :, :memory]), x[:, :, memory:]], axis=2)
+        return window.replace(key_tkd=stop(window.key_tkd), value_tkf=stop(window.value_tkf))
+
+    def _attend(self, content, position, ids, window: Window, cache: CodeCache, book, distances):
+        """(b, r, l, k, g, f): the mixture of values for every query."""
+        seen = self._seen(ids, window.segment_ids_t)
+        near = jnp.einsum("brlkgd,brtkd->brkglt", content, window.key_tkd, preferred_element_type=jnp.float32)
+        near += shift_window(by_distance(position, distances), window.segment_ids_t.shape[2])
+        near = constrain(jnp.where(seen[:, :, None, None], near, MASKED), self.activations, "scores_brkglt")
+        largest = jnp.max(near, axis=-1, keepdims=True)
+        if self.cache:
+            far = jnp.einsum("brlkgd,kcd->brkglc", content, book, preferred_element_type=jnp.float32)
+            count = jnp.where(cache.count_kc > 0, jnp.log(jnp.maximum(cache.count_kc, 1)), MASKED)
+            same = cache.segment[..., None] == ids
+            far = jnp.where(same[:, :, None, None, :, None], far + count[:, :, :, None, None, :], MASKED)
+            far = constrain(far, self.activations, "scores_brkglt")
+            largest = jnp.maximum(largest, jnp.max(far, axis=-1, keepdims=True))
+        largest = jax.lax.stop_gradient(largest)
+        near = jnp.exp(near - largest)
+        total = jnp.sum(near, axis=-1)
+        kinds: Any = {"preferred_element_type": jnp.float32}
+        mixed = jnp.einsum("brkglt,brtkf->brlkgf", near.astype(self.dtype), window.value_tkf, **kinds)
+        if self.cache:
+            far = jnp.exp(far - largest)
+            total += jnp.sum(far, axis=-1)
+            mean = cache.mean_kcf.astype(self.dtype)
+            mixed += jnp.einsum("brkglc,brkcf->brlkgf", far.astype(self.dtype), mean, **kinds)
+        return (mixed / jnp.moveaxis(total, -1, 2)[..., None]).astype(self.dtype)
+
+    def _seen(self, ids: Int[Array, "b r l"], keys: Int[Array, "b r t"]) -> Bool[Array, "b r l t"]:
+        """Keys of the window that a query may look at: not in its future, and of its segment."""
+        place_l, place_t = jnp.arange(ids.shape[2])[:, None] + self.memory_length, jnp.arange(keys.shape[2])
+        near = place_t <= place_l
+        if not self.cache:
+            near &= place_t >= place_l - self.memory_length
+        return near & (ids[..., None] == keys[:, :, None, :])
+
+
+def _split(x: Array, number: int) -> Array:
+    """(b, s, ...) to (b, r, l, ...)."""
+    return x.reshape(x.shape[0], number, -1, *x.shape[2:])
+
+
+class _Tokens(struct.PyTreeNode):
+    content: Float[Array, "b s k g d"]
+    position: Float[Array, "b s k g d"]
+    keys: Window

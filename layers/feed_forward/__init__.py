@@ -1,0 +1,1 @@
+"""Position-wise layers: dense and gated feed-forward, experts and their routing."""

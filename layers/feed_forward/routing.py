@@ -1,0 +1,135 @@
+"""Which expert works on which token: GShard's top-2 gating, and expert choice.
+
+Losses and statistics are those of all groups, also where a computation has one device's groups (layers.collectives).
+Letters: G groups, S tokens of a group, E experts, C slots of an expert per group.
+"""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from layers.collectives import manual_parts, summed
+from layers.errors import UsageError
+
+SecondExpert = Literal["all", "sampling", "random", "none"]
+
+
+class Routing(struct.PyTreeNode):
+    """Where tokens go. A slot of `combine_gsec` above zero sends its token there, and weights what comes back."""
+
+    combine_gsec: Float[Array, "g s e c"]
+    aux_loss: Float[Array, ""]  # 1: balanced (with padding and legacy gates, less); 0: by construction
+    dropped: Float[Array, ""]  # share of the choices that found no slot; of the tokens that no expert took
+    load_max: Float[Array, ""]  # tokens of the busiest expert over the mean, before capacity
+
+
+def auto_capacity(tokens: int, num_experts: int, factor: float, at_least: int = 0) -> int:
+    """Slots per expert and group: `tokens * factor / num_experts` rounded up to a multiple of 4, 4 at least."""
+    share = int(tokens * factor / num_experts) or 4
+    return -(-share // 4) * 4 if at_least < share else at_least
+
+
+def top2_routing(
+    logits_gse: Float[Array, "g s e"],
+    real_gs: Bool[Array, "g s"],
+    capacity: int,
+    second_expert: SecondExpert = "all",
+    threshold: float = 0.0,
+    legacy: bool = True,
+    rng: jax.Array | None = None,
+) -> Routing:
+    """Two experts per token, first come first served (Lepikhin et al. 2021, GShard, algorithm 1).
+
+    Args:
+      logits_gse: router logits in float32.
+      real_gs: False at padding, which is sent nowhere.
+      capacity: C.
+      second_expert: "all" takes the second likeliest; "sampling" draws it in proportion to its probability; "random"
+        takes the second likeliest with probability `min(1, gate / threshold)`; "none" sends each token to one expert
+        (Fedus et al. 2022, Switch).
+      threshold: of "random"; 0 keeps every second expert.
+      legacy: divide the two gates by their sum before tokens are dropped, as the reference does by default; otherwise
+        behind it, so that the gates of every token that was taken sum to 1.
+      rng: for "sampling" and "random"; None takes the second likeliest always.
+
+    The auxiliary loss is E sum_e(d_e p_e), averaged over groups: d_e the share of the group's tokens whose first choice
+    is e, p_e the mean probability of e. Without `legacy` both are shares of the real tokens.
+    """
+    if second_expert not in get_args(SecondExpert):
+        raise UsageError(f"second_expert = '{second_expert}' must be one of {', '.join(get_args(SecondExpert))}.")
+    experts = logits_gse.shape[-1]
+    real = real_gs.astype(jnp.float32)[..., None]
+    probability = jax.nn.softmax(logits_gse, axis=-1)
+    first = jax.nn.one_hot(jnp.argmax(probability, axis=-1), experts)
+    gate1 = jnp.sum(probability * first, axis=-1)
+    second = _second_choice(logits_gse, probability, first, second_expert, rng)
+    gate2 = jnp.sum(probability * (1 - first) * second, axis=-1)
+    if legacy and second_expert != "none":
+        total = gate1 + gate2 + 1e-9
+        gate1, gate2 = gate1 / total, gate2 / total
+    if second_expert == "random" and threshold > 0 and rng is not None:
+        kept = jax.random.uniform(rng, gate2.shape) < gate2 / threshold
+        second = second * kept[..., None]
+    first, second = first * real, second * real
+    aux = _balance(first, probability * real, None if legacy else real)
+    chosen = summed(jnp.sum(first) + jnp.sum(second))
+    load = summed(jnp.sum(first + second, axis=(0, 1)))
+    place1 = jnp.cumsum(first, axis=1) - first
+    first = first * (place1 < capacity)
+    place2 = jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
+    second = second * (place2 < capacity)
+    gate1, gate2 = gate1 * jnp.sum(first, axis=-1), gate2 * jnp.sum(second, axis=-1)
+    if not legacy and second_expert != "none":
+        total = gate1 + gate2
+        total = jnp.where(total > 0, total, 1.0)
+        gate1, gate2 = gate1 / total, gate2 / total
+    combine = _slots(gate1, first, place1, capacity) + _slots(gate2, second, place2, capacity)
+    dropped = 1 - summed(jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
+    return Routing(combine, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
+
+
+def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array, "g s"], capacity: int) -> Routing:
+    """Each expert takes the `capacity` tokens that want it most (Zhou et al. 2022, Expert Choice, section 3.2).
+
+    The load is balanced by construction, and a token may have any number of experts, none included. Whether an expert
+    takes a token depends on the tokens behind it too: in a causal model this lets the future through.
+    """
+    tokens = logits_gse.shape[1]
+    probability_gse = jax.nn.softmax(logits_gse, axis=-1) * real_gs[..., None]
+    gate_gec, token_gec = jax.lax.top_k(probability_gse.swapaxes(1, 2), min(capacity, tokens))
+    taken_gecs = jax.nn.one_hot(token_gec, tokens, dtype=jnp.float32)
+    combine_gsec = jnp.einsum("gec,gecs->gsec", gate_gec, taken_gecs)
+    count_gs = jnp.sum(combine_gsec > 0, axis=(2, 3))
+    missed = summed(jnp.sum((count_gs == 0) & real_gs))
+    load = summed(jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32))
+    dropped = missed / jnp.maximum(summed(jnp.sum(real_gs)), 1)
+    return Routing(combine_gsec, jnp.float32(0), dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
+
+
+def _second_choice(logits, probability, first, policy: SecondExpert, rng):
+    experts = logits.shape[-1]
+    if policy == "none":
+        return jnp.zeros_like(first)
+    if policy == "sampling" and rng is not None:
+        masked = jnp.where(first > 0, -0.7 * jnp.finfo(jnp.float32).max, logits)
+        return jax.nn.one_hot(jax.random.categorical(rng, masked), experts)
+    return jax.nn.one_hot(jnp.argmax(probability * (1 - first), axis=-1), experts)
+
+
+def _balance(first, probability, real) -> jax.Array:
+    """E sum_e(share of first choices * mean probability), averaged over groups."""
+    share, mean = jnp.mean(first, axis=1), jnp.mean(probability, axis=1)
+    if real is not None:
+        fraction = jnp.mean(real, axis=1) + 1e-6
+        share, mean = share / fraction, mean / fraction
+    of_groups = jnp.mean(jnp.sum(jax.lax.stop_gradient(share) * mean, axis=-1))
+    return probability.shape[-1] * summed(of_groups) / manual_parts()
+
+
+def _slots(gate, chosen, place, capacity: int):
+    """Gates at (token, expert, slot)."""
+    slot = jax.nn.one_hot(jnp.sum(chosen * place, axis=-1).astype(jnp.int32), capacity)
+    return gate[..., None, None] * chosen[..., None] * slot[:, :, None, :]

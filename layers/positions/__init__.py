@@ -1,0 +1,1 @@
+"""Position information: embeddings added to tokens, rotations, and biases of attention scores."""

@@ -1,0 +1,1 @@
+"""Weights: their creation, initial values and partition specs."""

@@ -1,0 +1,174 @@
+"""The one helper that makes weights: each carries its row of the weight table from birth."""
+
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from flax.core import meta
+
+from layers.collectives import gather, manual_axis, scatter
+from layers.weights.initializers import Initializer
+from layers.weights.specs import P
+
+Role = Literal["embedding", "hidden", "output", "scale", "bias", "state"]
+"""What a weight is for. `embedding`: looked up by token or position. `hidden`: matrix between hidden layers.
+`output`: hidden to vocabulary. `scale`, `bias`: vectors. `state`: not trained by gradient (codebook averages)."""
+
+ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "state")
+
+
+GRADIENT = "gradient"
+"""Collection of stand-ins: where it has an array under a weight's name, the weight's gradient goes to that array, in
+its dtype, and none to the weight. A layer that computes in that dtype is handed the weight in it."""
+
+
+class Weight(struct.PyTreeNode, meta.AxisMetadata):
+    """A weight boxed with its row: what it is for and where it lives."""
+
+    value: Any
+    key: str = struct.field(pytree_node=False)  # its name in the experiment's WEIGHTS
+    spec: P = struct.field(pytree_node=False)  # one entry per dimension
+    role: Role = struct.field(pytree_node=False)
+    init: str = struct.field(pytree_node=False)  # the initializer, in words
+    stddev: float = struct.field(pytree_node=False)  # standard deviation of what it draws
+    fan_in: int = struct.field(pytree_node=False)  # inputs summed into one output
+    used: tuple[int, ...] = struct.field(pytree_node=False)  # its shape without padding, one layer of a stack
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> "Weight":
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: dict[Any, Any]) -> "Weight":
+        entries = list(self.spec)
+        entries.insert(index, params.get(nn.PARTITION_NAME))
+        return self.replace(spec=P(*entries))
+
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> "Weight":
+        entries = list(self.spec)
+        del entries[index]
+        return self.replace(spec=P(*entries))
+
+
+def weight(
+    module: Any,
+    key: str,
+    shape: tuple[int, ...],
+    *,
+    init: Initializer,
+    role: Role,
+    fan_in: int | None = None,
+    collection: str = "params",
+    used: tuple[int, ...] | None = None,
+    dtype: str | None = None,
+) -> jax.Array:
+    """Makes (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
+
+    Args:
+      module: the Linen module that owns the weight; has fields `specs` and `param_dtype`.
+      key: name of the weight, ending in one letter per dimension (`query_mnd`).
+      shape: sizes of those dimensions.
+      init: how it is drawn.
+      role: what it is for; learning-rate scale and decay follow from it.
+      fan_in: inputs summed into one output; by default all dimensions but the last.
+      collection: "params" for weights trained by gradient, any other name for state that is not.
+      used: the part of `shape` that is not padding; None is all of it.
+      dtype: what the layer computes with it in; None is the module's `dtype`. A weight whose gradient is summed by a
+        lookup says float32 here, for sums of many small numbers stall in bfloat16.
+
+    Raises:
+      SpecError: `module.specs` has no row for `key`.
+    """
+    spec = module.specs.lookup(key, type(module).__name__)
+    fan_in = math.prod(shape[:-1]) if fan_in is None else fan_in
+
+    def make(rng: jax.Array) -> Weight:
+        # State is sums of many small numbers.
+        value = init(rng, shape, module.param_dtype if collection == "params" else "float32", fan_in)
+        row: Any = {"key": key, "spec": spec, "role": role, "fan_in": fan_in}
+        row |= {"init": str(init), "stddev": init.deviation(fan_in)}
+        return Weight(value, used=shape if used is None else used, **row)
+
+    if collection == "params":
+        stand_in = module.get_variable(GRADIENT, key) if module.has_variable(GRADIENT, key) else None
+        stored = module.get_variable("params", key) if module.has_variable("params", key) else None
+        if stored is None or (stand_in is None and stored.shape == shape):
+            return module.param(key, make)
+        wanted = dtype or str(getattr(module, "dtype", "float32"))
+        narrow = role in ("hidden", "output") or (stand_in is not None and wanted == stand_in.dtype)
+        read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, wanted if narrow else stored.dtype.name))
+        return read
+    return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
+
+
+class _Reading(NamedTuple):
+    """How a weight is handed out: whole, in which dtype."""
+
+    shape: tuple[int, ...]
+    spec: P
+    dtype: str
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _take_gradient(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> jax.Array:
+    """The whole weight in the reading's dtype; its cotangent goes to `stand_in`.
+
+    Where the computation handles a mesh axis itself, a device stores its part of a weight, which is gathered, or takes
+    its part of the gradient, which is scattered: at the place of use, so that no more than this weight is held whole.
+    """
+    del stand_in
+    return _handed_out(stored, reading)
+
+
+def _handed_out(stored: jax.Array, reading: _Reading) -> jax.Array:
+    # Gathered in the narrower dtype: nothing but the gathering is to be done again for the way back.
+    value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
+    value = value.astype(reading.dtype)
+    dim = _split_dim(stored.shape, reading.shape)
+    return value if dim is None else gather(value, _axis(), dim, reading.spec)
+
+
+def _split_dim(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
+    return next((dim for dim, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b), None)
+
+
+def _axis() -> str:
+    axis = manual_axis()
+    assert axis is not None, "weights have the shape of their row, except inside tasks.zero"
+    return axis
+
+
+def _forward(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
+    # The way back needs the stand-in's shape and dtype alone.
+    kept = None if stand_in is None else jnp.zeros((0, *stand_in.shape), stand_in.dtype)
+    return _handed_out(stored, reading), kept
+
+
+def _backward(reading: _Reading, kept: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:
+    if kept is None:
+        return None, None
+    dim = _split_dim(kept.shape[1:], reading.shape)
+    if dim is None:
+        return None, cotangent.astype(kept.dtype)
+    total = scatter(cotangent.astype(jnp.float32), _axis(), dim, reading.spec)  # sums of many numbers stall in bfloat16
+    return None, total.astype(kept.dtype)
+
+
+_take_gradient.defvjp(_forward, _backward)
+
+
+def _to_bfloat16(x: jax.Array) -> jax.Array:
+    """float32 to bfloat16, rounding to the nearest and to even, in integer arithmetic.
+
+    A plain conversion inside a scan over layers is moved out of it by the TPU compiler, which then keeps a bfloat16
+    copy of the whole stack beside the weights: as much memory as the gradient in bfloat16.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    narrow = jax.lax.bitcast_convert_type(rounded.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isnan(x), jnp.bfloat16(jnp.nan), narrow)

@@ -1,0 +1,139 @@
+"""Where token ids come from: what DATA, DATA_PATH and DATASET mean as configs."""
+
+from typing import Any, Literal, get_args
+
+import fiddle as fdl
+
+from layers.errors import UsageError, did_you_mean
+from registry.experiment import Experiment
+from tasks.inputs.byte_text import ByteText
+from tasks.inputs.mixture import ChainedInput, MixedInput
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.functions import FromFunction
+from tasks.inputs.sources.huggingface import HuggingFace
+from tasks.inputs.sources.running_text import RunningText
+from tasks.inputs.sources.splits import named as splits_named
+from tasks.inputs.sources.text_files import JsonLines, TextFiles, TextLines
+from tasks.inputs.sources.tfds import Tfds
+from tasks.inputs.sources.tfrecords import TfExamples
+from tasks.inputs.sources.webdataset_shards import WebDatasetShards
+from tasks.inputs.token_cache import CachedDocuments
+from tasks.inputs.token_ids.pretokenized import TokenFiles
+from tasks.inputs.token_ids.token_files import StoredTokens
+from tasks.vocabularies.vocabulary import ByteVocabulary
+
+Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
+Data = Literal[Kind, "mixture", "seqio", "synthetic"]
+FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines, "tfrecord": TfExamples}
+HAVE_HELD_OUT_FILES = (*FROM_FILES, "webdataset", "tokens")
+HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
+
+
+class DataSources(Experiment):
+    """The knobs of real data, from files and folders and the data sets that libraries know by name."""
+
+    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"
+    VOCABULARY_PATH: str | None = None  # a .model; a tokenizer.json, its folder or a hub name; GPT-2's folder
+    DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; for text, None is the standard library
+    VALIDATION_PATH: str | None = None  # files that validate, where they are not among DATA_PATH
+    TEST_PATH: str | None = None  # files that test
+    DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function
+    DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
+    DATA_SPLITS: tuple[tuple[str, str], ...] = ()  # (train, validation or test, the data set's name) where they differ
+    DATA_COLUMN: str = "text"  # the field of each example that is read
+    DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending
+    FUNCTION_SPLITS: bool = False  # a function is called with the name of each split
+    TOKEN_DTYPE: str = "uint16"  # of .bin files of token ids that do not say
+    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
+    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE or KIND:PLACE#COLUMN, weight) of each, for DATA = mixture
+    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
+    DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
+    CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
+
+    def vocabulary(self) -> fdl.Config:
+        """Text to token ids and back."""
+        raise NotImplementedError
+
+    def token_rows(self, kind: str, place: str | None, **sizes: Any) -> fdl.Config:
+        """Endless shuffled rows of one source. `place` stands for DATA_PATH or DATASET, whichever the kind reads."""
+        named = {"VALIDATION_PATH": self.VALIDATION_PATH, "TEST_PATH": self.TEST_PATH}
+        if (kind not in HAVE_HELD_OUT_FILES or place) and (unread := [knob for knob in named if named[knob]]):
+            where = f"'{kind}:{place}' in MIXTURE" if place else f"DATA = {kind}"
+            known = ", ".join(HAVE_HELD_OUT_FILES)
+            raise UsageError(f"{where} has no use for {unread[0]} = {named[unread[0]]}, which is for DATA = {known}.")
+        rows = {"rows": self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
+
+    def mixed_rows(self, **sizes: Any) -> fdl.Config:
+        """Endless rows of the sources in MIXTURE, by their weights."""
+        if not self.MIXTURE:
+            raise UsageError('DATA = mixture needs sources: --set=MIXTURE=(("text:",0.7),("jsonl:more.jsonl",0.3)).')
+        rows = []
+        for name, _ in self.MIXTURE:
+            kind, _, place = name.partition(":")
+            if kind not in get_args(Kind):
+                raise UsageError(f"'{name}' in MIXTURE is no KIND:PLACE. {did_you_mean(kind, get_args(Kind))}")
+            rows.append(self.token_rows(kind, place or None, **sizes))
+        weights = tuple(float(weight) for _, weight in self.MIXTURE)
+        return fdl.Config(MixedInput, sources=tuple(rows), weights=weights, seed=sizes.get("seed", 0))
+
+    def held_out(self, config: fdl.Config, split: str, max_rows: int | None) -> fdl.Config:
+        """One pass over another split of what the config reads."""
+        if fdl.get_callable(config) is MixedInput:
+            parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
+            return fdl.Config(ChainedInput, sources=parts)
+        config.split, config.shuffle, config.max_rows = split, False, max_rows
+        return config
+
+    def token_source(self, kind: str, place: str | None) -> fdl.Config:
+        """A TokenSource."""
+        vocabulary = self.vocabulary()
+        plain = fdl.get_callable(vocabulary) is ByteVocabulary and not getattr(vocabulary, "special_tokens", 0)
+        if kind == "text" and plain:
+            return fdl.Config(ByteText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
+        if kind == "tokens":
+            common = {
+                "dtype": self.TOKEN_DTYPE,
+                "fractions": self.SPLIT_FRACTIONS,
+                **self._held_out_files("files", place),
+            }
+            files = fdl.Config(TokenFiles, files=self._named(kind, "DATA_PATH", place), **common)
+            return fdl.Config(StoredTokens, source=files, vocabulary=vocabulary)
+        return fdl.Config(
+            CachedDocuments,
+            source=self.documents(kind, place),
+            vocabulary=vocabulary,
+            fractions=self.SPLIT_FRACTIONS,
+            folder=self.CACHE_DIR,
+        )
+
+    def documents(self, kind: str, place: str | None) -> fdl.Config:
+        """A DocumentSource. A place may end in #COLUMN."""
+        if kind == "text":
+            return fdl.Config(RunningText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
+        column = {}
+        if kind in HAVE_COLUMNS:
+            place, _, named = (place or "").partition("#")
+            column = {"column": named or self.DATA_COLUMN}
+        if kind in FROM_FILES:
+            held_out = self._held_out_files("files", place)
+            return fdl.Config(FROM_FILES[kind], files=self._named(kind, "DATA_PATH", place), **held_out, **column)
+        if kind == "webdataset":
+            held_out = self._held_out_files("shards", place) | {"member": self.DATA_MEMBER}
+            return fdl.Config(WebDatasetShards, shards=self._named(kind, "DATA_PATH", place), **held_out, **column)
+        name = self._named(kind, "DATASET", place)
+        if kind == "function":
+            return fdl.Config(FromFunction, function=name, has_splits=self.FUNCTION_SPLITS)
+        splits = {"splits": splits_named(self.DATA_SPLITS)}
+        if kind == "tfds":
+            return fdl.Config(Tfds, name=name, data_dir=self.DATA_PATH, **splits, **column)
+        return fdl.Config(HuggingFace, dataset=name, config=self.DATASET_CONFIG, **splits, **column)
+
+    def _held_out_files(self, what: str, place: str | None) -> dict[str, Any]:
+        return {} if place else {f"validation_{what}": self.VALIDATION_PATH, f"test_{what}": self.TEST_PATH}
+
+    def _named(self, kind: str, knob: str, place: str | None) -> str:
+        named = place or getattr(self, knob)
+        if not named:
+            raise UsageError(f"DATA = {kind} needs to know what to read: --set={knob}=...")
+        return named

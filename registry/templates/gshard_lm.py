@@ -1,0 +1,282 @@
+"""The template of Lingvo's GShard language models, and of models with a mixture of experts in every other layer."""
+
+from typing import Any, Literal
+
+import fiddle as fdl
+
+from layers.block import Chain
+from layers.embedding import Embedding
+from layers.errors import UsageError
+from layers.feed_forward.experts import MixtureOfExperts
+from layers.feed_forward.routing import SecondExpert
+from layers.positions.relative_bias import RelativeBias
+from layers.weights.initializers import FanIn, FanInUniform, Normal
+from layers.weights.specs import P, Specs
+from registry.templates.decoder import DecoderLm
+from registry.values import Positive, PositiveFloat
+
+
+class GShardLm(DecoderLm):
+    """Lingvo's dense LM (Xu et al. 2021, GSPMD).
+
+    RMS norms, unscaled attention with an extra logit 0, a shared embedding of N(0, 1) with logits scaled by
+    MODEL_DIM^-1/2, z-loss, the mean of the loss taken over all positions.
+
+    Every matrix is split over both axes of the mesh; the batch over "data", and the model dimension of activations,
+    heads, hidden units and vocabulary over "model". Positions are relative biases with gated GELU layers, or learned
+    with ReLU layers. Synthetic packed rows are the training data: several segments a row, with positions that restart
+    and a causal mask that masks, where the reference feeds all ones.
+
+    Layers are computed again in the backward pass (REMAT = "full"): the reference asks for it where it repeats layers,
+    and its promised speeds elsewhere imply it. Statistics of norms, scores and the loss are float32, where the
+    reference has bfloat16. Where the reference counts one step for each micro-batch and one more for each update, a
+    step here is an update.
+    """
+
+    NUM_LAYERS = 32
+    MODEL_DIM = 8192
+    NUM_HEADS = 128
+    HEAD_DIM = 128
+    FFN_DIM = 65536
+    VOCAB_SIZE = 32000
+    SEQ_LEN = 1024
+    GATED = True
+    POSITIONS: Literal["relative", "rotary", "learned", "sinusoidal", "none"] = "relative"
+    NUM_BUCKETS: Positive = 32  # of relative positions
+    MAX_DISTANCE: Positive = 128  # distances from here on share a bucket
+    ATTENTION_SCALE = 1.0
+    EXTRA_LOGIT: float | None = 0.0  # of a key with value 0 in every softmax; None is none
+    LOGIT_CAP: PositiveFloat | None = None  # scores become LOGIT_CAP * tanh(scores / LOGIT_CAP)
+    HEAD_SLOTS: Positive | None = (
+        None  # heads of activations are padded to this number where the mesh does not divide them
+    )
+    VOCAB_MULTIPLE: Positive = 1  # rows of the embedding are padded to a multiple of this
+    CAUSAL: bool = True
+
+    OPTIMIZER = "adafactor"
+    LEARNING_RATE = 0.01
+    SCHEDULE = "inverse_sqrt"
+    TIMESCALE: Positive = 10_000  # updates before the learning rate falls as the inverse root
+    WARMUP_STEPS = 0
+    BETA2 = 0.999  # of adamw; adafactor forgets by 1 - t^-0.8
+    ADAM_EPSILON = 1e-6
+    WEIGHT_DECAY = 0.0
+    CLIP_NORM = None
+    Z_LOSS = 1e-4
+    LOSS_NORMALIZER = "positions"
+
+    DATA = "synthetic"
+    NUM_STEPS = 2_000_000
+    LOG_EVERY = 100
+    EVAL_EVERY = None
+    SAVE_EVERY = 500
+    DTYPE = "bfloat16"
+    REMAT = "full"
+
+    WEIGHTS: Specs = Specs(
+        embedding_vm=P(None, "model"),
+        query_ma=P("data", "model"),
+        key_ma=P("data", "model"),
+        value_ma=P("data", "model"),
+        attention_out_am=P("model", "data"),
+        ffn_in_mf=P("data", "model"),
+        ffn_out_fm=P("model", "data"),
+        norm_scale_m=P(None),
+    )
+    OPTIONAL_WEIGHTS: Specs = Specs(
+        ffn_gate_mf=P("data", "model"),
+        position_tm=P(None, "model"),
+        relative_bias_nr=P(None, None),
+    )
+    ACTIVATIONS: Specs = Specs(
+        tokens_bs=P("data", None),
+        residual_bsm=P("data", None, "model"),
+        query_bsnd=P("data", None, "model", None),
+        key_bskd=P("data", None, "model", None),
+        value_bskd=P("data", None, "model", None),
+        mixed_bsnd=P("data", None, "model", None),
+        hidden_bsf=P("data", None, "model"),
+        logits_bsv=P("data", None, "model"),
+    )
+
+    @classmethod
+    def Smoke(cls):
+        padded = {"NUM_HEADS": 6, "HEAD_SLOTS": 8} if cls.HEAD_SLOTS else {}
+        uneven = {"VOCAB_SIZE": 251, "VOCAB_MULTIPLE": 8} if cls.VOCAB_MULTIPLE > 1 else {"VOCAB_SIZE": 256}
+        schedule = {"LEARNING_RATE": 1e-2, "TIMESCALE": 20} if cls.OPTIMIZER == "adamw" else {"LEARNING_RATE": 5e-2}
+        return super().Smoke().derive(NUM_LAYERS=4, DTYPE="float32", **padded, **uneven, **schedule)
+
+    def model(self) -> fdl.Config:
+        config = super().model()
+        config.embedding = self.layer(
+            Embedding,
+            vocab_size=self.vocab_size,
+            table_rows=self.table_rows,
+            model_dim=self.MODEL_DIM,
+            initializer=fdl.Config(Normal, stddev=1.0),
+            logits_scale=(self.MODEL_DIM * self.parametrization.multiple) ** -0.5,
+            dtype=self.DTYPE,
+        )
+        config.mask_padding = True
+        return config
+
+    @classmethod
+    def grows_with_width(cls) -> tuple[str, ...]:
+        return *super().grows_with_width(), "HEAD_SLOTS"
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding that are stored."""
+        return -(-self.vocab_size // self.VOCAB_MULTIPLE) * self.VOCAB_MULTIPLE
+
+    def position_embedding(self) -> fdl.Config | None:
+        config = super().position_embedding()
+        if self.POSITIONS == "learned" and config is not None:
+            config.initializer = fdl.Config(Normal, stddev=1.0)
+        return config
+
+    def block(self) -> fdl.Config:
+        config = super().block()
+        config.mask_padding = True
+        return config
+
+    @property
+    def branch_scale(self) -> float:
+        return 1.0
+
+    def mixer(self) -> fdl.Config:
+        config = super().mixer()
+        config.query_initializer = fdl.Config(FanIn, scale=self.head_dim**-0.5)
+        config.extra_logit = self.EXTRA_LOGIT
+        config.logit_cap = self.LOGIT_CAP
+        config.merged_heads = True
+        config.head_slots = self.HEAD_SLOTS
+        config.causal = self.CAUSAL
+        if self.POSITIONS == "relative":
+            config.relative_bias = self.layer(
+                RelativeBias,
+                num_heads=self.num_heads,
+                num_buckets=self.NUM_BUCKETS,
+                max_distance=self.MAX_DISTANCE,
+                bidirectional=not self.CAUSAL,
+                # Its fan-in grows with the heads; under muP a bias's deviation does not change with the width.
+                initializer=fdl.Config(FanIn, scale=self.parametrization.multiple**0.5),
+            )
+        return config
+
+    def ffn(self) -> fdl.Config:
+        config = super().ffn()
+        config.initializer = fdl.Config(FanInUniform)
+        config.out_initializer = fdl.Config(FanInUniform)
+        return config
+
+    def optimizer(self) -> fdl.Config:
+        config = super().optimizer()
+        config.schedule.timescale = self.TIMESCALE
+        return config
+
+
+class MoeLm(GShardLm):
+    """A GShard LM with a mixture of experts in place of every other feed-forward layer, the first included.
+
+    See Lepikhin et al. 2021, GShard. A group of about 1024 tokens keeps the products that carry tokens to their slots
+    small beside the experts' own; they grow with the square of the group.
+
+    Groups of tokens and experts are both split over "data": tokens change devices in an all-to-all. The hidden
+    dimension of experts is split over "model"; weights outside the experts are few, and have a copy along "data".
+    Another axis for the experts is another spec: give the mesh an axis "expert" and set the rows that start with
+    `expert_` to it.
+    """
+
+    NUM_EXPERTS: Positive = 8
+    EXPERT_DIM: Positive | None = None  # hidden units of one expert; None is FFN_DIM
+    NUM_GROUPS: Positive = 8  # groups of tokens, each with slots of its own
+    ROUTING: Literal["top2", "expert_choice"] = "top2"
+    SECOND_EXPERT: SecondExpert = "random"  # the paper's policy
+    SECOND_THRESHOLD: float = 0.5  # 2 * gate is the probability of a second expert
+    CAPACITY: int = 0  # least slots per expert and group
+    CAPACITY_FACTOR: float = 2.0
+    LEGACY_GATES: bool = True
+    GATED_EXPERTS: bool = False
+    AUX_LOSS: float = 0.01
+    ROUTER_Z_LOSS: float = 0.0
+    JITTER: float = 0.0
+
+    WEIGHTS: Specs = GShardLm.WEIGHTS | Specs(
+        query_ma=P(None, "model"),
+        key_ma=P(None, "model"),
+        value_ma=P(None, "model"),
+        attention_out_am=P("model", None),
+        ffn_in_mf=P(None, "model"),
+        ffn_out_fm=P("model", None),
+        router_me=P(None, None),
+        expert_in_emf=P("data", None, "model"),
+        expert_out_efm=P("data", "model", None),
+    )
+    OPTIONAL_WEIGHTS: Specs = GShardLm.OPTIONAL_WEIGHTS | Specs(
+        ffn_gate_mf=P(None, "model"), expert_gate_emf=P("data", None, "model")
+    )
+    ACTIVATIONS: Specs = GShardLm.ACTIVATIONS | Specs(
+        group_gsm=P("data", None, None),
+        combine_gsec=P("data", None, None, None),
+        dispatched_gecm=P("data", None, None, None),
+        expert_in_egcm=P("data", None, None, None),
+        expert_hidden_egcf=P("data", None, None, "model"),
+        expert_out_egcm=P("data", None, None, None),
+        returned_gecm=P("data", None, None, None),
+    )
+
+    @classmethod
+    def Smoke(cls):
+        experts: dict[str, Any] = {"NUM_EXPERTS": 8, "EXPERT_DIM": 32, "NUM_GROUPS": 8}
+        return super().Smoke().derive(**experts)
+
+    @classmethod
+    def grows_with_width(cls) -> tuple[str, ...]:
+        return *super().grows_with_width(), "EXPERT_DIM"
+
+    def model(self) -> fdl.Config:
+        config = super().model()
+        if self.NUM_LAYERS % 2:
+            raise UsageError(f"NUM_LAYERS = {self.NUM_LAYERS} must be even: every other layer has experts.")
+        config.stack.block = fdl.Config(Chain, blocks=(self.expert_block(), self.block()))
+        config.stack.num_layers = self.NUM_LAYERS // 2
+        return config
+
+    def expert_block(self) -> fdl.Config:
+        """A layer with experts."""
+        config = self.block()
+        config.ffn = self.experts()
+        return config
+
+    def experts(self) -> fdl.Config:
+        """The mixture of experts."""
+        for rows, length in self.update_shapes():
+            tokens = rows * length // max(1, self.MICROBATCHES)
+            if tokens % self.NUM_GROUPS:
+                raise UsageError(
+                    f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a "
+                    f"(micro-)batch with rows of {length}."
+                )
+        return self.layer(
+            MixtureOfExperts,
+            activations=self.ACTIVATIONS.of(MixtureOfExperts),
+            model_dim=self.MODEL_DIM,
+            hidden_dim=self.FFN_DIM if self.EXPERT_DIM is None else self.EXPERT_DIM,
+            num_experts=self.NUM_EXPERTS,
+            initializer=fdl.Config(FanInUniform),
+            out_initializer=fdl.Config(FanInUniform),
+            num_groups=self.NUM_GROUPS,
+            capacity=self.CAPACITY,
+            capacity_factor=self.CAPACITY_FACTOR,
+            routing=self.ROUTING,
+            second_expert=self.SECOND_EXPERT,
+            second_threshold=self.SECOND_THRESHOLD,
+            legacy_gates=self.LEGACY_GATES,
+            activation="gelu_tanh" if self.GATED_EXPERTS else "relu",
+            gated=self.GATED_EXPERTS,
+            aux_loss=self.AUX_LOSS,
+            router_z_loss=self.ROUTER_Z_LOSS,
+            jitter=self.JITTER,
+            dtype=self.DTYPE,
+        )

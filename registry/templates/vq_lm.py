@@ -1,0 +1,353 @@
+"""The template of Transformer-VQ language models and of their quadratic twins."""
+
+from typing import Literal
+
+import fiddle as fdl
+
+from layers.attention.gated import FullAttention, GatedHeads
+from layers.attention.quantizer import VectorQuantizer
+from layers.attention.vq import VQAttention
+from layers.block import Chain, ResidualBlock
+from layers.embedding import Embedding, Unembedding
+from layers.errors import UsageError
+from layers.norm import RMSNorm
+from layers.positions.embeddings import ScaledSinusoidalPositions
+from layers.weights.initializers import FanIn, Normal
+from layers.weights.specs import P, Specs
+from registry.templates.data_sources import Data
+from registry.templates.decoder import DecoderLm
+from registry.values import Positive, PositiveFloat
+from tasks.inputs.datasets.enwik8 import Enwik8
+from tasks.inputs.datasets.imagenet64 import ImageNet64
+from tasks.inputs.rows import TokensInput
+from tasks.inputs.sources.tfds import Tfds
+from tasks.inputs.token_cache import CachedDocuments
+from tasks.vocabularies.vocabulary import ByteVocabulary
+
+
+class VQLm(DecoderLm):
+    """Transformer-VQ (Lingle 2023): attention in linear time over quantised keys, exact over the whole past.
+
+    A layer is two gated attention units of one head each ("shga"), or multi-query or multi-head attention with a
+    feed-forward layer ("mqa", "mha"). ATTENTION = "full" is the quadratic twin: the same weights minus the codebooks,
+    keys as they are, positions at every distance.
+
+    The mesh has three axes: rows are split over "data", positions over "sequence" (blocks of one row on different
+    devices, their caches merged), values, gates and hidden units over "model". Matrices are stored in parts over "data"
+    and "model" both, and so are the optimizer's slots. DROPOUT is on what branches add to the residual stream.
+    """
+
+    MESH_AXES = ("data", "sequence", "model")
+    DEVICE_MESH_SHAPE = (-1, 1, 1)
+
+    # Structure
+    ATTENTION: Literal["vq", "full"] = "vq"
+    HEADS: Literal["shga", "mqa", "mha"] = "shga"
+    NUM_HEADS = 1  # of shga; mqa and mha have MODEL_DIM / KEY_DIM
+    KEY_DIM: Positive = 128
+    VALUE_DIM: Positive | None = None  # per head; None is 2 MODEL_DIM / NUM_HEADS for shga, KEY_DIM for mqa and mha
+    VOCAB_SIZE = 259
+    ACTIVATION = "squared_relu"
+    POSITIONS: Literal["none", "scaled_sinusoidal"] = "none"  # added to the embedding, beside those by distance
+    WAVELENGTH: PositiveFloat = 100_000.0  # of the slowest sine, over 2 pi
+    NORM_WEIGHTS: bool = False  # norms with scale and bias, as in the paper's first code
+    FINAL_NORM: bool = True
+    TIED = True
+    LOGITS_SCALE: float = 1.0
+
+    # Quantised keys
+    BLOCK_LEN: Positive = 512  # tokens worked through at once; no output depends on it
+    MEMORY_LEN: Positive | None = None  # last keys seen one by one, and distances told apart; None is BLOCK_LEN
+    NUM_CODES: Positive = 512
+    CACHE: bool = True  # what is older is seen through per-code means; without it, not at all
+    GRADIENT_THROUGH_CACHE: bool = True
+    REDUCTION: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"
+    COMMIT_WEIGHT: float = 1e-4
+    CODEBOOK_DECAY: float = 0.99
+    CODEBOOK_INFLATION: float = 1.0  # counts a batch so many times; the reference: devices times blocks
+    RESEED_BELOW: float | None = None  # codes with a smaller running count get a random key of the batch
+    CODEBOOK_METRICS: bool = False  # distances and angles of codewords in the log too
+
+    # Dropout
+    EMBEDDING_DROPOUT = 0.0
+    SINUSOID_DROPOUT: float = 0.0  # on the sines of distances, the same for a row's whole sequence
+    HIDDEN_DROPOUT = 0.0
+    LAYER_DROPOUT: float = 0.0  # leaves out a branch, per row, for its whole sequence
+
+    # Optimization
+    BETA2 = 0.98
+    ADAM_EPSILON = 1e-9
+    WEIGHT_DECAY = 0.0
+    DECAY_SCALE = "none"  # the paper's decay is of the weight itself, whatever the learning rate
+    CLIP_NORM = None
+    LOSS_NORMALIZER = "positions"
+
+    # Data and computation
+    DATA: Literal[Data, "enwik8", "pg19", "imagenet64"] = "text"
+    DTYPE = "bfloat16"
+    REMAT = "full"
+
+    WEIGHTS: Specs = Specs(
+        embedding_vm=P(None, "model"),
+        query_mnd=P("data", None, None),
+        key_mkd=P("data", None, None),
+        value_mkf=P("data", None, "model"),
+        attention_out_nfm=P(None, "model", "data"),
+        distance_mkd=P("data", None, None),
+        content_bias_nd=P(None, None),
+        position_bias_nd=P(None, None),
+    )
+    OPTIONAL_WEIGHTS: Specs = Specs(
+        gate_mnf=P("data", None, "model"),
+        codebook_sum_kcd=P(None, None, None),
+        codebook_count_kc=P(None, None),
+        unembedding_mv=P("model", None),
+        unembedding_bias_v=P(None),
+        ffn_in_mf=P("data", "model"),
+        ffn_out_fm=P("model", "data"),
+        norm_scale_m=P(None),
+        norm_bias_m=P(None),
+        position_scale_=P(),
+    )
+    ACTIVATIONS: Specs = Specs(
+        tokens_bs=P("data", "sequence"),
+        residual_bsm=P("data", "sequence", None),
+        value_bskf=P("data", "sequence", None, "model"),
+        gate_bsnf=P("data", "sequence", None, "model"),
+        mixed_bsnf=P("data", "sequence", None, "model"),
+        cache_brkcf=P("data", "sequence", None, None, "model"),
+        logits_bsv=P("data", "sequence", None),
+    )
+
+    @classmethod
+    def Smoke(cls):
+        heads = {"NUM_HEADS": 1, "KEY_DIM": 8, "VALUE_DIM": None}
+        quantised = {"BLOCK_LEN": 4, "MEMORY_LEN": None, "NUM_CODES": 16, "CODEBOOK_DECAY": 0.9}
+        dropped = dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT"), 0.01)
+        learned = {"LEARNING_RATE": 2e-2 if cls.OPTIMIZER == "adafactor" else 5e-3, "DTYPE": "float32"}
+        data = {
+            "DATA": "text",
+            "SEQIO_TASK": None,
+            "DATA_PATH": None,
+            "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16,
+        }
+        parts = {name: 0.0 if getattr(cls, name) == 0 else rate for name, rate in dropped.items()}
+        sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
+        return super().Smoke().derive(**heads, **quantised, **parts, **learned, **data, **sizes)
+
+    @classmethod
+    def grows_with_width(cls):
+        return ("FFN_DIM", "VALUE_DIM") if cls.HEADS == "shga" else ("FFN_DIM",)
+
+    @property
+    def vocab_size(self) -> int:
+        if self.in_bytes and self.bytes_vocabulary.size > self.VOCAB_SIZE:
+            raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {self.bytes_vocabulary.size} for bytes.")
+        return self.VOCAB_SIZE
+
+    @property
+    def bytes_vocabulary(self) -> ByteVocabulary:
+        """Bytes, behind three special tokens where the data are the paper's."""
+        return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
+
+    def vocabulary(self) -> fdl.Config:
+        if not self.in_bytes:
+            return super().vocabulary()
+        return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
+
+    def train_input(self) -> fdl.Config:
+        if self.DATA not in ("enwik8", "pg19", "imagenet64"):
+            return super().train_input()
+        sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
+        rows = {"rows": "restart" if self.ROWS == "cut" else self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        return fdl.Config(TokensInput, source=self.paper_source(), **rows, **sizes)
+
+    def paper_source(self) -> fdl.Config:
+        """The data sets of the paper: bytes, or larger tokens of PG-19's books."""
+        if self.VOCABULARY != "bytes" and self.DATA != "pg19":
+            raise UsageError(f"DATA = {self.DATA} is read as bytes: leave VOCABULARY = {self.VOCABULARY} out.")
+        if self.DATA == "enwik8":
+            return fdl.Config(Enwik8, path=self.DATA_PATH)
+        if self.DATA == "pg19":
+            documents = fdl.Config(Tfds, name="pg19", data_dir=self.DATA_PATH, column="book_text")
+        else:
+            documents = fdl.Config(ImageNet64, path=self.DATA_PATH)
+        return fdl.Config(
+            CachedDocuments,
+            source=documents,
+            vocabulary=self.vocabulary(),
+            stop_tokens=self.DATA == "pg19",  # an image has no end
+            folder=self.CACHE_DIR,
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        if self.HEADS == "shga":
+            return 1 if self.NUM_HEADS is None else self.NUM_HEADS
+        if self.KEY_DIM < 1 or self.MODEL_DIM % self.KEY_DIM:
+            raise UsageError(f"KEY_DIM = {self.KEY_DIM} must divide MODEL_DIM = {self.MODEL_DIM}.")
+        return self.MODEL_DIM // self.KEY_DIM
+
+    @property
+    def value_dim(self) -> int:
+        """Values of one head."""
+        if self.VALUE_DIM is not None:
+            return self.VALUE_DIM
+        if self.HEADS != "shga":
+            return self.KEY_DIM
+        if self.num_heads < 1 or 2 * self.MODEL_DIM % self.num_heads:
+            raise UsageError(f"NUM_HEADS = {self.NUM_HEADS} must divide 2 * MODEL_DIM = {2 * self.MODEL_DIM}.")
+        return 2 * self.MODEL_DIM // self.num_heads
+
+    @property
+    def branch_scale(self) -> float:
+        return 1.0
+
+    def model(self) -> fdl.Config:
+        config = super().model()
+        common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
+        scale = self.LOGITS_SCALE / (self.parametrization.multiple if self.TIED else 1)
+        init = fdl.Config(Normal, stddev=1.0)
+        output = {"use_bias": self.USE_BIAS, "logits_scale": scale}
+        config.embedding = self.layer(Embedding, initializer=init, **common, **(output if self.TIED else {}))
+        if not self.TIED:
+            config.head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common, **output)
+        config.final_norm = self.norm() if self.FINAL_NORM else None
+        return config
+
+    def position_embedding(self) -> fdl.Config | None:
+        if self.POSITIONS == "none":
+            return None
+        return self.layer(ScaledSinusoidalPositions, model_dim=self.MODEL_DIM, base=self.WAVELENGTH)
+
+    def norm(self) -> fdl.Config:
+        return self.layer(RMSNorm, use_scale=self.NORM_WEIGHTS, use_bias=self.NORM_WEIGHTS)
+
+    def block(self) -> fdl.Config:
+        if self.HEADS == "shga":
+            return fdl.Config(Chain, blocks=(self.unit(), self.unit()))
+        config = self.unit()
+        config.ffn_norm, config.ffn = self.norm(), self.ffn()
+        return config
+
+    def unit(self) -> fdl.Config:
+        """One attention with its residual."""
+        return fdl.Config(
+            ResidualBlock,
+            activations=self.ACTIVATIONS.of(ResidualBlock),
+            mixer_norm=self.norm(),
+            mixer=self.mixer(),
+            ffn_norm=None,
+            ffn=None,
+            dropout_rate=self.DROPOUT,
+            layer_drop_rate=self.LAYER_DROPOUT,
+        )
+
+    def ffn(self) -> fdl.Config:
+        config = super().ffn()
+        width = 4 if self.HEADS == "mha" else 5  # as many weights as two gated units, roughly
+        config.hidden_dim = width * self.MODEL_DIM if self.FFN_DIM is None else self.FFN_DIM
+        config.use_bias = False
+        return config
+
+    def mixer(self) -> fdl.Config:
+        base = {"ATTENTION_WINDOW": None, "QK_NORM": "none", "NORM": "rms", "NORM_EPSILON": None}
+        for knob, unset in base.items():
+            if getattr(self, knob) != unset:
+                raise UsageError(f"{knob} = {getattr(self, knob)} does nothing in this family: leave it {unset}.")
+        if self.ATTENTION_SCALE is not None:
+            raise UsageError("ATTENTION_SCALE is fixed here: queries and keys are normed, and scaled by KEY_DIM^-1/2.")
+        kv_heads = 1 if self.HEADS == "mqa" else self.num_heads
+        common = {
+            "activations": self.ACTIVATIONS.of(GatedHeads),
+            "model_dim": self.MODEL_DIM,
+            "num_heads": self.num_heads,
+            "num_kv_heads": kv_heads,
+            "key_dim": self.KEY_DIM,
+            "value_dim": self.value_dim,
+            "gated": self.HEADS == "shga",
+            "initializer": fdl.Config(FanIn),
+            "wavelength": self.WAVELENGTH,
+            "sinusoid_dropout": self.SINUSOID_DROPOUT,
+            "dtype": self.DTYPE,
+        }
+        if self.ATTENTION == "full":
+            return self.layer(FullAttention, query_chunk=self.BLOCK_LEN, **common)
+        return self.layer(
+            VQAttention,
+            quantizer=self.quantizer(kv_heads),
+            block_length=self.BLOCK_LEN,
+            memory_length=self.BLOCK_LEN if self.MEMORY_LEN is None else self.MEMORY_LEN,
+            cache=self.CACHE,
+            gradient_through_cache=self.GRADIENT_THROUGH_CACHE,
+            reduction=self.REDUCTION,
+            **common,
+        )
+
+    def quantizer(self, heads: int) -> fdl.Config:
+        """The codebooks of one attention."""
+        return self.layer(
+            VectorQuantizer,
+            num_heads=heads,
+            num_codes=self.NUM_CODES,
+            key_dim=self.KEY_DIM,
+            initializer=fdl.Config(FanIn),
+            commit_weight=self.COMMIT_WEIGHT,
+            decay=self.CODEBOOK_DECAY,
+            inflation=self.CODEBOOK_INFLATION,
+            reseed_below=self.RESEED_BELOW,
+            detailed_metrics=self.CODEBOOK_METRICS,
+        )
+
+
+class VQMultiHeadLm(VQLm):
+    """Multi-head attention with a feed-forward layer: queries, keys, values, scores split over "model" by heads."""
+
+    HEADS = "mha"
+    WEIGHTS: Specs = VQLm.WEIGHTS | Specs(
+        query_mnd=P("data", "model", None),
+        key_mkd=P("data", "model", None),
+        value_mkf=P("data", "model", None),
+        attention_out_nfm=P("model", None, "data"),
+        distance_mkd=P("data", "model", None),
+        content_bias_nd=P("model", None),
+        position_bias_nd=P("model", None),
+        ffn_in_mf=P("data", "model"),
+        ffn_out_fm=P("model", "data"),
+    )
+    OPTIONAL_WEIGHTS: Specs = VQLm.OPTIONAL_WEIGHTS | Specs(
+        codebook_sum_kcd=P("model", None, None),
+        codebook_count_kc=P("model", None),
+    )
+    ACTIVATIONS: Specs = VQLm.ACTIVATIONS | Specs(
+        query_bsnd=P("data", "sequence", "model", None),
+        key_bskd=P("data", "sequence", "model", None),
+        value_bskf=P("data", "sequence", "model", None),
+        mixed_bsnf=P("data", "sequence", "model", None),
+        scores_brkglt=P("data", "sequence", "model", None, None, None),
+        cache_brkcf=P("data", "sequence", "model", None, None),
+        hidden_bsf=P("data", "sequence", "model"),
+    )
+
+    @classmethod
+    def Smoke(cls):
+        return super().Smoke().derive(KEY_DIM=4, FFN_DIM=64)
+
+
+class VQMultiQueryLm(VQMultiHeadLm):
+    """Multi-query attention with a feed-forward layer: queries and scores split over "model", keys and values not."""
+
+    HEADS = "mqa"
+    WEIGHTS: Specs = VQMultiHeadLm.WEIGHTS | Specs(
+        key_mkd=P("data", None, None), value_mkf=P("data", None, None), distance_mkd=P("data", None, None)
+    )
+    OPTIONAL_WEIGHTS: Specs = VQMultiHeadLm.OPTIONAL_WEIGHTS | Specs(
+        codebook_sum_kcd=P(None, None, None), codebook_count_kc=P(None, None)
+    )
+    ACTIVATIONS: Specs = VQMultiHeadLm.ACTIVATIONS | Specs(
+        key_bskd=P("data", "sequence", None, None),
+        value_bskf=P("data", "sequence", None, None),
+        scores_brkglt=P("data", "sequence", None, "model", None, None),
+        cache_brkcf=P("data", "sequence", None, None, None),
+    )

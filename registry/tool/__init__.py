@@ -1,0 +1,1 @@
+"""The command `python -m registry`: verbs, tables, filters."""

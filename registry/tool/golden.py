@@ -1,0 +1,31 @@
+"""Golden files: what every entry resolved to when somebody last looked at it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from registry.diff import diff, is_equal
+from registry.experiment import Experiment, cls_key
+from registry.snapshot import snapshot
+
+FOLDER = Path(__file__).parents[2] / "tests" / "golden"
+
+
+def compare(experiment: Experiment, *, update: bool = False) -> dict[str, Any]:
+    """Holds an experiment against its golden file, or writes that: `{name, ok, reason}`."""
+    name = cls_key(type(experiment))
+    path = FOLDER / f"{name}.json"
+    now = snapshot(experiment)
+    if update:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(now, indent=1) + "\n")
+        return {"name": name, "ok": True, "reason": f"written to {path.name}"}
+    hint = f"look at it, then `python -m registry golden {name} --update`"
+    if not path.exists():
+        return {"name": name, "ok": False, "reason": f"has no golden file: {hint}"}
+    difference = diff(json.loads(path.read_text()), now)
+    if is_equal(difference):
+        return {"name": name, "ok": True, "reason": ""}
+    changed = [row["knob"] for row in difference["knobs"]] + [row["path"] for row in difference["config"]]
+    changed += [row["path"] for row in difference["weights"]]
+    return {"name": name, "ok": False, "reason": f"differs from its golden file in {', '.join(changed[:5])}: {hint}"}

@@ -1,0 +1,55 @@
+"""Rows of `registry list`, and the patterns that select them."""
+
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from layers.errors import UsageError, did_you_mean
+from registry import index
+from registry.tool.totals import Totals
+
+Row = dict[str, Any]
+
+
+def matching(keys: Sequence[str], pattern: str) -> list[str]:
+    """The keys that a pattern names, in whatever case: with `*`, `?` or `[`, those that match it as a whole or whose
+    class name does; a bare word those that contain it.
+
+    Raises:
+      UsageError: there are none.
+    """
+    wanted, is_glob = pattern.lower(), any(character in pattern for character in "*?[")
+    if is_glob:
+        found = [key for key in keys if any(fnmatch.fnmatchcase(name.lower(), wanted) for name in _names(key))]
+    else:
+        found = [key for key in keys if wanted in key.lower()]
+    if not found:
+        families = {key.rpartition(".")[0] for key in keys}
+        near = {name for key in keys for name in _names(key)} | {f"{name}.*" if is_glob else name for name in families}
+        raise UsageError(f"No experiment matches '{pattern}'. {did_you_mean(pattern, near)}")
+    return found
+
+
+def _names(key: str) -> tuple[str, str]:
+    return key, key.rpartition(".")[2]
+
+
+def entry(key: str, totals: Totals | None) -> Row:
+    """One row: parameters and bytes are None where the totals are not known."""
+    if key in index.entries():
+        found = index.entries()[key]
+        row = {"name": key, "base": found.base, "doc": found.doc, "mesh": list(found.mesh)}
+    else:
+        from registry.experiment import REGISTRY
+
+        cls = REGISTRY[key]
+        doc = (cls.__doc__ or "").strip().partition("\n")[0]
+        row = {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
+    return with_figures(row, row["mesh"], totals)
+
+
+def with_figures(row: Row, mesh: Iterable[int], totals: Totals | None) -> Row:
+    """The row with its figures; a -1 in the mesh counts as one device."""
+    figures = {key: None if totals is None else totals[key] for key in ("parameters", "bytes")}
+    return {**row, "mesh": list(mesh), **figures, "devices": math.prod(max(size, 1) for size in mesh)}

@@ -1,0 +1,282 @@
+"""How the registry tool looks: tables on a terminal, the same as plain text in a pipe."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.tree import Tree
+
+from registry.tool.tables import Table
+
+PIPE_WIDTH = 200
+
+
+def console(file: TextIO | None = None) -> Console:
+    """Standard output, or a file. Not a terminal: without colour, and wide, with lines that may be longer.
+
+    The variable COLUMNS sets the width, as on a terminal.
+    """
+    stated = os.environ.get("COLUMNS", "")
+    if file is None and sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    if file is None and stated.isdecimal() and int(stated) > 0:
+        return Console(width=int(stated), color_system=None, highlight=False, markup=False)
+    return Console(file=file, width=PIPE_WIDTH, color_system=None, highlight=False, markup=False, soft_wrap=True)
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = (), **more: Any
+) -> Table:
+    """A table with a line below its head, which keeps names whole; `more` and widths: registry/tool/tables.py."""
+    return Table(columns, rows, title=title, right=right, **more)
+
+
+def amount(number: int) -> str:
+    """A count in four digits: 820.4 k, 137.7 B."""
+    return _in_units(number, 1000, ("", " k", " M", " B", " T"))
+
+
+def size(number: int) -> str:
+    """Bytes in binary units, four digits."""
+    return _in_units(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _in_units(number: int, base: int, units: Sequence[str]) -> str:
+    """The number in the largest unit of which it is at least 1 once rounded: 999,999 is 1 M, not 1000 k."""
+    power = 0
+    while power < len(units) - 1 and abs(float(_digits(number, base**power))) >= base:
+        power += 1
+    return f"{_digits(number, base**power)}{units[power]}"
+
+
+def _digits(number: int, unit: int) -> str:
+    return str(number) if unit == 1 else f"{number / unit:.4g}"
+
+
+def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
+    """Both numbers by `show` (`amount` or `size`); exactly where they differ and would look alike."""
+    if a == b or show(a) != show(b):
+        return show(a), show(b)
+    unit = " B" if show is size else ""
+    return f"{a:,}{unit}", f"{b:,}{unit}"
+
+
+def ratio(a: float, b: float) -> str:
+    """b / a in three digits, or as many as tell it from 1: 0.9999x."""
+    if not a:
+        return "-"
+    digits = next((n for n in range(3, 17) if a == b or float(f"{b / a:.{n}g}") != 1), 17)
+    return f"{b / a:.{digits}g}x"
+
+
+def percent(share: float) -> str:
+    """A share in percent, a digit after the point, or as many as tell it from 0 and 100%."""
+    digits = next((n for n in range(1, 12) if share in (0, 1) or float(f"{share:.{n + 2}f}") not in (0, 1)), 12)
+    return f"{share:.{digits}%}"
+
+
+def mesh_text(mesh: dict[str, int]) -> str:
+    """`data=2 model=4`."""
+    return " ".join(f"{axis}={n}" for axis, n in mesh.items())
+
+
+def entries(rows: list[dict[str, Any]]) -> None:
+    """`list`."""
+    if not rows:
+        print("No experiment meets the condition of --where.")
+        return
+    columns: tuple[str, ...] = ("name", "parameters", "bytes", "devices", "mesh", "extends", "what it is")
+    cells: Iterable[tuple[Any, ...]] = map(_entry_cells, rows)
+    unknown = [row for row in rows if row["parameters"] is None]
+    if len(unknown) == len(rows):
+        columns, cells = (columns[0], *columns[3:]), ((row[0], *row[3:]) for row in cells)
+    out, numbers = console(), ("parameters", "bytes", "devices")
+    out.print(table(columns, cells, right=numbers, flexible={"what it is": 30}))
+    if unknown:
+        out.print(TOTALS_HINT)
+
+
+TOTALS_HINT = (
+    "Parameters and bytes are not computed yet for this version of the code: "
+    "`python -m registry list --where 'params>0'` computes and keeps them."
+)
+
+
+def _entry_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    mesh = "x".join("*" if n == -1 else str(n) for n in row["mesh"])
+    known = row["parameters"] is not None
+    held = (amount(row["parameters"]), size(row["bytes"])) if known else ("", "")
+    return row["name"], *held, row["devices"], mesh, row["base"], row["doc"]
+
+
+def experiment(data: dict[str, Any], out: Console | None = None) -> None:
+    """`show`."""
+    out = out or console()
+    knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
+    flexible = {"value": 16}
+    out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"], flexible=flexible))
+    out.print(table(("config", "value"), data["config"].items(), flexible=flexible))
+    out.print(_totals(data))
+
+
+def weights(data: dict[str, Any], out: Console | None = None) -> None:
+    """`weights`."""
+    out = out or console()
+    out.print(weight_table(data))
+    out.print(_totals(data))
+
+
+WEIGHT_COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
+WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
+
+
+def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One row of the weight table as people read it, under WEIGHT_COLUMNS."""
+    return (
+        row["path"].removeprefix("params/"),
+        "x".join(map(str, row["shape"])),
+        row["dtype"],
+        row["spec"],
+        row["role"],
+        row["init"],
+        f"{row['stddev']:.4g}",
+        f"{row['rate']:.4g}",
+        "yes" if row["decay"] else "no",
+        size(row["bytes"]),
+        size(row["bytes_per_device"]),
+    )
+
+
+def weight_table(data: dict[str, Any]) -> Table:
+    """The weight table of a snapshot; where slots of the optimizer live, if that is elsewhere."""
+    title = f"{data['experiment']} on {mesh_text(data['mesh'])}"
+    columns, rows = WEIGHT_COLUMNS, map(weight_cells, data["weights"])
+    slots = [row.get("slot_spec", row["spec"]) for row in data["weights"]]
+    if slots != [row["spec"] for row in data["weights"]]:
+        columns = (*columns[:4], "slots", *columns[4:])
+        elsewhere = ("" if slot == row["spec"] else slot for slot, row in zip(slots, data["weights"], strict=True))
+        rows = ((*cells[:4], slot, *cells[4:]) for cells, slot in zip(rows, elsewhere, strict=True))
+    return table(columns, rows, title=title, right=WEIGHT_NUMBERS)
+
+
+def _totals(data: dict[str, Any]) -> str:
+    totals = data["totals"]
+    kinds = {"weights": "", "gradients": "gradient_", "optimizer state": "optimizer_"}
+    held = [f"{size(totals.get(f'{key}bytes_per_device', 0))} of {kind}" for kind, key in kinds.items()]
+    return (
+        f"{amount(totals['parameters'])} parameters ({totals['parameters']:,}), {size(totals['bytes'])}; per device "
+        f"{held[0]}, {held[1]} and {held[2]} on {mesh_text(data['mesh'])}."
+    )
+
+
+def difference(data: dict[str, Any], out: Console | None = None) -> None:
+    """`diff`."""
+    out = out or console()
+    a, b = f"a: {data['a']}", f"b: {data['b']}"
+    out.print(f"{a}\n{b}\n")
+    flexible = {"a": 12, "b": 12, "spec": 24, "set by": None}
+    if data["knobs"]:
+        rows = [
+            (
+                r["knob"],
+                r["a"],
+                r["b"],
+                r["owner_a"] if r["owner_a"] == r["owner_b"] else f"{r['owner_a']} -> {r['owner_b']}",
+            )
+            for r in data["knobs"]
+        ]
+        out.print(
+            table(("knob", "a", "b", "set by"), rows, title="Knobs: what was decided differently", flexible=flexible)
+        )
+    if data["config"]:
+        rows = [(r["path"], r["a"] or "(absent)", r["b"] or "(absent)") for r in data["config"]]
+        out.print(table(("path", "a", "b"), rows, title="Config: what follows from it", flexible=flexible))
+    if data["mesh"]:
+        out.print(f"Mesh: {mesh_text(data['mesh'][0])} -> {mesh_text(data['mesh'][1])}\n")
+    if data["weights"]:
+        columns = ("weight", "shape a", "shape b", "spec", "per device a", "per device b")
+        rows = [_weight_change(row) for row in data["weights"]]
+        right = ("shape a", "shape b", "per device a", "per device b")
+        out.print(table(columns, rows, title="Weights", right=right, flexible=flexible))
+    if data["totals"]:
+        rows = [(key, *_total_change(key, t["a"], t["b"])) for key, t in data["totals"].items()]
+        out.print(table(("total", "a", "b", "b / a"), rows, title="Totals", right=("a", "b", "b / a")))
+    if data["code"]:
+        _made_by(data["code"], out)
+    if not any(data[key] for key in ("knobs", "config", "weights", "totals", "mesh")):
+        out.print("No difference.")
+
+
+def _made_by(data: dict[str, Any], out: Console) -> None:
+    """The code of both sides, and the packages whose versions differ."""
+    a, b = data["a"], data["b"]
+    rows = [(name, *(_checkout(side["code"].get(name)) for side in (a, b))) for name in {**a["code"], **b["code"]}]
+    packages = {**a["versions"], **b["versions"]}
+    versions = [(name, *(side["versions"].get(name, "-") for side in (a, b))) for name in packages]
+    out.print(table(("code", "a", "b"), [*rows, *(row for row in versions if row[1] != row[2])], title="Code"))
+    for name, side in data.items():
+        if side["kinds"] > 1:
+            out.print(
+                f"{name} was started {side['starts']} times, with {side['kinds']} states of the code. This is the last "
+                f"one; `starts` in its experiment.json lists all."
+            )
+
+
+def _checkout(code: dict[str, Any] | None) -> str:
+    """`0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
+    if code is None:
+        return "-"
+    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
+    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))
+
+
+def _weight_change(row: dict[str, Any]) -> tuple[str, ...]:
+    a, b = row["a"], row["b"]
+    shapes = ["x".join(map(str, side["shape"])) if side else "-" for side in (a, b)]
+    if a and b:
+        held = apart(a["bytes_per_device"], b["bytes_per_device"], size)
+    else:
+        held = [size(side["bytes_per_device"]) if side else "-" for side in (a, b)]
+    specs = list(dict.fromkeys(side["spec"] for side in (a, b) if side))
+    return row["path"].removeprefix("params/"), *shapes, " -> ".join(specs), *held
+
+
+def _total_change(key: str, a: int, b: int) -> tuple[str, str, str]:
+    return *apart(a, b, amount if key == "parameters" else size), ratio(a, b)
+
+
+def checks(rows: list[dict[str, Any]]) -> None:
+    """`check` and `golden`."""
+    out = console()
+    for row in rows:
+        mark = "ok  " if row["ok"] else "FAIL"
+        out.print(f"{mark} {row['name']}" + (f": {row['reason']}" if row["reason"] else ""))
+
+
+def tree(data: dict[str, Any]) -> None:
+    """`tree`."""
+
+    def grow(branch: Tree, name: str) -> Tree:
+        for child in data["children"].get(name, []):
+            grow(branch.add(child), child)
+        return branch
+
+    console().print(grow(Tree(data["root"]), data["root"]))
+
+
+def steps(rows: list[dict[str, Any]]) -> None:
+    """`explain`."""
+    cells = [(row["what"], row["value"], row["where"]) for row in rows]
+    console().print(table(("what", "value", "set by"), cells, flexible={"value": 16, "set by": None}))
+
+
+def created(data: dict[str, Any]) -> None:
+    """`new`."""
+    name = data["name"]
+    console().print(
+        f"Wrote {data['path']}. Edit it, then:\n  python -m registry check {name}\n"
+        f"  python -m runners.main --exp={name} --smoke --workdir=runs/{name.rpartition('.')[2]}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,325 @@
+"""The registry tool: look things up in the dictionary of experiments."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError, VortaroError, did_you_mean, unknown_flag
+from registry import index
+from registry.tool import listing, render
+from registry.tool.totals import TotalsCache
+
+# Everything that needs jax is imported inside the verb that uses it: `list` answers at once.
+
+USAGE = """python -m registry VERB ...
+
+  list [PATTERN]      all experiments, or those whose name matches; --where narrows by size
+  show NAME           knobs, with the class that sets each, and the config they make
+  weights NAME        the weight table: shape, spec, role, bytes per device
+  diff A [B]          what differs; A and B are names, run folders or experiment.json files
+  check [NAME ...]    prove names (default: all) against their meshes
+  tree                who extends whom
+  explain NAME PATH   which class and line set a knob, a config field or a weight's spec
+  golden [NAME ...]   compare with the files in tests/golden; --update writes them
+  new BASE NAME       write the first lines of a new experiment, NAME being module.Class"""
+
+
+SHOWN_ERRORS = 5  # of experiments that `list` cannot show
+MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that a mesh follows from
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one verb; returns the exit code."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here computes: leave accelerators alone
+    try:
+        return _run(arguments)
+    except VortaroError as error:
+        print(f"registry: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(f"{message}. `python -m registry --help` lists what there is.")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="registry", usage=USAGE, allow_abbrev=False, add_help=True)
+    parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
+    parser.add_argument("names", nargs="*", help="experiments, paths, a pattern")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field"
+    )
+    parser.add_argument(
+        "--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first"
+    )
+    parser.add_argument("--smoke", action="store_true", help="the experiment made small")
+    parser.add_argument(
+        "--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices"
+    )
+    parser.add_argument("--update", action="store_true", help="golden: write the files")
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
+    if options.verb not in VERBS:
+        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+    return VERBS[options.verb](options)
+
+
+def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | None = None) -> Any:
+    from registry.resolve import resolve
+
+    chosen = options.set if overrides is None else overrides
+    return resolve(name, chosen, smoke=options.smoke, imports=options.imports)
+
+
+def _names(options: argparse.Namespace, least: int, most: int, what: str) -> list[str]:
+    if not least <= len(options.names) <= most:
+        raise UsageError(f"{options.verb} takes {what}, but {len(options.names)} names were given.")
+    return options.names
+
+
+def _keys(options: argparse.Namespace) -> list[str]:
+    """Names of all entries, imported modules' included."""
+    if options.imports:
+        from registry.resolve import load
+
+        for module in options.imports:
+            load(module)
+    return _known_keys(options)
+
+
+def _known_keys(options: argparse.Namespace) -> list[str]:
+    """Names of all entries, and of those that imported modules have registered so far."""
+    if options.imports:
+        from registry.experiment import REGISTRY
+
+        return sorted({*index.entries(), *REGISTRY})
+    return sorted(index.entries())
+
+
+def _list(options: argparse.Namespace) -> int:
+    pattern, keys = _names(options, 0, 1, "at most one pattern"), _keys(options)
+    if pattern:
+        keys = listing.matching(keys, pattern[0])
+    is_registered = not (options.set or options.smoke)
+    totals = TotalsCache(lambda name: _weights_of(_resolve(options, name))["totals"], is_stored=is_registered)
+    rows = [listing.entry(key, totals.known(key)) for key in keys]
+    errors: list[UsageError] = []
+    try:
+        if not is_registered:
+            rows = list(_each(lambda row: _changed(options, row, totals), rows, errors))
+        if options.where:
+            rows = list(_each(lambda row: _where(options.where, row, totals), rows, errors))
+    finally:
+        totals.save()
+    if errors and not rows:
+        raise errors[0]
+    _print(options, rows, render.entries)
+    for error in errors[:SHOWN_ERRORS]:
+        print(f"registry: {error}", file=sys.stderr)
+    if len(errors) > SHOWN_ERRORS:
+        print(f"registry: {len(errors) - SHOWN_ERRORS} more experiments have such errors.", file=sys.stderr)
+    return 2 if errors else 0 if rows else 1
+
+
+def _each(
+    made: Callable[[listing.Row], listing.Row | None], rows: Sequence[listing.Row], errors: list[UsageError]
+) -> Iterator[listing.Row]:
+    """What is made of each row, None left out; errors of single experiments are added to `errors`."""
+    for row in rows:
+        try:
+            if (found := made(row)) is not None:
+                yield found
+        except UsageError as error:
+            errors.append(error)
+
+
+def _where(condition: str, row: listing.Row, totals: TotalsCache) -> listing.Row | None:
+    """A row with its figures if the condition holds for it."""
+    from registry.tool.filter import where
+
+    if not where(condition, partial(totals.of, row["name"]), row["devices"]):
+        return None
+    return listing.with_figures(row, row["mesh"], totals.known(row["name"]))
+
+
+def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache) -> listing.Row:
+    """The row of an experiment as --set and --smoke change it."""
+    mesh = _resolve(options, row["name"]).DEVICE_MESH_SHAPE
+    return listing.with_figures(row, mesh, totals.of(row["name"]))
+
+
+def _weights_of(experiment: Any) -> dict[str, Any]:
+    from registry.snapshot import weight_summary
+
+    return weight_summary(experiment)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from registry.snapshot import snapshot
+    from registry.tool import json_values
+
+    (name,) = _names(options, 1, 1, "one name")
+    return _print(options, snapshot(_resolve(options, name)), render.experiment, json_values.of_snapshot)
+
+
+def _weights(options: argparse.Namespace) -> int:
+    (name,) = _names(options, 1, 1, "one name")
+    return _print(options, _weights_of(_resolve(options, name)), render.weights)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from registry.diff import diff, is_equal
+    from registry.snapshot import load, snapshot
+    from registry.tool import json_values
+    from tasks.storage.files import place
+
+    a, *rest = _names(options, 1, 2, "one or two names")
+    stored = [load(found) if (found := place(name)).exists() else None for name in (a, *rest)]
+    left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
+    if rest:
+        right = stored[1] or snapshot(_resolve(options, rest[0]))
+    elif stored[0]:  # a run folder against today's class of that name
+        right = _today(options, left)
+    elif options.set:
+        right = snapshot(_resolve(options, a))
+    else:
+        raise UsageError("diff of one name needs --set=..., or a second name.")
+    if any(stored):
+        left, right = (side if "versions" in side else {**side, **_made_now(options, side)} for side in (left, right))
+    difference = diff(left, right)
+    _print(options, difference, render.difference, json_values.of_difference)
+    return 0 if is_equal(difference) else 1
+
+
+def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+    """The experiment of a run folder, of today's class; if that is gone, of the configs that the folder holds."""
+    from registry.snapshot import rebuilt, snapshot
+    from registry.values import show
+
+    options.smoke = stored["smoke"]
+    try:
+        experiment = _resolve(options, stored["experiment"], [*stored["overrides"], *options.set])
+        # On the devices of the run: a small experiment has the mesh of those at hand, others may take all there are.
+        same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)
+        return snapshot(experiment, stored["mesh"] if same else None)
+    except UsageError as error:
+        if options.set or "fiddle" not in stored:
+            raise
+        reason = str(error).partition("\n")[0]
+        print(f"{reason} Compared with what today's code builds of the recorded configs.", file=sys.stderr)
+        return rebuilt(stored)
+
+
+def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, Any]:
+    from registry.provenance import made_now
+
+    name = side["experiment"].rpartition(".")[0]
+    return made_now((*options.imports, name))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from registry.checks import check
+    from registry.resolve import load, resolve
+    from registry.user_code import clear_errors
+
+    rows = []
+
+    def add(name: str, prove: Callable[[], Any]) -> None:
+        try:
+            with clear_errors(f"{name} cannot be checked"):
+                prove()
+            rows.append({"name": name, "ok": True, "reason": ""})
+        except UsageError as error:
+            rows.append({"name": name, "ok": False, "reason": str(error)})
+
+    for module in options.imports:
+        add(module, partial(load, module))
+    rows = [row for row in rows if not row["ok"]]  # a module is a row only where it fails
+    for name in options.names or _known_keys(options):
+        add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
+    _print(options, rows, render.checks)
+    return 0 if all(row["ok"] for row in rows) else 2
+
+
+def _tree(options: argparse.Namespace) -> int:
+    from registry.resolve import find
+
+    _names(options, 0, 0, "no names")
+    from registry.experiment import Experiment, cls_key
+
+    pairs = set()
+    for key in _keys(options):
+        line = [cls for cls in find(key).__mro__ if issubclass(cls, Experiment)]
+        pairs |= {(cls_key(parent), cls_key(child)) for child, parent in pairwise(line)}
+    children: dict[str, list[str]] = {}
+    for parent, child in sorted(pairs):
+        children.setdefault(parent, []).append(child)
+    return _print(options, {"root": cls_key(Experiment), "children": children}, render.tree)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from registry.explain import explain
+    from registry.tool import json_values
+
+    name, path = _names(options, 2, 2, "a name and a path")
+    return _print(options, explain(_resolve(options, name), path), render.steps, json_values.of_steps)
+
+
+def _golden(options: argparse.Namespace) -> int:
+    from registry.tool import golden
+
+    rows = [golden.compare(_resolve(options, name), update=options.update) for name in options.names or _keys(options)]
+    _print(options, rows, render.checks)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _new(options: argparse.Namespace) -> int:
+    from registry.tool.scaffold import scaffold
+
+    base, name = _names(options, 2, 2, "a base and a new name")
+    path = scaffold(_written(_resolve(options, base)), name, Path.cwd())
+    return _print(options, {"path": str(path), "name": name}, render.created)
+
+
+def _written(experiment: Any) -> Any:
+    from registry.experiment import written_classes
+
+    return written_classes(type(experiment))[0]
+
+
+def _print(
+    options: argparse.Namespace,
+    data: Any,
+    draw: Callable[[Any], None],
+    in_json: Callable[[Any], Any] = lambda data: data,
+) -> int:
+    if options.json:
+        print(json.dumps(in_json(data), indent=2))
+    else:
+        draw(data)
+    return 0
+
+
+VERBS = {
+    "list": _list,
+    "show": _show,
+    "weights": _weights,
+    "diff": _diff,
+    "check": _check,
+    "tree": _tree,
+    "explain": _explain,
+    "golden": _golden,
+    "new": _new,
+}

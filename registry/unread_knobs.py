@@ -1,0 +1,135 @@
+"""Knobs without effect in users' classes: nothing reads them, or a property hides them."""
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from layers.errors import UsageError, did_you_mean, file_line
+from layers.roots import FOLDER, is_ours
+from registry.experiment import Experiment, cls_key, is_written, knob_types
+from registry.explain import where_set
+from registry.overrides import METHODS
+from registry.user_code import package_files
+
+
+def require_effect(experiment: Experiment) -> None:
+    """Refuses a knob that a user's class declares and nothing reads, and a user's property that hides a knob.
+
+    A knob counts as read if Task(), Train() or Test() reads it at the present settings, or if its name is read anywhere
+    in the source of the user's package (for a single module: of its folder) or of the tool and the runner. So a knob
+    that matters under other settings alone is never refused, nor one that a user's own script reads; a knob that only
+    dead code reads is not found. Classes of our own families cost nothing: a test of ours reads their source.
+
+    Raises:
+      UsageError: the knob, and the nearest one that a base declares.
+    """
+    cls = type(experiment)
+    users = [base for base in cls.__mro__ if _is_users(base)]
+    if not users:
+        return
+    inherited = {name for base in cls.__mro__ if is_ours(base.__module__) for name in _declared(base)}
+    fresh = {name: base for base in users for name in _declared(base) if name not in inherited}
+    hiding = {name: base for name in knob_types(cls) if (base := _property_of(users, name.lower())) is not None}
+    if not fresh and not hiding:
+        return
+    recorder, reads = _recorder(cls)
+    for name, base in hiding.items():
+        _require_property_reads(recorder, reads, base, name)
+    reads.clear()
+    for method in METHODS.values():
+        getattr(recorder, method)()
+    unread = [name for name in fresh if name not in reads]
+    unread = [name for name in unread if name not in _named_in_source(unread, users)]
+    for name in unread:
+        near = did_you_mean(name, knob_types(cls).keys() - fresh.keys())
+        near = f"{near} " if near.startswith("Did you mean") else ""
+        raise UsageError(
+            f"{name} of {cls_key(cls)} has no effect ({where_set(fresh[name], name)}): nothing reads it. {near}Read it "
+            f"as self.{name}, or remove it."
+        )
+
+
+def _is_users(cls: type) -> bool:
+    """Whether a user wrote the class: an experiment, or what one mixes in."""
+    return cls is not object and is_written(cls) and not is_ours(cls.__module__)
+
+
+def _declared(cls: type) -> list[str]:
+    return [name for name in inspect.get_annotations(cls) if name.isupper()]
+
+
+def _property_of(users: Collection[type], name: str) -> type | None:
+    """The user's class whose property of that name is in force; None where there is none."""
+    base = next((base for base in users if name in vars(base)), None)
+    return base if base and isinstance(vars(base)[name], property | functools.cached_property) else None
+
+
+def _recorder(cls: type[Experiment]) -> tuple[Any, set[str]]:
+    """An experiment that equals cls(), and the names of its attributes that were read so far."""
+    reads: set[str] = set()
+
+    def read(self: Any, name: str) -> Any:
+        reads.add(name)
+        return cls.__getattribute__(self, name)
+
+    return cls.derive(__getattribute__=read)(), reads
+
+
+def _require_property_reads(recorder: Any, reads: set[str], base: type, knob: str) -> None:
+    """Raises a UsageError where the property `num_heads` neither reads NUM_HEADS nor names it, or its base's value."""
+    made: Any = vars(base)[knob.lower()]
+    code = getattr(getattr(made, "fget", None) or getattr(made, "func", None), "__code__", None)
+    reads.clear()
+    try:
+        getattr(recorder, knob.lower())
+    except Exception:
+        return  # whatever needs the property reports its error
+    if code is not None and knob not in reads and not {knob, knob.lower()} & set(_names(code)):
+        raise UsageError(
+            f"{cls_key(base)}.{knob.lower()} hides {knob} ({file_line(code.co_filename, code.co_firstlineno)}). Set "
+            f"{knob} instead, or read self.{knob} in the property."
+        )
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names and texts that a function uses, those of functions inside it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _named_in_source(names: Collection[str], users: Collection[type]) -> set[str]:
+    """Those of `names` that source text reads; all of them where a user's class has no source file."""
+    if not names:
+        return set()
+    files = {path for place in ("registry", "registry/tool") for path in (FOLDER / place).glob("*.py")}
+    files.update((FOLDER / "runners").rglob("*.py"))
+    for base in users:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if file is None:
+            return set(names)
+        files.update(package_files(Path(file), base.__module__))
+    found: set[str] = set()
+    for file in files:
+        found |= _read_in(file, names)
+    return found
+
+
+def _read_in(file: Path, names: Collection[str]) -> set[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        nodes = list(ast.walk(ast.parse(text))) if any(name in text for name in names) else []
+    except (OSError, ValueError, SyntaxError):
+        return set()
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    read |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return read & set(names)

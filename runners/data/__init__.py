@@ -1,0 +1,1 @@
+"""Data before training: inspection, vocabulary training."""

@@ -1,0 +1,256 @@
+"""What an experiment reads, before it is trained: decoded rows, lengths, padding, speed."""
+
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from layers.errors import UsageError
+from registry.build import build, config_of
+from registry.experiment import Experiment
+from runners.reports import page
+from tasks.batch import Batch
+from tasks.inputs.indexed import IndexedInput
+from tasks.inputs.rows import TokensInput
+from tasks.programs import TestProgram, TrainProgram
+from tasks.storage.files import Place, make_folder, write_whole
+from tasks.vocabularies.vocabulary import Vocabulary
+
+PAGE = "data.html"
+ROWS_SHOWN = 4
+SECONDS = 3.0  # spent on reading each split
+MOST_BATCHES = 200
+SHOWN_TOKENS = 160  # of a segment, decoded
+COLOURS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What reading some batches of a split has shown."""
+
+    split: str
+    described: str
+    batches: int | None  # in one pass; None never ends
+    read: int  # batches that were read
+    rows: int  # rows in them with a target
+    positions: int
+    targets: int  # positions whose target counts
+    lengths: np.ndarray  # int (segments,): positions of each segment that was read
+    documents: np.ndarray | None  # int (documents,): tokens of each in the split, its stop token too; None: not known
+    tokens: int  # different ones among the targets
+    text_bytes: float  # of the text that the targets stand for
+    seconds: float
+    first: list[Batch]  # rows of the beginning
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the positions whose target counts."""
+        return self.targets / max(self.positions, 1)
+
+
+def inspect_data(experiment: Experiment, workdir: Place) -> int:
+    """Reads some of every split, prints what there is and writes a page; returns the exit code."""
+    vocabulary: Vocabulary = build(config_of(experiment, "task").vocabulary, "task.vocabulary")
+    train: TrainProgram = build(config_of(experiment, "train"), "train")
+    test: TestProgram = build(config_of(experiment, "test"), "test")
+    inputs = {"train": train.input, **test.inputs}
+    looks = []
+    for split, source in inputs.items():
+        try:
+            source.require_data()
+        except UsageError as error:
+            if split == "train":
+                raise
+            print(f"{split}: {error}", flush=True)
+            continue
+        looks.append(look(split, source, vocabulary))
+    _show(looks, vocabulary)
+    make_folder(workdir)
+    write_whole(workdir / PAGE, _page(type(experiment).__name__, looks, vocabulary))
+    print(f"Page: {workdir / PAGE}", flush=True)
+    return 0
+
+
+def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
+    """Reads batches from the first on, for some seconds at most."""
+    token_bytes = vocabulary.token_bytes()
+    counts: collections.Counter[str] = collections.Counter()
+    lengths, seen, first = [], np.zeros(vocabulary.size, bool), []
+    seconds = 0.0
+    batches = source.iterator()
+    while counts["read"] < MOST_BATCHES and seconds < SECONDS:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        seconds += time.perf_counter() - began
+        if batch is None:
+            break
+        real = batch.weights > 0
+        targets = batch.targets[real]
+        counts.update(read=1, rows=int(real.any(axis=1).sum()), positions=real.size, targets=len(targets))
+        counts["bytes"] += token_bytes[targets].sum()
+        seen[targets] = True
+        lengths += [length for row in rows_of(batch) for length in segment_lengths(row)]
+        first += list(itertools.islice(rows_of(batch), ROWS_SHOWN - len(first)))
+    return Look(
+        split=split,
+        described=source.describe(),
+        batches=source.num_batches(),
+        read=counts["read"],
+        rows=counts["rows"],
+        positions=counts["positions"],
+        targets=counts["targets"],
+        lengths=np.array(lengths, int),
+        documents=document_lengths(source),
+        tokens=int(seen.sum()),
+        text_bytes=float(counts["bytes"]) * source.byte_ratio,
+        seconds=seconds,
+        first=first,
+    )
+
+
+def document_lengths(source: IndexedInput) -> np.ndarray | None:
+    """Tokens of each document in the split that an input reads, wrapped or mixed; None where that is not known."""
+    if isinstance(source, TokensInput):
+        tokens = source.tokens
+        return np.diff(tokens.document_ends, prepend=0) if tokens.has_documents else None
+    parts = getattr(source, "sources", None) or [getattr(source, "source", None)]
+    found = [document_lengths(part) if isinstance(part, IndexedInput) else None for part in parts]
+    known = [lengths for lengths in found if lengths is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
+
+
+def rows_of(batch: Batch) -> Any:
+    """The rows of a batch, each with arrays of shape (S,)."""
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    there = {name: array for name, array in fields.items() if array is not None}
+    return (Batch(**{name: array[row] for name, array in there.items()}) for row in range(len(batch.inputs)))
+
+
+def segments_of(row: Batch) -> list[np.ndarray]:
+    """The positions of each segment of a row; padding is in none."""
+    if row.segment_ids is None:
+        real = np.flatnonzero(row.weights > 0)
+        return [np.arange(real[-1] + 1)] if len(real) else []
+    return [np.flatnonzero(row.segment_ids == number) for number in np.unique(row.segment_ids) if number]
+
+
+def segment_lengths(row: Batch) -> list[int]:
+    """Positions of each segment."""
+    return [len(places) for places in segments_of(row)]
+
+
+def _measures(found: Look) -> dict[str, str]:
+    lengths = found.lengths if len(found.lengths) else np.zeros(1, int)
+    documents = found.documents if found.documents is not None and len(found.documents) else None
+    return {
+        "documents in the split": "-" if documents is None else f"{len(documents):,}",
+        "tokens of one: median": "-" if documents is None else f"{np.median(documents):,.0f}",
+        "longest": "-" if documents is None else f"{documents.max():,}",
+        "batches": "endless" if found.batches is None else f"{found.batches:,}",
+        "batches read": f"{found.read:,}",
+        "positions with a target": f"{found.efficiency:.1%}",
+        "segments per row": f"{len(found.lengths) / max(found.rows, 1):.1f}",
+        "their length: least": f"{lengths.min():,}",
+        "median": f"{np.median(lengths):,.0f}",
+        "most": f"{lengths.max():,}",
+        "different tokens": f"{found.tokens:,}",
+        "bytes per token": f"{found.text_bytes / found.targets:.2f}" if found.text_bytes else "-",
+        "tokens per second": f"{found.targets / found.seconds:,.0f}" if found.seconds else "-",
+    }
+
+
+def _columns(looks: Sequence[Look]) -> tuple[list[str], list[list[str]]]:
+    """The table of measures: its head, and a row for each measure."""
+    measured = [_measures(found) for found in looks]
+    return ["", *(found.split for found in looks)], [[name, *(m[name] for m in measured)] for name in measured[0]]
+
+
+def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
+    console = Console(highlight=False)
+    console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} of them", markup=False, soft_wrap=True)
+    for found in looks:
+        console.print(f"{found.split}: {found.described}", markup=False, soft_wrap=True)
+    head, rows = _columns(looks)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in head:
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for number, row in enumerate(looks[0].first[:ROWS_SHOWN]):
+        for places in segments_of(row)[:3]:
+            said = _decoded(row, places, vocabulary)
+            console.print(
+                f"row {number}, positions {places[0]} to {places[-1]}: {said!r}", markup=False, soft_wrap=True
+            )
+    for found in looks:
+        if found.efficiency < 0.9:
+            advice = ": --set=ROWS=pack fills rows with whole documents, ROWS=cut with running text"
+            told = f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding"
+            console.print(told + (advice if found.documents is not None else "") + ".", markup=False, soft_wrap=True)
+
+
+def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
+    """The text of a segment's targets, its beginning alone."""
+    shown = places[:SHOWN_TOKENS]
+    return vocabulary.decode(row.targets[shown].tolist()) + (" ..." if len(places) > len(shown) else "")
+
+
+def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
+    (head, rows), measured = _columns(looks), _measures(looks[0])
+    parts = [
+        f"<h1>{page.text(name)}: what it reads</h1>",
+        *(f"<p class=doc>{page.text(found.split)}: {page.text(found.described)}</p>" for found in looks),
+        page.cards(
+            [
+                ("vocabulary", f"{vocabulary.size:,} tokens"),
+                *((name, measured[name]) for name in ("positions with a target", "segments per row")),
+                ("tokens per second", measured["tokens per second"]),
+            ]
+        ),
+        page.table(head, rows, head[1:]),
+        f"<h2>Lengths of {_counted(looks)}</h2>",
+        _histogram(looks),
+        "<h2>First rows</h2><p class=doc>Targets, a colour for each segment.</p>",
+        *(_coloured(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
+    ]
+    return page.page(f"{name}: what it reads", parts)
+
+
+def _coloured(row: Batch, vocabulary: Vocabulary) -> str:
+    spans = [
+        f"<span style='background:{COLOURS[number % len(COLOURS)]}'>"
+        f"{page.text(vocabulary.decode(row.targets[places].tolist()))}</span>"
+        for number, places in enumerate(segments_of(row))
+    ]
+    padding = int(np.count_nonzero(row.weights == 0))
+    return f"<pre>{''.join(spans)}{f'<i> and {padding:,} positions without a target</i>' if padding else ''}</pre>"
+
+
+def _counted(looks: Sequence[Look]) -> str:
+    """What the histogram has the lengths of."""
+    return "segments" if any(found.documents is None for found in looks) else "documents"
+
+
+def _histogram(looks: Sequence[Look]) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 2.8), layout="constrained")
+    axis = figure.subplots()
+    counted = _counted(looks)
+    shown = [(found.split, found.lengths if counted == "segments" else found.documents) for found in looks]
+    lengths_of = {split: lengths for split, lengths in shown if lengths is not None and len(lengths)}
+    most = max((int(lengths.max()) for lengths in lengths_of.values()), default=1)
+    for split, lengths in lengths_of.items():
+        axis.hist(lengths, bins=40, range=(0, most), histtype="step", lw=1.6, label=split, density=True)
+    axis.set_xlabel("tokens")
+    axis.set_yticks([])
+    axis.legend(frameon=False)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    return page.image(figure, f"lengths of {counted}")

@@ -1,0 +1,248 @@
+"""Training a SentencePiece vocabulary on the texts that an experiment learns from."""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError, VortaroError
+from registry.build import build, config_of
+from registry.experiment import Experiment, cls_key
+from tasks.inputs.indexed import IndexedInput
+from tasks.vocabularies.subwords import SentencePieceVocabulary
+
+SPECIAL_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # as T5 has them; -1 is none
+HELD_OUT_BYTES = 10**6  # of validation text that the result is measured on
+PATIENCE = 60.0  # seconds that others wait for the training process to show up
+POLL = 1.0  # seconds between two looks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VocabularySettings:
+    """What decides a trained vocabulary, beside its texts."""
+
+    model: str  # bpe or unigram
+    size: int  # pieces, special ones included
+    text_bytes: int  # of training text at most, whole lines
+
+    def key(self, texts: str) -> dict[str, Any]:
+        """What is kept beside a model; `texts` is the hash of those that were read."""
+        return {**dataclasses.asdict(self), "special_ids": SPECIAL_IDS, "texts": texts}
+
+
+def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
+    """Trains on the training split and writes to VOCABULARY_PATH, whole or not at all; returns the exit code.
+
+    One process trains, by JAX's numbering the first, and others wait for its file. A model that is there already and
+    comes of the same settings and texts stays as it is.
+
+    Raises:
+      UsageError: the experiment has no SentencePiece vocabulary or no text, the path holds another model or cannot be
+        written, or the size does not go with the texts.
+      VortaroError: the training process is not there, or is gone.
+    """
+    settings, path = _settings(experiment)
+    source: IndexedInput = build(config_of(experiment, "train"), "train").input
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() == 0:
+            with _lock(path):
+                done = path.exists()
+                _check(path, settings, source) if done else _train(path, settings, source)
+        else:
+            _wait(path, patience)
+            done = False
+    except OSError as error:
+        raise UsageError(f"The vocabulary '{path}' cannot be written: {error.strerror or error}.") from error
+    if done:
+        print(f"'{path}' is there already, trained with these settings on these texts: it stays as it is.", flush=True)
+    if jax.process_index() == 0:
+        _show(path, experiment)
+    return 0
+
+
+def _settings(experiment: Experiment) -> tuple[VocabularySettings, Path]:
+    knobs, name = experiment.knobs(), cls_key(type(experiment))
+    if "SENTENCEPIECE_MODEL" not in knobs:
+        raise UsageError(f"{name} has no vocabulary that --mode=train_vocab could train.")
+    if knobs["VOCABULARY"] != "sentencepiece":
+        raise UsageError(
+            f"--mode=train_vocab trains SentencePiece, but VOCABULARY = {knobs['VOCABULARY']}: say "
+            f"--set=VOCABULARY=sentencepiece."
+        )
+    path, limit = knobs["VOCABULARY_PATH"], knobs["VOCABULARY_BYTES"]
+    if path is None or "://" in path:
+        raise UsageError(f"VOCABULARY_PATH = {path} is where the model goes: say a path on this machine's disk.")
+    if limit < 1:
+        raise UsageError(f"VOCABULARY_BYTES = {limit} must be at least 1.")
+    return VocabularySettings(model=knobs["SENTENCEPIECE_MODEL"], size=knobs["VOCAB_SIZE"], text_bytes=limit), Path(
+        path
+    ).expanduser()
+
+
+class _Lines:
+    """Lines of texts up to a number of bytes, those of white space left out; counts and hashes what it gives."""
+
+    def __init__(self, texts: Iterator[str], limit: int):
+        self._texts, self._limit = texts, limit
+        self.bytes = 0
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[str]:
+        for line in itertools.chain.from_iterable(text.split("\n") for text in self._texts):
+            if not line.strip():
+                continue
+            content = line.encode("utf-8", errors="replace")
+            if self.bytes + len(content) > self._limit:
+                return
+            self.bytes += len(content)
+            self._digest.update(content + b"\n")
+            yield line
+
+    @property
+    def digest(self) -> str:
+        """Of the lines given so far."""
+        return self._digest.hexdigest()
+
+
+def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> None:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise UsageError("SentencePiece needs its package: pip install -e '.[sentencepiece]'.") from error
+    lines, model, began = _Lines(source.texts(), settings.text_bytes), io.BytesIO(), time.perf_counter()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=settings.model,
+            vocab_size=settings.size,
+            character_coverage=1.0,
+            minloglevel=2,
+            **SPECIAL_IDS,
+        )
+    except RuntimeError as error:
+        raise _why(str(error), settings, lines) from error
+    kept = json.dumps(settings.key(lines.digest), indent=1) + "\n"
+    # The model last: where it stands, what it was trained with stands too.
+    _write(_beside(path), kept.encode())
+    _write(path, model.getvalue())
+    spent = f"{lines.bytes:,} bytes in {time.perf_counter() - began:.1f} s"
+    kind = {"bpe": "byte pairs", "unigram": "unigrams"}[settings.model]
+    print(f"Trained {settings.size:,} pieces ({kind}) on {spent}: '{path}'", flush=True)
+
+
+def _why(said: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
+    """SentencePiece's complaint as a sentence."""
+    knob = f"VOCAB_SIZE = {settings.size}"
+    if most := re.search(r"Please set it to a value <= (\d+)", said):
+        return UsageError(f"{knob} is more than the {most[1]} pieces that {lines.bytes:,} bytes of text give.")
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
+        return UsageError(
+            f"{knob} is less than the {least[1]} pieces that the special tokens and single characters of the text take."
+        )
+    if not lines.bytes:
+        return UsageError(f"No line of text fits into VOCABULARY_BYTES = {settings.text_bytes}.")
+    return UsageError(f"SentencePiece trains no {settings.model} of {knob} here: {said.partition(chr(10))[0]}.")
+
+
+def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> None:
+    """Raises a UsageError unless the model that is there comes of these settings and texts."""
+    other = f"'{path}' holds a vocabulary that was trained otherwise"
+    try:
+        kept = json.loads(_beside(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{other} (nothing beside it says how): choose another VOCABULARY_PATH.") from error
+    lines = _Lines(source.texts(), settings.text_bytes)
+    for _ in lines:
+        pass
+    now = settings.key(lines.digest)
+    differing = [name for name in now if not isinstance(kept, dict) or kept.get(name) != now[name]]
+    if differing:
+        raise UsageError(
+            f"{other}, it differs in {', '.join(differing)}: choose another VOCABULARY_PATH, or delete the file."
+        )
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Inside, this process alone trains for the path; the system lets go of the lock when it dies."""
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _wait(path: Path, patience: float) -> None:
+    """Returns when the file is there, however long a training takes that is under way.
+
+    Raises:
+      VortaroError: for `patience` seconds nobody has been training.
+    """
+    print(f"Waiting for process 0 to write '{path}' ...", flush=True)
+    lock, alone_since = path.with_name(f".{path.name}.lock"), time.monotonic()
+    while not path.exists():
+        if _is_held(lock):
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since > patience:
+            raise VortaroError(
+                f"Process 0 has not been training '{path}' for {patience:.0f} s: see what it says, and whether all "
+                f"processes have that folder in common."
+            )
+        time.sleep(min(POLL, patience))
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _show(path: Path, experiment: Experiment) -> None:
+    """Says what the vocabulary is like."""
+    vocabulary = SentencePieceVocabulary(str(path))
+    ids = range(vocabulary.size)
+    pieces = [vocabulary.decode([i]) for i in ids[len(SPECIAL_IDS) - 1 :]]
+    longest = sorted(set(pieces), key=lambda piece: (-len(piece), piece))[:8]
+    print(f"Longest pieces: {' '.join(map(repr, longest))}", flush=True)
+    try:
+        _measure(vocabulary, experiment)
+    except Exception as error:  # whatever it is, the model is written
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        print(f"How it does on held-out text is not known. {reason}", flush=True)
+
+
+def _measure(vocabulary: SentencePieceVocabulary, experiment: Experiment) -> None:
+    """Says how the vocabulary does on held-out text."""
+    inputs = build(config_of(experiment, "test"), "test").inputs
+    if "validation" not in inputs:
+        return
+    lines = _Lines(inputs["validation"].texts(), HELD_OUT_BYTES)
+    count = sum(map(len, vocabulary.encode_batch(list(lines))))
+    if count:
+        print(f"Held-out text: {lines.bytes / count:.3f} bytes per token ({lines.bytes:,} bytes)", flush=True)

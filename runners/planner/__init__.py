@@ -1,0 +1,1 @@
+"""Cost of a training step on machines that are not attached: compilation, memory, collectives."""

@@ -1,0 +1,156 @@
+"""Compiles the real step of an experiment for a machine that need not be there, and reads off what it costs."""
+
+import dataclasses
+import re
+import time
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from registry.snapshot import weight_summary
+from runners.flops import matmul_flops
+from runners.planner.chips import Chip
+from runners.planner.hlo import collectives, loops_counted_once
+from runners.session import Session
+
+Step = Literal["train", "decode"]
+Plan = dict[str, Any]
+
+
+def predict(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
+    """Compiles one step and reads memory, work and exchanges off it, as plan.json has them.
+
+    Bytes are per device. `peak` is the most that lives at once by the TPU compiler's word; on virtual CPU devices it
+    is arguments + outputs - aliased + temporaries, which is never less. `gradients` is what one gradient of each weight
+    takes; they are temporaries, with activations and copies. FLOPs are those of matrix products, over all devices, what
+    is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline step
+    time lets computation, least memory traffic and the links of each mesh axis overlap perfectly; links are estimates,
+    which give each mesh axis one axis of the torus to itself. `roofline_is_estimate` is true where the CPU compiler
+    made the program: its exchanges are not the chip's, so that the step time is no bound. `fits` is the TPU compiler's
+    own verdict where it compiled, else peak against the chip's memory; None where neither is known.
+
+    Args:
+      session: the experiment on the mesh to plan for.
+      chip: gives capacity and speeds; None leaves them out.
+      topology: its name, where the devices are a topology's.
+      step: one update, or one token for every row of the batch behind a full context.
+    """
+    began = time.perf_counter()
+    with session.placed():
+        lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
+    found: Plan = {
+        "experiment": session.name,
+        "smoke": session.experiment.smoke,
+        "overrides": list(session.experiment.overrides),
+        "step": step,
+        "topology": topology,
+        "chip": chip.name if chip else None,
+        "devices": session.mesh.size,
+        "mesh": dict(session.mesh_shape),
+        "fits": None,
+        "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
+        "memory_bytes_per_device": _from_table(session, step),
+        "flops_per_step": flops,
+        "flops_per_token": session.flops_per_token,
+        "tokens_per_step": _tokens(session, step),
+        "collectives": [],
+    }
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = _out_of_memory(str(error))
+        if needed is None:
+            raise
+        found |= {"fits": False, "compiler": needed}
+    else:
+        found["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
+        text = compiled.as_text()
+        found["collectives"] = [dataclasses.asdict(c) for c in collectives(text, session.mesh_shape)]
+        found["loops_counted_once"] = loops_counted_once(text)
+        if chip is not None:
+            found["fits"] = topology is not None or found["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
+            found |= _roofline(found, chip)
+    return found | {"compile_seconds": time.perf_counter() - began}
+
+
+def _lower_train(session: Session) -> tuple[Any, int]:
+    arguments = (session.abstract_state, session.abstract_batch, session.abstract_seed)
+    return session.lower_step(*arguments[1:]), matmul_flops(session.step, *arguments)
+
+
+def _lower_decode(session: Session) -> tuple[Any, int]:
+    """One token behind a full context: the batch of the training input, its length the capacity."""
+    rows, length = session.train.input.batch_size, session.train.input.seq_len
+    start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
+    state = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        start.out_info,
+        start.compile().output_shardings,
+    )
+    tokens = session.abstract(jax.ShapeDtypeStruct((rows, 1), np.int32), session.batch_sharding)
+    arguments = (session.abstract_state.variables, tokens, state, tokens, tokens)
+    jitted = jax.jit(session.task.decode_step, donate_argnums=2)
+    return jitted.lower(*arguments), matmul_flops(session.task.decode_step, *arguments)
+
+
+def _tokens(session: Session, step: Step) -> int:
+    return session.train.input.batch_size * (session.train.input.seq_len if step == "train" else 1)
+
+
+def _from_table(session: Session, step: Step) -> dict[str, int]:
+    """What the weight table says before anything is compiled."""
+    totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
+    if step == "decode":
+        return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
+    slots, gradients = totals["optimizer_bytes_per_device"], totals["gradient_bytes_per_device"]
+    return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
+
+
+def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
+    stats = compiled.memory_analysis()
+    parts = {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+    }
+    # The CPU compiler leaves temporaries out of its own peak.
+    most = parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]
+    return parts | {"peak": stats.peak_memory_in_bytes if by_tpu_compiler else most}
+
+
+def _roofline(found: Plan, chip: Chip) -> Plan:
+    """The least seconds a step can take by computation, memory and links, and the speed that follows."""
+    memory, decoding = found["memory_bytes_per_device"], found["step"] == "decode"
+    # Arguments are read and outputs written, the least there is; a decoding step writes one place of its cache.
+    traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
+    axes: dict[str, int] = {}
+    for exchange in found["collectives"]:
+        axes[exchange["axis"]] = axes.get(exchange["axis"], 0) + exchange["bytes"]
+    peak = chip.flops * found["devices"]
+    bounds = {"compute_seconds": found["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
+    links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
+    step = max((bounds | links).values())
+    # A decoding step does the forward third of the work.
+    work = found["flops_per_token"] * found["tokens_per_step"] / (3 if decoding else 1)
+    return {
+        "roofline": bounds | links,
+        # The CPU's program sends what the chip's does not: float32 for bfloat16, and sums whole.
+        "roofline_is_estimate": bool(links) and found["topology"] is None,
+        "roofline_step_seconds": step,
+        "roofline_tokens_per_second": found["tokens_per_step"] / step,
+        "roofline_mfu": work / (peak * step),
+    }
+
+
+def _out_of_memory(message: str) -> Plan | None:
+    """What the compiler says it needs and has; None for other errors."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    amounts = [float(number) * 2 ** (10 * "KMGT".index(unit) + 10) for number, unit in _AMOUNT.findall(message)]
+    numbers = dict(zip(("needed_bytes", "available_bytes"), map(int, amounts), strict=False))
+    return {"message": message.partition("\n")[0], **numbers}
+
+
+_AMOUNT = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")

@@ -1,0 +1,106 @@
+"""Every layout of an experiment on a machine, ranked by the step time that its compiled program allows."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError
+from layers.remat import REMAT_POLICIES
+from registry.experiment import Experiment
+from registry.overrides import override
+from registry.tool import render
+from runners.planner.cost import Plan, predict
+from runners.planner.plan import ESTIMATE, PlanOptions, chip_of, planning_devices, rate
+from runners.reports.results import Results, experiment_hash, make_folder
+from runners.session import Session
+from tasks.storage.files import Place
+
+RESULTS = "layouts.jsonl"
+COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
+
+
+def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
+    """Plans every mesh shape and remat policy on the machine's devices; prints those that fit first, by step time.
+
+    Each result is appended to layouts.jsonl as it comes: started again in the same folder, the sweep goes on.
+
+    Raises:
+      UsageError: no machine is named, so that nothing could be ranked.
+    """
+    chip = chip_of(options)
+    if chip is None:
+        raise UsageError("--sweep ranks by step time. Name a chip with --chip=v3, or a machine with --topology=v3:8x8.")
+    make_folder(folder)
+    devices = planning_devices(experiment, options)
+    results, common, ranked, out = Results(folder / RESULTS), _key(experiment, options), [], render.console()
+    cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
+    for number, (shape, remat) in enumerate(cases, 1):
+        key = {**common, "shape": list(shape), "remat": remat}
+        found = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
+        out.print(f"{number}/{len(cases)}  {_line(found)}")
+        ranked.append(found)
+    ranked.sort(key=_rank)
+    numbers = ("memory", "step", "tokens/s", "MFU")
+    out.print(render.table(COLUMNS, map(_cells, ranked), right=numbers, flexible={"why not": 30}))
+    if any(found.get("roofline_is_estimate") for found in ranked):
+        out.print(ESTIMATE)
+    print(f"Written: {results.file}")
+    return 0 if ranked[0].get("fits") else 1
+
+
+def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write the number of devices as a product of so many axis sizes."""
+    if axes == 1:
+        yield (devices,)
+        return
+    for size in (size for size in range(1, devices + 1) if devices % size == 0):
+        yield from ((size, *rest) for rest in _shapes(devices // size, axes - 1))
+
+
+def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
+    """The plan of one case, or the reason why there is none."""
+    sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
+    try:
+        session = Session(override(type(experiment), sets)(), devices)
+        found = predict(session, chip_of(options), options.topology, options.step)
+    except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        return {"fits": False, "reason": str(error).partition("\n")[0]}
+    if "compiler" in found:
+        found["reason"] = found["compiler"]["message"]
+    return found
+
+
+def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
+    """What a stored result must agree in to be taken for one of this sweep."""
+    return {
+        "key": experiment_hash(experiment),
+        "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
+        "jax": jax.__version__,
+        "machine": [options.topology, options.chip, options.devices],
+        "of_step": options.step,
+        "bounds": ["compute", "memory", "links"],  # of the step time
+    }
+
+
+def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
+    """Those that fit, by step time; of equals, by everything that the step does."""
+    seconds = result.get("roofline", {})
+    return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
+
+
+def _cells(result: dict[str, Any]) -> tuple[str, ...]:
+    shape = "x".join(map(str, result["shape"]))
+    peak = result.get("memory_bytes_per_device", {}).get("peak")
+    memory = render.size(peak) if peak is not None else ""
+    if "roofline_step_seconds" not in result:
+        return shape, result["remat"], "no", memory, "", "", "", result.get("reason", "")
+    about = "~" if result["roofline_is_estimate"] else ""
+    speed = f"{about}{result['roofline_step_seconds']:.3g} s", rate(result["roofline_tokens_per_second"])
+    fits = "yes" if result["fits"] else "no"
+    return shape, result["remat"], fits, memory, *speed, render.percent(result["roofline_mfu"]), ""
+
+
+def _line(result: dict[str, Any]) -> str:
+    return "  ".join(cell for cell in _cells(result) if cell)

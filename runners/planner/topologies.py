@@ -1,0 +1,50 @@
+"""Machines that are not there, for the compiler to compile for."""
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+from layers.errors import UsageError, did_you_mean
+from runners.planner.chips import CHIPS, Chip
+
+TPUS = [name for name in CHIPS if name.startswith("v")]
+
+
+def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
+    """The chip and the grid of `v3:8x8`.
+
+    Raises:
+      UsageError: it is no such name, or no known TPU.
+    """
+    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
+    if not match:
+        raise UsageError(f"--topology={name} must name a TPU and its grid of chips, like v3:8x8 or v4:4x4x4.")
+    if match[1] not in TPUS:
+        raise UsageError(f"--topology={name} names no TPU that is known. {did_you_mean(match[1], TPUS)}")
+    return CHIPS[match[1]], tuple(map(int, match[2].split("x")))
+
+
+def topology_devices(name: str) -> list[Any]:
+    """Devices of a TPU slice that is not there: programs can be compiled for them, not run.
+
+    Raises:
+      UsageError: libtpu is not installed, or knows no such slice.
+    """
+    chip, grid = parse_topology(name)
+    if importlib.util.find_spec("libtpu") is None:
+        raise UsageError("--topology needs the TPU compiler, which needs no TPU: pip install -e '.[tpu]'.")
+    # libtpu asks the machine it runs on for these; there is none.
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{chip.name}-8")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    from jax.experimental import topologies
+
+    options = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        shape = "x".join(map(str, grid))
+        raise UsageError(f"The TPU compiler knows no {chip.name} slice of {shape} chips: {reason}.") from error

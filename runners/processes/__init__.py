@@ -1,0 +1,1 @@
+"""Runs of several processes: joining, coordination, failure detection, consistency."""

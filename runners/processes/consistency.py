@@ -1,0 +1,65 @@
+"""Do all processes of a run do the same? What each is about to do is compared before anything is."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+
+import jax
+
+from registry.experiment import Experiment, cls_key
+from registry.provenance import PACKAGES, digest, short_digest
+from registry.snapshot import flat_config
+from runners.flags import given_module_flags
+from runners.processes.coordination import peers
+from runners.session import Session
+
+
+def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
+    """Raises a UsageError where processes differ in what they run; called by all of them."""
+    if not peers().several:
+        return
+    local = jax.local_devices()
+    card = {
+        "--mode": options.mode,
+        "--exp": cls_key(type(experiment)),
+        "SEED": str(experiment.SEED),
+        "--set": " ".join(overrides) or "nothing",
+        "--smoke": str(experiment.smoke).lower(),
+        "--workdir": str(options.workdir),
+        "devices": f"{len(local)} x {local[0].device_kind}",
+        **{name: os.environ.get(name, "nothing") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
+        "Python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        "code": digest((*options.imports, type(experiment).__module__)),
+        "config": short_digest(repr(sorted(flat_config(experiment).items())).encode()),
+        "flags": " ".join(_other_flags(options)) or "nothing",
+    }
+    peers().agree(card)
+
+
+def require_same_data_everywhere(session: Session, mode: str) -> None:
+    """Raises a UsageError where processes see other data; called by all of them."""
+    if not peers().several or mode == "sample":
+        return
+    inputs = {"train.input": session.train.input} if mode in ("train", "profile") else {}
+    inputs |= {f"test.inputs.{split}": source for split, source in session.test.inputs.items()}
+    peers().agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
+
+
+def _other_flags(options: argparse.Namespace) -> list[str]:
+    """Flags that say what is done, beside those that a card names and those that differ by process."""
+    own = (
+        "coordinator",
+        "num_processes",
+        "process_id",
+        "join_timeout",
+        "host_devices",
+        "tensorboard",
+        "wandb",
+        "stream",
+    )
+    named = ("command", "mode", "exp", "set", "smoke", "workdir")
+    others = [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
+    return [*others, *given_module_flags()]

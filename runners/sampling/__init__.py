@@ -1,0 +1,1 @@
+"""Sampling from checkpoints, and decoding states kept in files."""

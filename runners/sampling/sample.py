@@ -1,0 +1,179 @@
+"""Sampling text from a checkpoint."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from layers.errors import UsageError
+from runners.processes.coordination import peers
+from runners.reports import report
+from runners.sampling.decoding_state import read_memory, write_memory
+from runners.session import Session
+from runners.training.checkpoints import Checkpoints
+from tasks.decoding.generation import Memory, Sampler, generate, generate_in_place, pad_prompts
+from tasks.storage.files import Place, make_folder, write_whole
+from tasks.vocabularies.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOptions:
+    """What the command line says about sampling."""
+
+    prompts: Sequence[str]
+    sampler: Sampler
+    new_tokens: int = 256
+    copies: int = 1  # samples per prompt
+    seed: int = 0
+    stream: bool = False  # show the text as it is drawn; for one sample
+    stop: bool = True  # end a sample at the vocabulary's stop token
+    checkpoint: str = "last"
+    load_state: str | None = None  # go on behind what this file remembers
+    save_state: str | None = None  # write what was read and drawn to this file
+
+
+def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
+    """Prints the continuations, writes them to samples/, and says how fast they came.
+
+    Raises:
+      UsageError: there is no checkpoint, or prompt and sample are longer than the model's positions.
+    """
+    if options.new_tokens < 1:
+        raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
+    if peers().several and (options.load_state or options.save_state):
+        raise UsageError("--load_state and --save_state are for one process: what each remembers is not one file.")
+    vocabulary, goes_on = session.task.vocabulary, options.load_state is not None
+    encoded = [prompt_ids(vocabulary, text, goes_on) for text in options.prompts]
+    prompts = [ids for ids in encoded for _ in range(options.copies)]
+    with session.placed():
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
+        # The step, and what tells weights of one step apart.
+        norm = session.norm_of(state.variables["params"]).item()
+        read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
+        memory, past, room = None, 0, 0
+        if options.load_state is not None:
+            memory, room = read_memory(options.load_state, session, prompts, read_by)
+            past = int(np.max(memory.position_b)) + 1
+            print(f"Going on behind the {past} tokens of {options.load_state}:", flush=True)
+        tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
+        _check_room(session, past + tokens.shape[1], options.new_tokens)
+        stop_id = vocabulary.stop_id if options.stop else None
+        capacity = room + tokens.shape[1] + options.new_tokens
+        drawing = _Drawing(session, state.variables, options, stop_id)
+        texts = _Texts(vocabulary, prompts, stop_id, aloud=options.stream)
+        for drawn, behind in drawing.pieces(tokens, real, memory, capacity):
+            memory = behind
+            if texts.add(drawn):
+                break
+    text, count = texts.finish()
+    rate = f"{count} tokens in {drawing.seconds:.2f} s: {count / drawing.seconds:,.0f} tokens/s"
+    print(f"\n[{rate}, step {int(state.step)}]", flush=True)
+    assert memory is not None
+    if options.save_state is not None:
+        write_memory(options.save_state, session, memory, capacity, read_by)
+        print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
+    if not peers().primary:
+        return 0
+    folder = workdir / "samples"
+    make_folder(folder)
+    name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if goes_on else ''}.txt"
+    write_whole(folder / name, text + "\n")
+    report.write(workdir)
+    return 0
+
+
+def prompt_ids(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
+    """The prompt's ids; one that comes to nothing (an empty one, white space) begins behind a document's end."""
+    if goes_on:
+        return vocabulary.encode(text)
+    ids = [*([] if vocabulary.start_id is None else [vocabulary.start_id]), *vocabulary.encode(text)]
+    return ids or ([] if vocabulary.stop_id is None else [vocabulary.stop_id])
+
+
+def _check_room(session: Session, read: int, new_tokens: int) -> None:
+    limit = session.task.context_limit()
+    if limit is not None and read + new_tokens > limit:
+        raise UsageError(
+            f"The {read} tokens before and {new_tokens} new ones are more than the {limit} positions this model has "
+            f"learned: try --max_new_tokens={max(1, limit - read)}."
+        )
+
+
+STREAMED = 8  # tokens drawn between two looks at the screen
+
+
+class _Drawing:
+    """Prompts and what is drawn behind them: at once, or a few tokens at a time."""
+
+    def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_id: int | None):
+        self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
+        piece = min(STREAMED, options.new_tokens) if options.stream else options.new_tokens
+        self._sizes = [min(piece, options.new_tokens - start) for start in range(0, options.new_tokens, piece)]
+        self._choices = {"sampler": options.sampler, "stop_id": stop_id}
+        self.seconds = 0.0  # spent on drawing, without compiling
+
+    def pieces(
+        self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int
+    ) -> Iterator[tuple[np.ndarray, Memory]]:
+        """Tokens as they are drawn, (rows, some), and what is remembered behind them."""
+        programs: dict[tuple[Any, int], Any] = {}
+        draw = generate
+        for size in self._sizes:
+            arguments = (self._variables, tokens, real, self._rng)
+            if (key := (draw, size)) not in programs:
+                choices = {**self._choices, "new_tokens": size, "capacity": capacity}
+                programs[key] = draw.lower(self._task, *arguments, memory=memory, **choices).compile()
+            began = time.perf_counter()
+            drawn, memory = jax.block_until_ready(programs[key](*arguments, memory=memory))
+            self.seconds += time.perf_counter() - began
+            assert memory is not None
+            if not drawn.is_fully_addressable:
+                drawn = multihost_utils.process_allgather(drawn, tiled=True)
+            yield np.asarray(drawn), memory
+            tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
+            draw = generate_in_place  # what is remembered is ours from here on
+
+
+class _Texts:
+    """What is drawn, as text: shown as it comes where `aloud`, else at the end."""
+
+    def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, aloud: bool):
+        self._vocabulary, self._prompts, self._stop_id, self._aloud = vocabulary, prompts, stop_id, aloud
+        self._ids: list[list[int]] = [[] for _ in prompts]
+        self._shown = ""
+        if aloud:
+            self._show()
+
+    def add(self, drawn: np.ndarray) -> bool:
+        """Takes more tokens; true where every row has stopped."""
+        for ids, row in zip(self._ids, drawn.tolist(), strict=True):
+            ids += row
+        if self._aloud:
+            self._show()
+        return self._stop_id is not None and all(self._stop_id in ids for ids in self._ids)
+
+    def _texts(self) -> list[str]:
+        rows = zip(self._prompts, self._ids, strict=True)
+        return [self._vocabulary.decode([*prompt, *_until(ids, self._stop_id)]) for prompt, ids in rows]
+
+    def _show(self) -> None:
+        text = self._texts()[0].rstrip("\ufffd")  # the rest of a character may come yet
+        if text.startswith(self._shown):
+            print(text[len(self._shown) :], end="", flush=True)
+            self._shown = text
+
+    def finish(self) -> tuple[str, int]:
+        """All text, and the number of tokens drawn."""
+        texts = self._texts()
+        parts = (("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
+        text = "\n".join(parts)
+        print(text[len(self._shown) :] if text.startswith(self._shown) else text)
+        return text, sum(len(_until(ids, self._stop_id)) for ids in self._ids)
+
+
+def _until(ids: list[int], stop_id: int | None) -> list[int]:
+    return ids[: ids.index(stop_id)] if stop_id in ids else ids

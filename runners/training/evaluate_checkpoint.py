@@ -1,0 +1,26 @@
+"""Judging a checkpoint on a held-out split."""
+
+from runners.processes.coordination import peers
+from runners.session import Session
+from runners.training import metrics_log
+from runners.training.checkpoints import Checkpoints
+from runners.training.evaluate import evaluate
+from runners.training.progress import summary
+from tasks.storage.files import Place, append
+
+
+def judge(session: Session, workdir: Place, split: str, checkpoint: str) -> int:
+    """Prints the metrics of a split and adds them to metrics.jsonl, unless that step's are there.
+
+    Raises:
+      UsageError: there is no checkpoint.
+    """
+    with session.placed():
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, checkpoint)
+        scalars = evaluate(session, state.variables, split)
+    step = int(state.step)
+    print(f"{session.name} step {step} {split}: {summary(scalars)}")
+    known = {(line["step"], line["split"]) for line in metrics_log.read(workdir)}
+    if (step, split) not in known and peers().primary:
+        append(workdir / metrics_log.METRICS, metrics_log.dump({"step": step, "split": split, **scalars}))
+    return 0

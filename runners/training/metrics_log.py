@@ -1,0 +1,100 @@
+"""Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
+
+import importlib
+import importlib.util
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from runners.reports.results import finite, read_lines
+from tasks.quiet_imports import quiet_native_code, tensorflow
+from tasks.storage.files import Place, is_remote, write_whole
+from tasks.storage.jsonl import LineFile
+from tasks.storage.staged_folder import Mirror
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Writes one JSON object a line; TensorBoard and W&B get the same scalars in a thread of their own."""
+
+    def __init__(
+        self, workdir: Place, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
+    ):
+        """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped."""
+        self._path = workdir / METRICS
+        kept = [line for line in read(workdir) if line["step"] <= resume_at]
+        self._file = LineFile(self._path, "".join(dump(line) for line in kept))
+        self._events = Mirror(workdir / "tensorboard")
+        self._worker = ThreadPoolExecutor(1)
+        self._clu: dict[str, Any] = {}
+        self._opened: Future[None] | None = None
+        self._wandb = None
+        if tensorboard and _installed("clu") and _installed("tensorflow"):
+            # TensorFlow, which clu writes events with, takes seconds to import: training does not wait for it.
+            self._opened = self._worker.submit(self._open_tensorboard)
+        if wandb is not None:
+            self._wandb = _open_wandb(workdir, wandb, config)
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Adds the scalars of a split at a step."""
+        self._file.write(dump({"step": step, "split": split, **scalars}))
+        self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
+        if self._wandb is not None:
+            self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
+
+    def flush(self) -> None:
+        """Writes down every line so far, before a checkpoint that goes on behind them."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        self._worker.shutdown()
+        if self._opened is not None and (error := self._opened.exception()) is not None:
+            print(f"No TensorBoard events were written: {error}", flush=True)
+        for writer in self._clu.values():
+            writer.close()
+        self._file.close()
+        self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def _open_tensorboard(self) -> None:
+        with quiet_native_code():
+            tensorflow()
+            from clu import metric_writers
+
+        for split in ("train", "validation", "test"):
+            self._clu[split] = metric_writers.SummaryWriter(str(self._events.folder / split))
+
+    def _write_tensorboard(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        if self._clu:
+            self._clu[split].write_scalars(step, scalars)
+            self._clu[split].flush()
+            self._events.copy(at_once=False)
+
+
+def read(workdir: Place) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
+    return read_lines(workdir / METRICS)
+
+
+def dump(line: Mapping[str, Any]) -> str:
+    """One line; JSON has no infinity or NaN, so those stand as null."""
+    return json.dumps(finite(line)) + "\n"
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _open_wandb(workdir: Place, project: str, config: Mapping[str, Any]) -> Any:
+    wandb = importlib.import_module("wandb")
+    # The folder keeps the run's id, so that a resumed run goes on in the same curves.
+    file = workdir / "wandb_id.txt"
+    if not file.exists():
+        write_whole(file, secrets.token_hex(4))
+    settings: dict[str, Any] = {"project": project, "id": file.read_text(), "config": dict(config), "resume": "allow"}
+    return wandb.init(dir=None if is_remote(workdir) else str(workdir), **settings)

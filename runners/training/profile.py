@@ -1,0 +1,93 @@
+"""Profiling: a few steps under the profiler, and where their time goes."""
+
+import contextlib
+import statistics
+import time
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError
+from registry.tool.render import amount
+from runners.processes.coordination import peers
+from runners.session import Session
+from tasks.storage.files import Place
+from tasks.storage.staged_folder import Mirror
+
+WARMUP = 3
+FOLDER = "profile"
+
+
+def profile(session: Session, workdir: Place, steps: int) -> int:
+    """Times `steps` training steps, then traces as many into profile/ for Perfetto and TensorBoard."""
+    if steps < 1:
+        raise UsageError(f"--profile_steps={steps} must be at least 1.")
+    with session.placed():
+        # Whole rows, which the run will be at for the most part.
+        batches = session.batches(session.train.input, {"next_batch": session.train.input.short_batches})
+        batch, _ = next(batches)
+        began = time.perf_counter()
+        update = session.compile_step(batch)
+        print(f"{session.name}: compiled in {time.perf_counter() - began:.1f} s")
+        state = session.init()
+        for _ in range(WARMUP):
+            state = jax.block_until_ready(update(state, batch, session.seed))
+        times = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            state = jax.block_until_ready(update(state, batch, session.seed))
+            times.append(time.perf_counter() - began)
+        # One process traces its own devices, which all are alike.
+        files = Mirror(workdir / FOLDER)
+        trace = jax.profiler.trace(str(files.folder), create_perfetto_trace=True)
+        with trace if peers().primary else contextlib.nullcontext():
+            for number in range(steps):
+                with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                    state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
+        files.close()
+    median = statistics.median(times)
+    shape = batch.inputs.shape
+    rate = batch.inputs.size / median
+    low, high = min(times) * 1e3, max(times) * 1e3
+    print(f"step: median {median * 1e3:.1f} ms, fastest {low:.1f} ms, slowest {high:.1f} ms over {steps} steps")
+    print(f"      {rate:,.0f} tokens/s, {amount(int(session.update_flops(shape) / median))}FLOP/s in matrix products")
+    if (utilization := session.mfu({shape: 1}, median)) is not None:
+        print(f"      MFU {utilization:.1%}")
+    print(_where(workdir))
+    return 0
+
+
+class TraceWindow:
+    """A trace of some updates of a training run, from update `first` on (None: no trace)."""
+
+    def __init__(self, workdir: Place, first: int | None, steps: int):
+        if steps < 1:
+            raise UsageError(f"--profile_steps={steps} must be at least 1.")
+        self.workdir, self.first, self.steps = workdir, first, steps
+        self.running = False
+        self._files: Mirror | None = None
+
+    def before(self, step: int, state: Any) -> None:
+        """Called in front of update `step`: what was queued before a trace starts or ends is waited for."""
+        if self.first is None:
+            return
+        if step == self.first:
+            jax.block_until_ready(state)
+            self._files = Mirror(self.workdir / FOLDER)
+            jax.profiler.start_trace(str(self._files.folder), create_perfetto_trace=True)
+            self.running = True
+        elif step == self.first + self.steps:
+            jax.block_until_ready(state)
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace, where one is under way."""
+        if self._files is not None and self.running:
+            jax.profiler.stop_trace()
+            self._files.close()
+            print(_where(self.workdir), flush=True)
+        self.running = False
+
+
+def _where(workdir: Place) -> str:
+    return f"Trace: {workdir / FOLDER} (perfetto_trace.json.gz opens at ui.perfetto.dev)"

@@ -1,0 +1,380 @@
+"""Training: the loop, and everything that happens beside a step."""
+
+import collections
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+from layers.errors import UsageError, VortaroError
+from registry.experiment import owner
+from registry.snapshot import load
+from registry.values import show
+from runners.processes.coordination import peers
+from runners.processes.heartbeat import watchdog
+from runners.reports import report
+from runners.session import Session, Updates
+from runners.training.checkpoints import Checkpoints
+from runners.training.evaluate import evaluate, fetch
+from runners.training.history import Start, record_start
+from runners.training.input_state import gathered, own, require_same_data
+from runners.training.metrics_log import MetricsLog
+from runners.training.profile import TraceWindow
+from runners.training.progress import TrainingProgress, clock, summary
+from runners.training.warm_start import Origin, begin
+from tasks.batch import Batch
+from tasks.metrics import TokenCount, language_scalars
+from tasks.storage.files import Place
+
+# Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+# Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
+AHEAD = 2
+REPORT_EVERY = 20.0  # seconds: drawing the page takes about one, and the last one is always drawn
+
+# Positions after which the device's count of tokens is read: long before it wraps around, and no update has as many.
+READ_TOKENS = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """What the command line says about a training run."""
+
+    tensorboard: bool = True
+    wandb: str | None = None  # W&B project
+    profile_at: int | None = None  # traces `profile_steps` updates from this one on
+    profile_steps: int = 10
+    allow_changes: bool = False  # goes on with other data than the run began with
+    start: Start = Start()  # the command, for experiment.json
+
+
+def train(session: Session, workdir: Place, options: TrainOptions) -> int:
+    """Trains to the end, or until a signal asks to stop, in a folder of its own use; returns the exit code.
+
+    Raises:
+      VortaroError: the run cannot go on, for want of space say; its last checkpoint stays.
+    """
+    try:
+        with session.placed(), watchdog().watching(session.train.step_timeout, workdir):
+            return _Run(session, workdir, options).run()
+    except OSError as error:
+        where = f" ('{error.filename}')" if error.filename else ""
+        raise VortaroError(
+            f"The run in '{workdir}' cannot go on: {error.strerror or error}{where}. The same command goes on from the "
+            f"last checkpoint."
+        ) from error
+
+
+class _Nowhere:
+    """The log of metrics of a process that writes none."""
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def flush(self) -> None:
+        """Has nothing to write."""
+
+    def close(self) -> None:
+        """Has nothing to wait for."""
+
+
+class _Run:
+    """One run of the loop: its state is on the devices, this holds what is beside them."""
+
+    def __init__(self, session: Session, workdir: Place, options: TrainOptions):
+        self.began = time.perf_counter()
+        self.session, self.workdir, self.program = session, workdir, session.train
+        if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
+            raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
+        self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
+        restored = self.checkpoints.restore(session.abstract_state)
+        self.origin: Origin | None = None  # of weights, unless they are initial ones or the run's own
+        if restored is None:
+            self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
+            self.state, self.origin = begin(session)
+        else:
+            self.state, self.extra = restored
+            if not options.allow_changes:
+                require_same_data(self.extra["input"], self.program.input)
+        self.start = int(self.state.step)
+        self.tokens, self.unread = self._tokens_so_far(), 0  # of the window, and positions since they were read
+        parent = None if self.origin is None else self.origin.parent
+        record_start(workdir, session, options.start, step=self.start, parent=parent)
+        self.log: Any = (
+            _Nowhere()
+            if not peers().primary
+            else MetricsLog(
+                workdir,
+                resume_at=self.start,
+                tensorboard=options.tensorboard,
+                wandb=options.wandb,
+                config=load(workdir)["config"],
+            )
+        )
+        self.progress = TrainingProgress(self.program.num_steps, self.start)
+        self.trace = TraceWindow(workdir, options.profile_at if peers().primary else None, options.profile_steps)
+        self.signal: int | None = None
+        self.interrupted = False  # by Ctrl-C; the second one ends this process at once
+        self.updates = Updates(session)
+        self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
+        self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
+        self.under_way = collections.deque[jax.Array]()  # numbers of updates that may not have ended
+        self.saved = self.start if restored else -1
+        self.loss: float | None = None  # validation loss, and the step it was measured at
+        self.loss_step = -1
+        self.report_written = self.began
+
+    def _tokens_so_far(self) -> TokenCount:
+        """Tokens of the window of metrics that training starts in."""
+        on_device = int(self.state.sums.tokens)
+        starts = self.start % self.program.log_every == 0  # the next update resets the device's count
+        # Checkpoints of earlier versions have the device's count alone.
+        total = self.extra.pop("window_tokens", 0 if starts else on_device % 2**32)
+        return TokenCount(total, 0 if starts else on_device)
+
+    def run(self) -> int:
+        # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
+        heard = NOTICES[1:] if peers().several else NOTICES
+        handlers = {number: signal.signal(number, self._on_signal) for number in heard}
+        try:
+            with self.progress:
+                self._announce()
+                self._loop()
+            return self._finish()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self.trace.close()
+            self.log.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = number == signal.SIGINT
+        if peers().several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.signal = number
+
+    def _asked_to_stop(self, step: int) -> bool:
+        """Whether to save this step and stop; all processes hear the same, at the same step.
+
+        One that gets SIGTERM tells the others, and all go on to the step behind the furthest of them.
+        """
+        # Counted from where this launch began: the first call of all processes has the same number.
+        if peers().several and multihost_utils.reached_preemption_sync_point(step - self.start):
+            self.signal = signal.SIGINT if self.interrupted else signal.SIGTERM
+        return self.signal is not None
+
+    def _announce(self) -> None:
+        table = self.session.task.weight_table()
+        mesh = " ".join(f"{axis}={size}" for axis, size in self.session.mesh_shape.items())
+        device = jax.devices()[0].device_kind
+        self.progress.say(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
+        if self.session.experiment.smoke:
+            cls = type(self.session.experiment)
+            small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
+            self.progress.say(f"Made small by --smoke, whatever the class says: {' '.join(small)}")
+        self.progress.say(f"Data: {self.program.input.describe()}")
+        if self.start:
+            self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
+        if self.origin is not None:
+            self.progress.say(self.origin.sentence)
+
+    def _loop(self) -> None:
+        batches = self.session.batches(self.program.input, own(self.extra["input"]))
+        if self.start >= self.program.num_steps:
+            return
+        batch, position = next(batches)
+        self._compile(self.start + 1, batch)
+        seed = self.session.seed
+        self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
+        for step in range(self.start + 1, self.program.num_steps + 1):
+            if batch not in self.updates:
+                self._beside(self._compile, step, batch)
+            self.trace.before(step, self.state)
+            watchdog().expect("Update", step)
+            self._keep_up()
+            self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
+            self.extra["input"] = position
+            self.shapes[batch.inputs.shape] += 1
+            self._report()  # of the steps before: the device is busy with this one meanwhile
+            self.unread += batch.inputs.size
+            if self.unread >= READ_TOKENS:
+                self._read_tokens()
+            if step % self.program.log_every == 0 or step == self.program.num_steps:
+                self._ask(step)
+            if self.program.eval_every and step % self.program.eval_every == 0:
+                self._beside(self._evaluate, step)
+            if step % self.program.save_every == 0 and step < self.program.num_steps:
+                self._beside(self._save, step)
+            if self._asked_to_stop(step):
+                self._report()
+                self._save(step)
+                return
+            if step < self.program.num_steps:
+                watchdog().expect("The batch of update", step + 1)
+                batch, position = next(batches)
+        self._report()
+        watchdog().rest()
+        self.trace.close()
+
+    def _keep_up(self) -> None:
+        """Waits until no more than AHEAD updates are under way."""
+        self.under_way.append(self.session.settle(jnp.copy(self.state.step)))  # the next update overwrites the original
+        if len(self.under_way) > AHEAD:
+            jax.block_until_ready(self.under_way.popleft())
+
+    def _compile(self, step: int, batch: Batch) -> None:
+        """Compiles the update that the batch of a step wants."""
+        began = time.perf_counter()
+        self.updates.of(batch)
+        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # refuses what cannot be counted now, not at the first report
+        seconds = time.perf_counter() - began
+        if self.program.input.short_batches:
+            self.progress.say(f"Rows of {batch.inputs.shape[1]} from step {step} on (compiled in {seconds:.1f} s)")
+        else:
+            self.progress.say(f"Compiled in {seconds:.1f} s")
+
+    def _ask(self, step: int) -> None:
+        """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""
+        # Settled like an update: its sums over devices must not wait for those of the next one.
+        params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
+        values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
+        self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
+        self.shapes, self.unread = collections.Counter(), 0
+
+    def _read_tokens(self) -> None:
+        """Waits for the device's count of tokens, before it wraps around."""
+        self.tokens.read(int(self.state.sums.tokens))
+        self.unread = 0
+
+    def _report(self) -> None:
+        """Waits for metrics asked for, and writes them."""
+        if self.pending is None:
+            return
+        watchdog().expect("Update", watchdog().step, updates=AHEAD + 1)  # all that are queued
+        self.checkpoints.check()
+        step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
+        self.pending = None
+        totals = fetch(sums)
+        self._stop_if_bad(bad_step.item())
+        now = time.perf_counter()
+        seconds = max(now - self.window_began - self.aside, 1e-9)
+        steps = step - self.window_start
+        self.window_began, self.window_start, self.aside = now, step, 0.0
+        self.tokens.read(totals["tokens"])
+        self.extra["tokens_seen"] += self.tokens.total
+        self.tokens = TokenCount()
+        positions = sum(count * rows * length for (rows, length), count in shapes.items())
+        scalars = {
+            **language_scalars(totals, self.program.input.byte_ratio),
+            "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
+            "param_norm": param_norm.item(),
+            "learning_rate": self.session.task.optimizer.learning_rate_at(step - 1).item(),
+            "tokens_seen": self.extra["tokens_seen"],
+            "tokens_per_second": positions / seconds,
+            "steps_per_second": steps / seconds,
+        }
+        if self.program.input.short_batches:
+            scalars["sequence_length"] = list(shapes)[-1][1]
+        if self.session.task.non_finite == "skip":
+            scalars["skipped_updates"] = skipped.item()
+        utilization = self.session.mfu(shapes, seconds)
+        if utilization is not None:
+            scalars["mfu"] = utilization
+        self.log.write(step, "train", scalars)
+        self.progress.report(step, scalars)
+
+    def _beside(self, work: Any, step: int, *arguments: Any) -> None:
+        """Does something that is not training, and leaves its time out of the throughput."""
+        self._report()
+        jax.block_until_ready(self.state.step)  # steps under way are training
+        watchdog().rest()
+        began = time.perf_counter()
+        work(step, *arguments)
+        self.aside += time.perf_counter() - began
+
+    def _evaluate(self, step: int) -> None:
+        if self.loss_step == step or "validation" not in self.session.test.inputs:
+            return
+        self._stop_if_bad(self.state.bad_step.item())
+        scalars = evaluate(self.session, self.state.variables, "validation")
+        self.loss, self.loss_step = scalars["loss"], step
+        self.log.write(step, "validation", scalars)
+        self.progress.say(f"step {step:>6} validation  {summary(scalars)}")
+        if time.perf_counter() - self.report_written > REPORT_EVERY:
+            self._write_report()
+
+    def _save(self, step: int) -> None:
+        if self.saved == step:
+            return
+        watchdog().rest()
+        self._stop_if_bad(self.state.bad_step.item())
+        self.log.flush()  # a run that goes on from here has the lines up to here
+        is_finished = step == self.program.num_steps and self.signal is None
+        state, is_reported = self.state, is_finished or step % self.program.log_every == 0
+        if is_reported:  # a run that resumes with another LOG_EVERY must not count them once more
+            state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+        else:
+            self._read_tokens()
+        # A copy: the checkpoint is written while training goes on.
+        extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
+        self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
+        self.saved = step
+
+    def _stop_if_bad(self, bad_step: int) -> None:
+        if bad_step and self.session.task.non_finite == "stop":
+            self.checkpoints.close()
+            kept = self.checkpoints.steps()
+            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved before"
+            raise VortaroError(
+                f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving "
+                f"it; {last} in {self.workdir}. A lower learning rate, longer warm-up or "
+                f"--set=task.non_finite=skip may help."
+            )
+
+    def _write_report(self) -> None:
+        if peers().primary:
+            self.log.flush()
+            report.write(self.workdir)
+            self.report_written = time.perf_counter()
+
+    def _finish(self) -> int:
+        watchdog().rest()
+        step = int(self.state.step)
+        if self.saved != step:
+            if self.signal is None:
+                self._evaluate(step)
+            self._save(step)
+        self.checkpoints.close()
+        self._write_report()
+        if self.signal is not None:
+            name = signal.Signals(self.signal).name
+            print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
+            return 130 if self.signal == signal.SIGINT else 0
+        report_page = f"Report: {self.workdir / report.REPORT}"
+        if self.start and self.start >= self.program.num_steps:
+            print(f"{self._already_finished()} {report_page}", flush=True)
+            return 0
+        spent = clock(time.perf_counter() - self.began)
+        done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
+        print(f"Done: {done} in {spent}. {report_page}", flush=True)
+        return 0
+
+    def _already_finished(self) -> str:
+        """The sentence for a run whose last checkpoint is at its last step, or after it."""
+        steps = self.program.num_steps
+        knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
+        return (
+            f"Training had already finished: the last checkpoint is of step {self.start}, and {knob} = {steps}. "
+            f"To train further, add --set={knob}={2 * self.start}."
+        )

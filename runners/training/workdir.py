@@ -1,0 +1,238 @@
+"""The run folder: what was run, with which versions, and whether today's experiment is still the same."""
+
+import contextlib
+import fcntl
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError
+from registry.build import build, config_of, to_json
+from registry.diff import diff
+from registry.experiment import Experiment
+from registry.overrides import METHODS
+from registry.snapshot import Snapshot, flat_config, load, snapshot
+from registry.tool import render
+from runners.processes.coordination import peers
+from runners.training import lease
+from runners.training.history import EXPERIMENT, Start, first_record
+from tasks.storage.files import Place, make_folder, place, write_whole
+
+# A run resumes with other values of these: where weights live, how long to wait for them, how often to log, evaluate
+# and save, and for how many steps to train are no part of what is learned.
+NOT_LEARNED = (
+    *("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
+    *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
+)
+NOT_LEARNED_PATHS = (
+    *("task.zero", "train.step_timeout", "train.log_every", "train.eval_every", "train.save_every"),
+    *("train.keep_last", "train.keep_best", "train.num_steps"),
+)
+LENGTH = "NUM_STEPS"
+SCHEDULE = "task.optimizer.schedule."  # may follow from the length: then it changes with it
+
+
+def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
+    """What the run folder keeps of the vocabulary: what it is, and its fingerprint; None for tasks without one.
+
+    Raises:
+      UsageError: its files cannot be read.
+    """
+    config = getattr(config_of(experiment, "task"), "vocabulary", None)
+    if config is None:
+        return None
+    vocabulary = build(config, "task.vocabulary")
+    return {"is": vocabulary.describe(), "fingerprint": vocabulary.fingerprint, "is_text": vocabulary.is_text}
+
+
+def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes: bool = False) -> None:
+    """Finds out whether a vocabulary's files are those that the run in a folder has learned with, if there is one.
+
+    Settings that name another vocabulary are `open_workdir`'s to refuse.
+
+    Raises:
+      UsageError: they cannot be read, or other ones lie under the same name.
+    """
+    if not (place(path) / EXPERIMENT).exists():
+        return
+    before = load(place(path))
+    learned, now = before.get("vocabulary"), vocabulary_record(experiment)
+    if not learned or not now or learned["fingerprint"] == now["fingerprint"]:
+        return
+    if _vocabulary_settings(before["config"]) != _vocabulary_settings(flat_config(experiment)):
+        return
+    said = (
+        f"{now['is']} is no longer the vocabulary that the run in '{path}' has learned with (fingerprint "
+        f"{now['fingerprint'][:8]} now, {learned['fingerprint'][:8]} then)"
+    )
+    if not allow_changes:
+        raise UsageError(f"{said}: put the old file back, or choose another --workdir.")
+    print(f"{said}; going on, as --allow_changes says.")
+
+
+def open_workdir(
+    path: str,
+    experiment: Experiment,
+    mesh: dict[str, int],
+    *,
+    allow_changes: bool = False,
+    record: bool = True,
+    start: Start | None = None,
+    parent: Mapping[str, Any] | None = None,
+) -> Place:
+    """Creates the folder, or opens it again; writes the experiment into it unless `record` is false.
+
+    Args:
+      path: the folder.
+      experiment: what is run in it.
+      mesh: axis sizes on the devices at hand.
+      allow_changes: accept a folder of another experiment.
+      record: write experiment.json.
+      start: the command; a new folder records it.
+      parent: the run or file that weights come from; a new folder records it.
+    Raises:
+      UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
+    """
+    folder = place(path)
+    peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record, start or Start(), parent))
+    if record:
+        peers().require_shared(folder)
+    return folder
+
+
+def _open(
+    folder: Place,
+    experiment: Experiment,
+    mesh: dict[str, int],
+    allow_changes: bool,
+    record: bool,
+    start: Start,
+    parent: Mapping[str, Any] | None,
+) -> None:
+    now = {**snapshot(experiment, mesh), "vocabulary": vocabulary_record(experiment)}
+    try:
+        make_folder(folder)
+        before = load(folder) if (folder / EXPERIMENT).exists() else None
+        if before is not None:
+            changes = _refuse_changes(folder, before, now, experiment, allow_changes)
+            if record and changes:
+                print(f"Changed since the last start: {changes}.", flush=True)
+        if not record:
+            return
+        written = {**now, **_resolved(experiment), **first_record(before, start, parent)}
+        write_whole(folder / EXPERIMENT, json.dumps(written, indent=1) + "\n")
+        for name, show in (("experiment.txt", render.experiment), ("weights.txt", render.weights)):
+            text = io.StringIO()
+            show(now, render.console(text))
+            write_whole(folder / name, text.getvalue())
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Place, error: OSError) -> UsageError:
+    return UsageError(f"The workdir '{folder}' cannot be written: {error.strerror or error}. Choose another --workdir.")
+
+
+@contextlib.contextmanager
+def sole_use(workdir: Place) -> Iterator[None]:
+    """Makes the folder; inside, no other run may train in it. The system lets go of the lock when this process dies.
+
+    Process 0 holds it for all of a run's.
+
+    Raises:
+      UsageError: another process has it, or it cannot be written to.
+    """
+    if not peers().primary:
+        yield
+        return
+    if not isinstance(workdir, Path):
+        with lease.held(workdir):
+            yield
+        return
+    try:
+        make_folder(workdir)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"Another process trains in '{workdir}': wait for it, or choose another --workdir."
+            ) from error
+        except OSError as error:  # Lustre without flock, NFS without locks
+            print(f"Nothing keeps other runs out of '{workdir}': its file system has no locks ({error.strerror}).")
+        yield
+
+
+def recorded(path: str) -> Snapshot:
+    """What a run folder says was run in it.
+
+    Raises:
+      UsageError: it is no run folder.
+    """
+    if not (place(path) / EXPERIMENT).exists():
+        raise UsageError(
+            f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run."
+        )
+    return load(place(path))
+
+
+def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
+    return {path: value for path, value in config.items() if path.startswith("task.vocabulary")}
+
+
+def _is_name(path: str) -> bool:
+    """Whether a config path holds the name that a vocabulary is found by."""
+    return path.endswith((".vocabulary.path", ".vocabulary.name"))
+
+
+def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: Experiment, allow_changes: bool) -> str:
+    """The changes that are free, in words; raises a UsageError for others unless they are allowed."""
+    difference = diff(before, now)
+    following = _following_length(experiment, before)
+    knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
+    free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
+    free |= {row["path"]: row for row in difference["config"] if row["path"] in following}
+    paths = [row for row in difference["config"] if row["path"] not in following]
+    difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
+    other = before["experiment"] != now["experiment"]
+    learned, has = before.get("vocabulary"), now["vocabulary"]
+    if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under
+        knobs = [row for row in knobs if row["knob"] != "VOCABULARY_PATH"]
+        difference["config"] = [row for row in difference["config"] if not _is_name(row["path"])]
+    if not (knobs or difference["config"] or other):
+        return ", ".join(f"{name} = {row['b']} (was {row['a']})" for name, row in free.items())
+    render.difference(difference)
+    if allow_changes:
+        print("Going on with these changes, as --allow_changes says.")
+        return ""
+    what = f"another experiment, {before['experiment']}" if other else "this experiment with other settings"
+    raise UsageError(
+        f"The workdir '{folder}' holds a run of {what} (the difference is above): choose another --workdir, or "
+        f"--allow_changes to go on with it."
+    )
+
+
+def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
+    """Fields of the learning-rate schedule that differ from those before only because the run has another length."""
+    cls = type(experiment)
+    length = before["knobs"].get(LENGTH, {}).get("value", "")
+    if not length.isdecimal() or LENGTH not in cls.knobs() or cls.knobs()[LENGTH] == int(length):
+        return []
+    try:
+        config = flat_config(cls.derive(**{LENGTH: int(length)})())
+    except UsageError:  # today's other settings do not allow that length
+        return []
+    schedule = (path for path in before["config"] if path.startswith(SCHEDULE))
+    return [path for path in schedule if config.get(path) == before["config"][path]]
+
+
+def _resolved(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "doc": (type(experiment).__doc__ or "").strip().partition("\n")[0],
+        "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in METHODS.items()},
+    }

@@ -1,0 +1,1 @@
+"""Experiments over several widths: coordinate check, learning rate sweep."""

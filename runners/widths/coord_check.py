@@ -1,0 +1,177 @@
+"""The coordinate check: do activations move alike at every width (Yang et al. 2021, Tensor Programs V, appendix D.1).
+
+A few updates on one batch at several widths. What is held to a band is the slope of log2(statistic) against
+log2(width). `size` is the mean of |x|, `change` the mean of |x - x at the start|, which shows a wrong learning rate
+after one update, where sizes are still those of the initial weights.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from layers.auxiliary import WATCHED
+from layers.errors import UsageError
+from registry.experiment import Experiment, cls_key, knobs_set_by
+from registry.tool import render
+from runners.reports.results import finite, make_folder, title
+from runners.session import Session, Updates
+from runners.widths.coord_gates import Gate, judge, slope
+from runners.widths.coord_plot import draw
+from runners.widths.widths import of_width, rate_text
+from tasks.storage.files import Place, write_whole
+
+# What the check sets where --set does not: small batches of real text, plain updates, no noise.
+SETTINGS: dict[str, Any] = {
+    **{"BATCH_SIZE": 4, "SEQ_LEN": 32, "UPDATE_LEN": None, "MICROBATCHES": 1, "NUM_GROUPS": 1, "DATA": "text"},
+    **{"LENGTH_STAGES": (), "LENGTH_START": None, "STAGED_STEPS": None},
+    **{"LEARNING_RATE": 2**-6, "SCHEDULE": "constant", "WARMUP_STEPS": 0, "DTYPE": "float32", "REMAT": "none"},
+    **{"MOMENT_DTYPE": "float32", "GRADIENT_DTYPE": "float32", "LOSS_CHUNK": None, "DEVICE_ORDER": "auto"},
+    **{"SECOND_MOMENT_DTYPE": "float32", "PARAM_DTYPE": "float32", "MASTER_WEIGHTS": False, "ZERO_STAGE": None},
+    **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
+    "HIDDEN_DROPOUT": None,
+}
+NOISE = 0.2  # slopes that leave their band by less may do so by chance
+Statistics = dict[str, dict[str, np.ndarray]]  # activation -> "size" or "change" -> value by step (and width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordOptions:
+    """What the flags say."""
+
+    widths: tuple[int, ...]
+    seeds: int = 1  # initial weights and batches to average over
+    steps: int = 2  # updates
+
+
+def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) -> int:
+    """Trains at every width, writes coord_check.json and coord_check.png; exit code 1 where a slope leaves its band."""
+    sessions = [_session(experiment, width) for width in options.widths]
+    sessions[0].require_data("train")
+    rate = sessions[0].task.optimizer.learning_rate
+    if rate <= 0:
+        raise UsageError(f"LEARNING_RATE = {rate} moves nothing: a coordinate check needs one above 0.")
+    make_folder(folder)
+    by_width = []
+    for width, session in zip(options.widths, sessions, strict=True):
+        print(f"width {width}: {options.steps} updates, {options.seeds} seed{'s' * (options.seeds > 1)}", flush=True)
+        with session.placed():
+            by_width.append(_measure(session, options))
+    stacked: Statistics = jax.tree.map(lambda *columns: np.stack(columns, axis=-1), *by_width)
+    slopes = {
+        name: {kind: [slope(options.widths, row) for row in rows] for kind, rows in kinds.items()}
+        for name, kinds in stacked.items()
+    }
+    gates = list(judge(slopes, _logits_slope(experiment), options.steps))
+    passed = any(gate.statistic == "change" for gate in gates) and all(gate.ok for gate in gates)
+    said = {
+        "experiment": cls_key(type(experiment)),
+        "smoke": experiment.smoke,
+        "overrides": list(experiment.overrides),
+        "parametrization": experiment.knobs().get("PARAMETRIZATION"),
+        **dataclasses.asdict(options),
+        "learning_rate": rate,
+        "passed": passed,
+        "gates": [{**dataclasses.asdict(gate), "ok": gate.ok} for gate in gates],
+    }
+    rows = {
+        name: {kind: array.tolist() for kind, array in kinds.items()}
+        | {f"{kind}_slope": found for kind, found in slopes[name].items()}
+        for name, kinds in stacked.items()
+    }
+    write_whole(folder / "coord_check.json", json.dumps(finite({**said, "activations": rows}), indent=1) + "\n")
+    draw(folder / "coord_check.png", said, stacked, slopes)
+    _show(said, gates)
+    print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")
+    return 0 if passed else 1
+
+
+def _session(experiment: Experiment, width: int) -> Session:
+    """On one device: what is checked does not depend on where weights live."""
+    with knobs_set_by("--mode=coord_check"):
+        chosen = of_width(experiment, width, **SETTINGS)
+        cls = type(chosen).derive(DEVICE_MESH_SHAPE=(1,) * len(chosen.MESH_AXES))
+    return Session(cls(), jax.devices()[:1])
+
+
+def _measure(session: Session, options: CoordOptions) -> Statistics:
+    """Size and change of every activation before the first update and behind each, averaged over seeds."""
+    source = session.train.input
+    look = jax.jit(lambda variables, batch: _activations(session.task, variables, batch))
+    compare = jax.jit(_compare)
+    updates, runs = Updates(session), []
+    for seed in range(options.seeds):
+        part, key = source.batch(seed), jax.random.key(seed)
+        batch = session.put(part)
+        update = updates.of(batch)
+        state = session.init(key)
+        first = look(state.variables, batch)
+        seen = [compare(first, first)]
+        for _ in range(options.steps):
+            state = update(state, batch, key)
+            seen.append(compare(look(state.variables, batch), first))
+        runs.append(jax.tree.map(lambda *steps: np.array(steps, float), *seen))
+    return jax.tree.map(lambda *seeds: np.mean(seeds, axis=0), *runs)
+
+
+def _activations(task: Any, variables: Any, batch: Any) -> dict[str, jax.Array]:
+    """Every watched activation; those of a stack one by one, as `layer 0 mixer_out`."""
+    arguments = (batch.inputs, None, batch.segment_ids, batch.positions)
+    (features, _), found = task.model.apply(variables, *arguments, mutable=[WATCHED])
+    _, more = task.model.apply(variables, features, method="logits", mutable=[WATCHED])
+    seen = {}
+    flat: Any = {**traverse_util.flatten_dict(found), **traverse_util.flatten_dict(more)}
+    for path, array in flat.items():
+        name = "/".join(part for part in path[1:] if part not in ("stack", "block"))
+        if path[1] == "stack":
+            seen.update({f"layer {layer} {name}": array[layer] for layer in range(array.shape[0])})
+        else:
+            seen[name] = array
+    return seen
+
+
+def _compare(now: dict[str, jax.Array], first: dict[str, jax.Array]) -> dict[str, dict[str, jax.Array]]:
+    mean = lambda x: jnp.mean(jnp.abs(x.astype(jnp.float32)))
+    return {name: {"size": mean(x), "change": mean(x - first[name])} for name, x in now.items()}
+
+
+def _logits_slope(experiment: Experiment) -> float:
+    """How logits at the start go with the width: as width^-1/2 under muP, but for a head of deviation fan_in^-1/2."""
+    knobs = experiment.knobs()
+    of_its_own = not knobs.get("TIED") and knobs.get("UNEMBEDDING_INIT") == "fan_in"
+    return 0.0 if knobs.get("PARAMETRIZATION", "standard") == "standard" or of_its_own else -0.5
+
+
+def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
+    steps = said["steps"]
+    cells: dict[str, list[str]] = {}
+    for gate in gates:
+        row = cells.setdefault(gate.activation, [""] * (steps + 1))
+        row[gate.step if gate.statistic == "change" else 0] = f"{gate.slope:+.2f}{'' if gate.ok else ' !'}"
+    columns = ("activation", "size at the start", *(f"change by update {step}" for step in range(1, steps + 1)))
+    widths = ", ".join(map(str, said["widths"]))
+    rate = rate_text(said["learning_rate"])
+    head = f"{title(said)} at widths {widths}, learning rate {rate}: slopes of log2 against log2(width)"
+    rows = [(name, *row) for name, row in cells.items()]
+    render.console().print(render.table(columns, rows, title=head, right=columns[1:]))
+    print("An empty cell is not judged, ! is outside its band; docs/mup.md has the bands.")
+    out = [gate for gate in gates if not gate.ok]
+    if said["passed"]:
+        print(f"Passed: all {len(gates)} slopes are in their bands.")
+        return
+    if not out:
+        print("Failed: no change could be judged.")
+        return
+    worst = max(out, key=lambda gate: gate.beyond)
+    print(
+        f"Failed: {len(out)} of {len(gates)} slopes leave their bands (!), farthest the {worst.statistic} of "
+        f"'{worst.activation}' at step {worst.step}: {worst.slope:+.2f}, where {worst.low:+.2f} to {worst.high:+.2f} "
+        f"is allowed."
+    )
+    if worst.beyond < NOISE:
+        print("That is little, and may be noise: try --seeds=3, and widths that span a factor of four.")

@@ -1,0 +1,103 @@
+"""The picture of a coordinate check: statistics of activations against width, step by step."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from runners.reports.results import title
+from runners.widths.coord_gates import Slopes, parts
+from runners.widths.widths import rate_text
+from tasks.storage.files import Place, write_whole
+
+# Colour of each activation shown; those of the first layer are drawn through, of the last one dashed.
+COLOURS = {
+    "embedded": "#7f7f7f",
+    "query_bsnd": "#d62728",
+    "key_bskd": "#ff7f0e",
+    "value_bskd": "#9467bd",
+    "value_bskf": "#9467bd",
+    "mixer_out": "#8c564b",
+    "ffn_out": "#1f77b4",
+    "residual_bsm": "#2ca02c",
+    "logits_bsv": "#17becf",
+}
+
+
+def draw(
+    file: Place, said: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
+) -> None:
+    """Writes a picture: a column for each step, sizes above, changes below, slopes in the legends."""
+    from matplotlib.figure import Figure
+
+    steps = said["steps"]
+    figure = Figure(figsize=(5.2 * (steps + 1), 8.4), layout="constrained")
+    axes = figure.subplots(2, steps + 1, squeeze=False, sharey="row")
+    for row, kind in enumerate(("size", "change")):
+        for step in range(steps + 1):
+            if kind == "size" or step > 0:
+                judged = {
+                    g["activation"]: g["ok"] for g in said["gates"] if (g["statistic"], g["step"]) == (kind, step)
+                }
+                _panel(axes[row, step], said["widths"], statistics, slopes, (kind, step), judged)
+    axes[1, 0].set_axis_off()
+    axes[1, 0].text(0, 0.9, _legend(said), va="top", fontsize=11, transform=axes[1, 0].transAxes)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=90)
+    write_whole(file, picture.getvalue())
+
+
+def _panel(
+    axis: Any,
+    widths: Any,
+    statistics: Mapping[str, Any],
+    slopes: Slopes,
+    what_when: tuple[str, int],
+    judged: Mapping[str, bool],
+) -> None:
+    """One statistic at one step; what is not judged is drawn pale, and what leaves its band marked by !."""
+    kind, step = what_when
+    for name in statistics:
+        found, (layer, short) = slopes[name][kind][step], parts(name)
+        if found is None or not _shown(name, statistics):
+            continue
+        style = {"color": COLOURS[short], "ls": "-" if layer in (None, 0) else "--"}
+        style |= {"lw": 1.5} if name in judged else {"lw": 0.8, "alpha": 0.5}
+        mark = "" if judged.get(name, True) else " !"
+        label = f"{found:+.2f}{mark}  {name.rpartition('_')[0] if '_bs' in name else name}"
+        axis.plot(widths, statistics[name][kind][step], marker="o", ms=3, label=label, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(widths, [str(width) for width in widths])
+    axis.tick_params(labelleft=True)
+    what = "mean |x|" if kind == "size" else "mean |x - x at the start|"
+    axis.set_title(f"{what} {'at the start' if step == 0 else f'behind update {step}'}", fontsize=10, loc="left")
+    axis.set_xlabel("width", fontsize=9)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    if axis.lines:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axis.legend(frameon=False, fontsize=7, title="slope", title_fontsize=7, alignment="left", **place)
+
+
+def _legend(said: Mapping[str, Any]) -> str:
+    verdict = "passed" if said["passed"] else "failed"
+    return "\n".join(
+        (
+            *title(said).split(" "),
+            f"parametrization: {said['parametrization']}",
+            f"learning rate {rate_text(said['learning_rate'])}, {said['seeds']} seed(s)",
+            f"coordinate check: {verdict}",
+            "pale: not judged; !: outside its band",
+        )
+    )
+
+
+def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
+    """The ends of the model, its first and its last layer."""
+    layer, short = parts(name)
+    last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
+    if layer is None:
+        return short in ("embedded", "logits_bsv")
+    return short in COLOURS and layer in (0, last)

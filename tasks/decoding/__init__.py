@@ -1,0 +1,1 @@
+"""Text generation: the cached decoding loop and the samplers."""

@@ -1,0 +1,147 @@
+"""Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from layers.errors import UsageError
+from tasks.decoding.sampler import Sampler
+from tasks.task import Task
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts of different lengths as one array, padded on the left, and which entries are real.
+
+    Raises:
+      UsageError: a prompt is empty.
+    """
+    if not all(prompts) and not allow_empty:
+        raise UsageError("A prompt is empty: give at least one token to go on from.")
+    length = max(map(len, prompts))
+    tokens = np.zeros((len(prompts), length), np.int32)
+    real = np.zeros((len(prompts), length), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = prompt
+        real[row, length - len(prompt) :] = 1
+    return tokens, real
+
+
+# From so many new tokens on, layers are taken apart for the loop: fewer do not earn back the copy of the weights.
+APART_TOKENS = 32
+
+
+class Memory(struct.PyTreeNode):
+    """What rows have been read so far, to go on from."""
+
+    state: Any  # the model's, behind everything but the last token
+    unread_b: jax.Array  # int32 (B,): the last token
+    position_b: jax.Array  # int32 (B,): its position
+    drawn: jax.Array  # int32: tokens drawn so far, which random numbers follow
+    counts_bv: jax.Array | None = None  # how often each token was drawn, where a sampler penalises repetition
+
+
+def unpack(memory: Memory, empty: Any) -> Any:
+    """The memory's state in the place of `empty`, which may have room for more positions."""
+
+    def fill(room: jax.Array, saved: jax.Array) -> jax.Array:
+        if room.shape == saved.shape:
+            return jnp.asarray(saved, room.dtype)
+        return jax.lax.dynamic_update_slice(room, jnp.asarray(saved, room.dtype), (0,) * room.ndim)
+
+    return jax.tree.map(fill, empty, memory.state)
+
+
+def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Prompts with what a memory has not read yet in front; which are real; and their positions."""
+    if memory is None:
+        return tokens, real, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    tokens = jnp.concatenate([memory.unread_b[:, None], tokens], axis=1)
+    return tokens, jnp.ones_like(tokens), memory.position_b[:, None] + jnp.arange(tokens.shape[1])
+
+
+def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
+    """How often each token was drawn, once `token` (B,) is; None where nobody counts."""
+    return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
+
+
+def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
+    return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
+
+
+def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Variables and state as the loop over tokens reads them, and the way back to a state as it is kept."""
+    if new_tokens < APART_TOKENS:
+        return variables, state, lambda state: state
+    return *task.apart(variables, state), lambda state: state.stacked()
+
+
+def _generate(
+    task: Task,
+    variables: Any,
+    tokens: jax.Array,
+    real: jax.Array,
+    rng: jax.Array,
+    *,
+    new_tokens: int,
+    sampler: Sampler,
+    stop_id: int | None = None,
+    memory: Memory | None = None,
+    capacity: int | None = None,
+) -> tuple[jax.Array, Memory]:
+    """Continues each prompt by `new_tokens` tokens.
+
+    Args:
+      task: gives `decode_step` and `init_decode_state`.
+      variables: the model's variables.
+      tokens: int32 (B, S), prompts padded on the left.
+      real: int32 (B, S), 1 where `tokens` is prompt and 0 where it is padding.
+      rng: for drawing.
+      new_tokens: how many tokens to add.
+      sampler: how to draw them.
+      stop_id: a row that drew it is filled up with it; the loop ends when all rows have.
+      memory: goes on behind what it holds; prompts then have no padding, and may have no token.
+      capacity: positions that the state has room for, those in `memory` included; None is all that are read here.
+
+    Returns:
+      int32 (B, new_tokens), and what to go on from.
+    """
+    rows = tokens.shape[0]
+    tokens, real, positions = _to_read(tokens, real, memory)
+    state = task.init_decode_state(rows, tokens.shape[1] + new_tokens if capacity is None else capacity)
+    state = state if memory is None else unpack(memory, state)
+    before = jnp.int32(0) if memory is None else memory.drawn
+    logits, state = task.decode_step(variables, tokens, state, real, positions)
+    counts = None if memory is None else memory.counts_bv
+    if counts is None and sampler.repetition_penalty != 1:
+        counts = jnp.zeros(logits.shape, jnp.int32)
+    first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
+    drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
+
+    def unfinished(carry):
+        step, *_, stopped = carry
+        return (step < new_tokens) & ~jnp.all(stopped)
+
+    def body(carry):
+        step, drawn, state, counts, stopped = carry
+        last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
+        logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), positions[:, -1:] + step)
+        token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
+        token = jnp.where(stopped, drawn[:, step], token)
+        stopped |= _is_stop(token, stop_id)
+        return step + 1, drawn.at[:, step].set(token), state, _counted(counts, token), stopped
+
+    variables, state, stored = _for_the_loop(task, variables, state, new_tokens)
+    carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_id))
+    steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
+    last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
+    return drawn, Memory(stored(state), last, positions[:, -1] + steps, before + steps, counts)
+
+
+_STATIC = ("task", "new_tokens", "sampler", "stop_id", "capacity")
+generate = jax.jit(_generate, static_argnames=_STATIC)
+generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
+"""As `generate`, with the memory behind the call in the place of that before it, which is gone."""

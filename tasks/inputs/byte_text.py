@@ -1,0 +1,170 @@
+"""Text as one array of bytes per split: a file of the user's, or the source of Python's own standard library."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from layers.errors import UsageError, did_you_mean
+from tasks.inputs.indexed import ByteCounts
+from tasks.inputs.sources.files import on_this_machine
+from tasks.inputs.sources.plain_text import plain_text
+from tasks.inputs.tokens import Tokens
+from tasks.storage.files import write_whole
+
+SPLITS = ("train", "validation", "test")
+DOCUMENT_END = b"\0"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+    """A file, cut in order: the first part trains, the next validates, the last tests."""
+
+    path: str
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the bytes; they add up to 1
+    is_text: bool = True  # False: raw bytes, neither unpacked nor checked
+
+    def read(self, split: str) -> np.ndarray:
+        """The bytes of a split, uint8, memory-mapped.
+
+        Raises:
+          UsageError: the file cannot be read or is empty, the fractions are off, or the split has none of it.
+        """
+        check_split(split)
+        check_fractions(self.fractions)
+        data = _map_bytes(self.path, check=self.is_text)
+        bounds = [round(len(data) * sum(self.fractions[:i])) for i in range(4)]
+        start = SPLITS.index(split)
+        return data[bounds[start] : bounds[start + 1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StandardLibrary:
+    """Every .py file of the running Python's standard library, with a zero byte behind each.
+
+    Whole files go to splits, by the first byte of the SHA-256 of their relative path: of 256 values 0-12 test,
+    13-25 validate (5% each), the rest train. Files stand in the order of that hash, so that every stretch is a mixture.
+    """
+
+    def read(self, split: str) -> np.ndarray:
+        """The bytes of a split, uint8, memory-mapped from a cache that is built on first use."""
+        check_split(split)
+        return _map_bytes(_standard_library_files()[split])
+
+    def version(self) -> str:
+        """Changes when the library's source does."""
+        return Path(_standard_library_files()["train"]).name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByteText:
+    """A TokenSource: text as the bytes that it is made of, memory-mapped; a zero byte ends a document."""
+
+    path: str | None = None  # a text file; None is the source of Python's standard library
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
+
+    def tokens(self, split: str) -> Tokens:
+        data = self.text.read(split)
+        return Tokens([data], stop_id=DOCUMENT_END[0], byte_counts=ByteCounts(len(data), len(data)))
+
+    def texts(self, split: str) -> Iterator[str]:
+        """Files of the standard library, or lines of the file."""
+        return texts_between(DOCUMENT_END if self.path is None else b"\n", self.text.read(split))
+
+    @property
+    def text(self) -> TextFile | StandardLibrary:
+        """Where the bytes come from."""
+        return StandardLibrary() if self.path is None else TextFile(self.path, tuple(self.fractions))
+
+    def describe(self) -> str:
+        return "the source of Python's standard library" if self.path is None else f"the text file '{self.path}'"
+
+
+@functools.cache
+def _standard_library_files() -> dict[str, str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    sources = sorted(
+        (hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path)
+        for path in root.rglob("*.py")
+        if "site-packages" not in path.parts and "dist-packages" not in path.parts
+    )
+    listing = "".join(f"{digest.hex()} {path.stat().st_size}\n" for digest, path in sources)
+    name = (
+        f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    )
+    folder = cache_folder()
+    files = {split: str(folder / f"{name}.{split}.bin") for split in SPLITS}
+    if not all(Path(path).exists() for path in files.values()):
+        parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        for digest, path in sources:
+            text = path.read_bytes()
+            if text and DOCUMENT_END not in text:
+                parts["test" if digest[0] < 13 else "validation" if digest[0] < 26 else "train"] += [text, DOCUMENT_END]
+        for split, path in files.items():
+            write_whole(Path(path), b"".join(parts[split]))
+    return files
+
+
+def cache_folder() -> Path:
+    """Where what is made from data is kept; a temporary folder where the user's cannot be written."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        folder = Path(home) / "vortaro"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir()) / f"vortaro-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _map_bytes(path: str, *, check: bool = False) -> np.ndarray:
+    try:
+        here = plain_text(path, cache_folder()) if check else on_this_machine(path, cache_folder())
+        if os.path.getsize(here) == 0:
+            raise UsageError(f"The text file '{path}' is empty.")
+        return np.memmap(here, np.uint8, mode="r")
+    except OSError as error:
+        raise UsageError(f"The text file '{path}' cannot be read: {error.strerror or error}.") from error
+
+
+def texts_between(separator: bytes, data: np.ndarray) -> Iterator[str]:
+    """The texts that separators end in uint8 data (N,)."""
+    for stretch in stretches(data, separator):
+        for text in stretch.removesuffix(separator).split(separator):
+            yield text.decode("utf-8", errors="replace")
+
+
+def stretches(data: np.ndarray, separator: bytes, size: int = 2**20) -> Iterator[bytes]:
+    """uint8 data (N,) in stretches of about `size` bytes that end behind a separator, a last one where the data end."""
+    start = 0
+    while start < len(data):
+        end = min(start + size, len(data))
+        while end < len(data) and data[end - 1] != separator[0]:
+            following = data[end : end + size]
+            found = np.flatnonzero(following == separator[0])
+            end += int(found[0]) + 1 if len(found) else len(following)
+        yield data[start:end].tobytes()
+        start = end
+
+
+def check_split(split: str) -> str:
+    """The split's name; a UsageError where there is none of that name."""
+    if split not in SPLITS:
+        raise UsageError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
+    return split
+
+
+def check_fractions(fractions: tuple[float, ...]) -> None:
+    """Raises a UsageError unless they are the shares of three splits."""
+    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise UsageError(f"Split fractions {tuple(fractions)} must be three numbers from 0 up that add to 1.")

@@ -1,0 +1,1 @@
+"""Everything that knows seqio: registration, pipelines, rows, vocabularies."""

@@ -1,0 +1,92 @@
+"""A tf.data pipeline read by number: batches in order, and snapshots to go on from."""
+
+import base64
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.quiet_imports import tensorflow
+
+Element = dict[str, np.ndarray]
+NAME = "iterator"  # of the files that TensorFlow writes
+
+
+class TfCursor:
+    """Reads a pipeline that `make` builds, the same at every call; going back means reading from the start.
+
+    Snapshots are clu's checkpoints of the iterator, compressed and in base64, so that they fit in JSON. They are taken
+    every `snapshot_every` batches, for they cost a moment; from one on, the rest is read through.
+    """
+
+    def __init__(self, make: Callable[[], Any], snapshot_every: int):
+        self._make, self._every = make, snapshot_every
+        self._iterator: Any = None
+        self._next = 0
+        self._last: Element | None = None  # element _next - 1, where it was read
+        self._snapshot: dict[str, Any] | None = None
+
+    def element(self, index: int) -> Element | None:
+        """Element `index`; None behind the end."""
+        iterator = self._iterator
+        if iterator is None or index < self._next - 1 or (index == self._next - 1 and self._last is None):
+            iterator = self._open()
+        while self._next <= index:
+            if self._next and self._next % self._every == 0:
+                self._take()  # before the element is read: whoever has it may ask for it again when resumed
+            self._last = next(iterator, None)
+            if self._last is None:
+                self._iterator = None
+                return None
+            self._next += 1
+        return self._last
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The last snapshot: the number of the element it stands before, and its files; None before the first."""
+        return self._snapshot
+
+    def restore(self, snapshot: dict[str, Any]) -> bool:
+        """Goes on from a snapshot; returns whether TensorFlow could read it."""
+        tf = tensorflow()
+        self._open()
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in snapshot["files"].items():
+                Path(folder, name).write_bytes(zlib.decompress(base64.b64decode(data)))
+            try:
+                self._iterator.restore(os.path.join(folder, NAME))
+            except (tf.errors.OpError, AssertionError, ValueError, RuntimeError):
+                self._iterator = None
+                return False
+        self._next, self._snapshot = int(snapshot["batch"]), snapshot
+        return True
+
+    def _open(self) -> Any:
+        tensorflow()
+        from clu.data.dataset_iterator import TfDatasetIterator
+
+        self._iterator = TfDatasetIterator(self._make(), checkpoint=True)
+        self._next, self._last, self._snapshot = 0, None, None
+        return self._iterator
+
+    def _take(self) -> None:
+        tf = tensorflow()
+        if self._snapshot is not None and self._snapshot["batch"] == self._next:
+            return  # it has just been restored
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                self._iterator.save(os.path.join(folder, NAME))
+            except tf.errors.OpError as error:
+                reason = error.message.partition("\n")[0][:120].rstrip(".")
+                print(f"TensorFlow cannot save where the input stands ({reason}): resuming will read it through.")
+                self._every = 2**62
+                return
+            files = {path.name: _packed(path.read_bytes()) for path in Path(folder).iterdir()}
+        self._snapshot = {"batch": self._next, "files": files}
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()

@@ -1,0 +1,1 @@
+"""Token ids that other programs wrote: numpy, nanoGPT, llm.c, Megatron, torch."""

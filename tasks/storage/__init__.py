@@ -1,0 +1,1 @@
+"""Files and folders, local or on an object store."""

@@ -1,0 +1,1 @@
+"""Vocabularies: bytes, SentencePiece, Hugging Face tokenizers."""

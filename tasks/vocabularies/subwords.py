@@ -1,0 +1,198 @@
+"""Vocabularies of word pieces that live in files: SentencePiece models, Hugging Face tokenizers, GPT-2's two files.
+
+The dataclasses hold names alone: a config shows them without reading a file. Files are read on first use, once per
+process however many copies of a vocabulary there are, and never travel in a pickle.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.storage.files import place
+from tasks.vocabularies.tokenizer_files import Tokens, gpt2_tokens, hugging_face_tokens
+from tasks.vocabularies.vocabulary import Vocabulary, fingerprint_of
+
+
+class _ReadOnce:
+    """What was read from files stays out of pickles: it is read again where it is used."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        instance: Any = self
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(instance)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePieceVocabulary(_ReadOnce):
+    """A SentencePiece model (Kudo and Richardson 2018), as `--mode=train_vocab` and T5 write them.
+
+    Its normalisation is the model's own: by default NFKC, runs of white space as one space, one space put in front.
+    """
+
+    path: str | None  # the .model file
+
+    @functools.cached_property
+    def _content(self) -> bytes:
+        if self.path is None:
+            raise UsageError("VOCABULARY = sentencepiece needs its file: say --set=VOCABULARY_PATH=/where/it/is.model.")
+        try:
+            return place(self.path).read_bytes()
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(
+                f"The SentencePiece model '{self.path}' cannot be read: {reason}; --mode=train_vocab trains one."
+            ) from error
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        try:
+            return _sentence_piece(self._content)
+        except (RuntimeError, OSError) as error:
+            raise UsageError(f"'{self.path}' is no SentencePiece model.") from error
+
+    @property
+    def size(self) -> int:
+        return self._model.get_piece_size()
+
+    @property
+    def stop_id(self) -> int | None:
+        return self._model.eos_id() if self._model.eos_id() >= 0 else None
+
+    @property
+    def start_id(self) -> int | None:
+        return None
+
+    @property
+    def is_text(self) -> bool:
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of("sentencepiece", self._content)
+
+    def describe(self) -> str:
+        return f"SentencePiece '{self.path}'"
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self._model.encode(list(texts), num_threads=-1)  # all cores
+        return [np.array(ids, np.int32) for ids in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._model.decode([int(i) for i in ids if 0 <= i < self.size])
+
+    def token_bytes(self) -> np.ndarray:
+        return piece_bytes(self._model)
+
+
+def piece_bytes(model: Any) -> np.ndarray:
+    """float32 (pieces,): bytes of text that each piece of a SentencePieceProcessor stands for; "▁" is a space."""
+    silent = lambda i: model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
+    length = lambda i: 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
+    return np.array([0 if silent(i) else length(i) for i in range(model.get_piece_size())], np.float32)
+
+
+@functools.lru_cache(maxsize=8)
+def _sentence_piece(content: bytes) -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise UsageError("SentencePiece needs its package: pip install -e '.[sentencepiece]'.") from error
+    if not content:
+        raise RuntimeError("an empty file would be taken for a model without pieces")
+    return sentencepiece.SentencePieceProcessor(model_proto=content)
+
+
+class _TokenizerVocabulary(_ReadOnce):
+    """What the tokenizers library works through."""
+
+    @property
+    def _tokens(self) -> Tokens:
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        return len(self._tokens.bytes_v)
+
+    @property
+    def stop_id(self) -> int | None:
+        return self._tokens.stop_id
+
+    @property
+    def start_id(self) -> int | None:
+        return None
+
+    @property
+    def is_text(self) -> bool:
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        return self._tokens.fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokens.ids(self._tokens.tokenizer.encode(text, add_special_tokens=False)).tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self._tokens.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._tokens.ids(one) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [int(i) for i in ids if 0 <= i < self.size]
+        return self._tokens.tokenizer.decode(known, skip_special_tokens=False)
+
+    def token_bytes(self) -> np.ndarray:
+        return self._tokens.bytes_v.copy()
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceVocabulary(_TokenizerVocabulary):
+    """A Hugging Face tokenizer: a `tokenizer.json`, a folder with one, or a name on the hub ("t5-base").
+
+    A document ends with the tokenizer's eos_token.
+    """
+
+    name: str | None  # file, folder or name on the hub
+
+    @functools.cached_property
+    def _tokens(self) -> Tokens:
+        if self.name is None:
+            raise UsageError(
+                "VOCABULARY = huggingface needs a name: say --set=VOCABULARY_PATH= with a tokenizer.json, its folder "
+                "or a name on the hub."
+            )
+        return hugging_face_tokens(self.name)
+
+    def describe(self) -> str:
+        return f"the tokenizer '{self.name}'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpt2Vocabulary(_TokenizerVocabulary):
+    """GPT-2's byte-level pairs (Radford et al. 2019, section 2.2) from `vocab.json` and `merges.txt`.
+
+    Byte-level: every text comes back as it was. A document ends with <|endoftext|>, 50256 in GPT-2's own files.
+    """
+
+    path: str | None  # the folder with both, or vocab.json beside merges.txt
+
+    @functools.cached_property
+    def _tokens(self) -> Tokens:
+        if self.path is None:
+            raise UsageError(
+                "VOCABULARY = gpt2 needs its files: say --set=VOCABULARY_PATH= with the folder of vocab.json and "
+                "merges.txt."
+            )
+        return gpt2_tokens(self.path)
+
+    def describe(self) -> str:
+        return f"GPT-2's files in '{self.path}'"
+
+
+# The type checker holds them to the protocol.
+_MEET: tuple[Callable[..., Vocabulary], ...] = (SentencePieceVocabulary, HuggingFaceVocabulary, Gpt2Vocabulary)

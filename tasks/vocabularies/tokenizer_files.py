@@ -1,0 +1,235 @@
+"""Tokenizers of the Rust library `tokenizers`, from the files and folders they come in."""
+
+import dataclasses
+import functools
+import importlib
+import json
+import logging
+import os
+from typing import Any
+
+import numpy as np
+
+from layers.errors import UsageError
+from tasks.storage.files import Place, place
+from tasks.vocabularies.vocabulary import fingerprint_of
+
+END_OF_TEXT = "<|endoftext|>"
+# Ends of documents, where a bare tokenizer.json does not say which of its tokens is one.
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # Hugging Face's names, and OpenAI's
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
+    """A tokenizer that was read, and what follows from it."""
+
+    tokenizer: Any  # a tokenizers.Tokenizer
+    stop_id: int | None
+    bytes_v: np.ndarray  # float32 (size,): bytes of text each token stands for
+    fingerprint: str
+    forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model might take text for,
+    unknown_id: int | None = None  # and what stands for such text
+
+    def ids(self, encoding: Any) -> np.ndarray:
+        """int32 (N,) ids of what the tokenizer made of a text."""
+        ids = np.array(encoding.ids, np.int32)
+        if self.forbidden is not None and self.unknown_id is not None:
+            ids[np.isin(ids, self.forbidden)] = self.unknown_id
+        return ids
+
+
+def hugging_face_tokens(name: str) -> Tokens:
+    """The tokenizer in a file or folder, or of that name on the hub.
+
+    Raises:
+      UsageError: it cannot be read, or is of a form that the Rust library does not know.
+    """
+    where = place(name)
+    try:
+        folder = where if where.is_dir() else where.parent
+        file = folder / "tokenizer.json" if where.is_dir() else where
+        if not file.is_file():
+            if not where.is_dir() and (name.endswith(".json") or name.startswith(("/", ".", "~")) or "://" in name):
+                raise UsageError(f"The tokenizer '{name}' cannot be read: there is no such file or folder.")
+            return _by_transformers(name, local=where.is_dir())
+        return _from_json(name, file.read_text(), _end_in(folder))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"The tokenizer '{name}' cannot be read: {reason}.") from error
+
+
+def gpt2_tokens(path: str) -> Tokens:
+    """GPT-2's byte-level pairs from the folder, or from the vocabulary's file with the merges beside it.
+
+    Raises:
+      UsageError: a file is missing or is none of GPT-2's, or has no <|endoftext|>.
+    """
+    where = place(path)
+    if not where.exists() and where.name not in {name for pair in GPT2_FILES for name in pair}:
+        raise UsageError(
+            f"GPT-2's vocabulary '{path}' cannot be read: there is no such folder. Set VOCABULARY_PATH to the folder "
+            f"that holds vocab.json and merges.txt."
+        )
+    if where.is_dir():
+        pairs = [(where / vocabulary, where / merges) for vocabulary, merges in GPT2_FILES]
+    else:
+        merges = dict(GPT2_FILES).get(where.name, "merges.txt")
+        pairs = [(where, where.parent / merges)]
+    found = next((pair for pair in pairs if pair[0].exists() and pair[1].exists()), None)
+    if found is None:
+        folder, needed = pairs[0][0].parent, [file.name for file in pairs[0]]
+        missing = [file.name for file in pairs[0] if not file.exists()]
+        raise UsageError(
+            f"GPT-2's vocabulary is {needed[0]} and {needed[1]}, but '{folder}' has no {' and no '.join(missing)}."
+        )
+    try:
+        return _byte_pairs(*(file.read_text() for file in found))
+    except UsageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"GPT-2's vocabulary '{path}' cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # the library raises bare exceptions at files that are none of its own
+        names = " and ".join(f"'{file}'" for file in found)
+        raise UsageError(f"{names} are no vocabulary of GPT-2's form: {_first(error)}.") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
+    library = _library()
+    ids = json.loads(vocabulary)
+    lines = merges.splitlines()
+    lines = lines[1:] if lines and lines[0].startswith("#version") else lines
+    model = library.models.BPE(vocab=ids, merges=[tuple(line.split(" ")) for line in lines if line])
+    tokenizer = library.Tokenizer(model)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    if END_OF_TEXT not in ids:
+        raise UsageError(f"The vocabulary has {len(ids):,} tokens, but no {END_OF_TEXT} to end documents with.")
+    counts = np.zeros(max(ids.values()) + 1, np.float32)
+    for token, number in ids.items():
+        counts[number] = len(token)  # one character for each byte
+    counts[ids[END_OF_TEXT]] = 0
+    return Tokens(tokenizer, ids[END_OF_TEXT], counts, fingerprint_of("gpt2", vocabulary, merges))
+
+
+def _from_json(name: str, text: str, end: str | None) -> Tokens:
+    library = _library()
+    try:
+        return _parsed(text, end)
+    except Exception as error:  # the library raises bare exceptions
+        if isinstance(error, UsageError):
+            raise
+        known = f"tokenizers {library.__version__}"
+        raise UsageError(f"'{name}' is no tokenizer that {known} can read: {_first(error)}.") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str, end: str | None) -> Tokens:
+    library = _library()
+    tokenizer = library.Tokenizer.from_str(text)
+    content = json.loads(text)
+    # Text that looks like a special token is text: a document cannot end another one's.
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if (content.get("decoder") or {}).get("type") == "WordPiece":
+        # Without cleaning up, which would take back a space that is on the screen.
+        tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
+    ends = USUAL_ENDS if end is None else (end,)
+    stop_id = next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
+    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
+    if content["model"]["type"] == "Unigram":
+        # It holds special tokens among its pieces, and finds them in text.
+        special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
+        return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
+    return read
+
+
+def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
+    """Bytes of text for each token of a tokenizer, by the conventions that its JSON form names."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    added = {token["content"]: token["special"] for token in content.get("added_tokens") or ()}
+    model, parts = content["model"], _types(content.get("decoder")) | _types(content.get("pre_tokenizer"))
+    unknown = model.get("unk_token")
+    if unknown is None and model.get("unk_id") is not None:
+        unknown = model["vocab"][model["unk_id"]][0]
+    prefix = model.get("continuing_subword_prefix") or ""
+    counts = np.zeros(max(ids.values()) + 1, np.float32)
+    for token, number in ids.items():
+        if added.get(token) or token == unknown:
+            continue
+        if token in added:
+            counts[number] = len(token.encode())
+        elif "ByteLevel" in parts:
+            counts[number] = len(token)  # one character for each byte
+        elif "ByteFallback" in parts and len(token) == 6 and token.startswith("<0x"):
+            counts[number] = 1
+        elif model["type"] == "WordPiece":
+            goes_on = token.startswith(prefix)  # otherwise a space stands before it
+            counts[number] = len(token.removeprefix(prefix).encode()) + (0 if goes_on else 1)
+        else:
+            ending = model.get("end_of_word_suffix") or ""
+            counts[number] = len((token.replace(ending, " ") if ending else token).replace("\u2581", " ").encode())
+    return counts
+
+
+def _types(part: Any) -> set[str]:
+    """Types that are named anywhere in a part of a tokenizer's JSON form."""
+    if isinstance(part, dict):
+        return {part["type"]}.union(*map(_types, part.values())) if "type" in part else set()
+    return set().union(*map(_types, part)) if isinstance(part, list) else set()
+
+
+def _end_in(folder: Place) -> str | None:
+    """The eos_token that the files beside a tokenizer.json name."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = json.loads((folder / name).read_text()).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if token is not None:
+            return token["content"] if isinstance(token, dict) else token
+    return None
+
+
+@functools.lru_cache(maxsize=8)
+def _by_transformers(name: str, local: bool) -> Tokens:
+    """A tokenizer of the hub, or of a folder whose files transformers can convert."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every library that is not installed
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # and of each try without a network
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(f"The tokenizer '{name}' needs the package transformers: pip install -e '.[hf]'.") from error
+    load = transformers.AutoTokenizer.from_pretrained
+    try:
+        try:
+            found = load(name, local_files_only=True)
+        except (OSError, ValueError):
+            if local:
+                raise
+            found = load(name)
+    except Exception as error:  # whatever the hub, the net and foreign files give rise to
+        if local:
+            raise UsageError(
+                f"The folder '{name}' has no tokenizer.json and no other files of a tokenizer that transformers reads. "
+                f"Set VOCABULARY_PATH to a folder that tokenizer.save_pretrained() wrote."
+            ) from error
+        raise UsageError(
+            f"transformers finds no tokenizer '{name}' in the hub or its cache here: {_first(error)}."
+        ) from error
+    if not getattr(found, "is_fast", False):
+        raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), which alone is read here.")
+    return _from_json(name, found.backend_tokenizer.to_str(), found.eos_token)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UsageError("Tokenizers need the package tokenizers: pip install -e '.[hf]'.") from error
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0][:120].rstrip(". ")
