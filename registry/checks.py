@@ -48,7 +48,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         )
     for key in task.optimizer.undecayed:
         if key not in experiment.specs:
-            raise UsageError(f"UNDECAYED of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
+            raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
     _known_axes(experiment, mesh)
     _used_activations(experiment, configs["task"])
     placement = task.batch_placement.lookup("tokens_bs", "the batch")

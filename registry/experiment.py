@@ -18,6 +18,7 @@ from layers.roots import is_ours
 from layers.weights.specs import Specs
 from registry import index
 from registry.device_order import DeviceOrder
+from registry.renamed import knob_advice
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
@@ -136,9 +137,10 @@ def _require_valid(cls: type[Experiment]) -> None:
             _require_no_shadow(base, name, value, types)
             continue
         if name not in known and name not in declared:
+            advice = knob_advice(name) or did_you_mean(name, known)
             raise UsageError(
-                f"{base.__name__} sets {name}, which no base declares. {did_you_mean(name, known)} "
-                f"(A new knob is declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
+                f"{base.__name__} sets {name}, which no base declares. {advice} (A new knob is "
+                f"declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
             )
         if isinstance(value, list | dict | set):
             raise UsageError(f"{base.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")

@@ -10,6 +10,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.weights.specs import P, Specs
 from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
+from registry.renamed import knob_advice
 from registry.user_code import clear_errors
 from registry.values import parse, read, show
 
@@ -45,7 +46,8 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     types = knob_types(cls)
     if name not in types:
         known = [*types, *METHODS] if name.isupper() else [*METHODS, *types]
-        raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {did_you_mean(name, known)}")
+        advice = knob_advice(name) or did_you_mean(name, known)
+        raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {advice}")
     if types[name] is Specs:
         return {name: _with_row(getattr(cls, name), row, text, path)}
     if row:

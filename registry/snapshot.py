@@ -15,6 +15,7 @@ from layers.weights.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS, field_names, get_field, is_row
+from registry.renamed import with_todays_knobs, with_todays_modules
 from registry.values import show
 from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
@@ -123,10 +124,10 @@ def load(path: Place) -> Snapshot:
     """
     file = path / "experiment.json" if path.is_dir() else path
     try:
-        loaded = json.loads(file.read_text())
+        loaded = json.loads(with_todays_modules(file.read_text()))
         if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
             raise ValueError("it holds no experiment")
-        return _with_texts(loaded)
+        return with_todays_knobs(_with_texts(loaded), str(file))
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from layers.errors import UsageError, VortaroError, file_line
 from layers.roots import FOLDER, ROOTS, is_ours
+from registry.renamed import module_advice
 
 SHOWN = 3  # calls of a user's code that a sentence names, the innermost first
 ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise at sizes that do not fit
@@ -28,7 +29,7 @@ def clear_errors(what_failed: str, module: str = "") -> Iterator[None]:
     except VortaroError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{what_failed}: {described(error, module)}.") from error
+        raise UsageError(f"{what_failed}: {described(error, module)}.{module_advice(error)}") from error
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ def _add_mode_flags(parser: argparse.ArgumentParser) -> None:
     add("--profile_steps", type=int, default=10, help="updates under the profiler")
     add("--profile_at", type=int, metavar="STEP", help="in mode train: trace --profile_steps updates from this one on")
     add = parser.add_argument_group("coord_check, sweep").add_argument
-    add("--widths", metavar="64,128,256", help="values of MODEL_DIM; by default 1, 2 and 4 times D_BASE")
+    add("--widths", metavar="64,128,256", help="values of MODEL_DIM; by default 1, 2 and 4 times BASE_WIDTH")
     add("--seeds", type=int, help="seeds to average over; by default 1")
     add("--steps", type=int, help="coord_check: updates at each width; by default 2")
     add("--rates", metavar="2^-11..2^-5", help="sweep: learning rates, a range (the default) or a list")

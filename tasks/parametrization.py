@@ -43,8 +43,8 @@ class Parametrization:
             return
         if self.base_width < 1 or self.width % self.base_width:
             raise UsageError(
-                f"D_BASE = {self.base_width} must divide MODEL_DIM = {self.width} under PARAMETRIZATION = {self.rule}: "
-                f"widths are multiples of the base."
+                f"BASE_WIDTH must divide MODEL_DIM = {self.width} under PARAMETRIZATION = {self.rule} (got "
+                f"{self.base_width}). Widths are multiples of the base."
             )
 
     @property
@@ -58,8 +58,8 @@ class Parametrization:
             return 1.0
         if self.base_width is None or self.width is None:
             raise UsageError(
-                f"PARAMETRIZATION = {self.rule} needs D_BASE, the width that learning rates refer to: set "
-                f"D_BASE=64, or whatever width they are tuned at."
+                f"PARAMETRIZATION = {self.rule} needs BASE_WIDTH, the width that learning rates refer to: set "
+                f"BASE_WIDTH=64, or whatever width they are tuned at."
             )
         return self.width / self.base_width
 

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[type[GShardLm], dict[str, Any]]] = {
     "A": (GShardLm, {}),
     "A2": (GShardLm, {"LABEL_SMOOTHING": 0.1}),
     "A4": (GShardLm, {}),
-    "B": (GShardLm, {"GATED": False, "ACTIVATION": "relu", "POSITIONS": "learned", "LOGIT_CAP": 2.0}),
+    "B": (GShardLm, {"GATED": False, "ACTIVATION": "relu", "POSITIONS": "learned", "ATTENTION_SOFTCAP": 2.0}),
     "C": (MoeLm, {**EXPERTS, "SECOND_EXPERT": "all"}),
     "C3": (MoeLm, {**EXPERTS, "SECOND_EXPERT": "all", "GATED_EXPERTS": True}),
 }

@@ -113,7 +113,7 @@ def model_task(**knobs: Any) -> LanguageModelTask:
     sizes = {"NUM_LAYERS": LAYERS, "MODEL_DIM": DIM, "KEY_DIM": KEY, "NUM_CODES": CODES, "BLOCK_LEN": 8}
     learned = {"COMMIT_WEIGHT": 0.25, "CLIP_NORM": 0.1, "LEARNING_RATE": 0.01, "WEIGHT_DECAY": 0.02}
     steps = {"WARMUP_STEPS": 1, "NUM_STEPS": 10, "SEQ_LEN": 32, "BATCH_SIZE": 2}
-    other = {"TIED": False, "FINAL_NORM": False, "DTYPE": "float32", "DATA": "synthetic", "VOCAB_SIZE": 20}
+    other = {"TIE_EMBEDDINGS": False, "FINAL_NORM": False, "DTYPE": "float32", "DATA": "synthetic", "VOCAB_SIZE": 20}
     config = VQLm.derive(**sizes | learned | steps | other | knobs)().Task()
     config.optimizer.schedule.first_step = 0  # their first update has rate 0
     return build(config, "task")

@@ -57,7 +57,7 @@ class GptSmol(GptLm):
     VOCAB_SIZE = 50432
     SEQ_LEN = 2048
     BATCH_SIZE = 256
-    MICROBATCHES = 2
+    GRADIENT_ACCUMULATION = 2
 
 
 @register
@@ -97,7 +97,7 @@ class GptLarge(GptLm):
 
     NUM_LAYERS = 18
     MODEL_DIM = 1536
-    MICROBATCHES = 8
+    GRADIENT_ACCUMULATION = 8
     LEARNING_RATE = 2.5e-4
     DECAY_STEPS = 90_000
     NUM_STEPS = 97_000
@@ -111,7 +111,7 @@ class GptXL(GptLarge):
     """
 
     NUM_LAYERS = 24
-    MICROBATCHES = 16
+    GRADIENT_ACCUMULATION = 16
     LEARNING_RATE = 2e-4
     DECAY_STEPS = 80_000
     NUM_STEPS = 82_000
@@ -127,7 +127,7 @@ class GptXXL(GptLarge):
     NUM_LAYERS = 36
     SEQ_LEN = 512
     BATCH_SIZE = 1024
-    MICROBATCHES = 32
+    GRADIENT_ACCUMULATION = 32
     LEARNING_RATE = 2e-4
     DECAY_STEPS = 85_000
     NUM_STEPS = 90_000

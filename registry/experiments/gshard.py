@@ -74,7 +74,7 @@ class DenseLm175B32x32(DenseLm12kWide):
     DEVICE_MESH_SHAPE = (64, 32)
     DEVICE_ORDER = "transposed"
     BATCH_SIZE = 1024
-    LOGIT_CAP = 50.0
+    ATTENTION_SOFTCAP = 50.0
 
 
 @register
@@ -110,7 +110,7 @@ class DenseLM13B32x32(DenseLm175B32x32):
     MODEL_DIM = 5120
     FFN_DIM = 20480
     NUM_HEADS = 40
-    HEAD_SLOTS = 64
+    PADDED_HEADS = 64
 
 
 @register
@@ -177,7 +177,7 @@ class DenseLm12kWide41BAdam8x8(DenseLm12kWide41BAdam16x16):
     """43.9 billion weights on 128 TPU v3 cores, Adam, four micro-batches of 64 rows an update."""
 
     DEVICE_MESH_SHAPE = (8, 16)
-    MICROBATCHES = 4
+    GRADIENT_ACCUMULATION = 4
 
 
 @register
@@ -190,7 +190,7 @@ class DenseLm12kWide162BAdamBS25616x16(DenseLm12kWideAdam):
     """174.4 billion weights on 512 TPU v3 cores, Adam, four micro-batches of 64 rows an update."""
 
     BATCH_SIZE = 256
-    MICROBATCHES = 4
+    GRADIENT_ACCUMULATION = 4
 
 
 @register

@@ -17,7 +17,7 @@ class MuTiny(MuLm):
 
     NUM_LAYERS = 2
     MODEL_DIM = 64
-    D_BASE = 64
+    BASE_WIDTH = 64
     HEAD_DIM = 32
     SEQ_LEN = 64
     BATCH_SIZE = 8
@@ -130,7 +130,7 @@ class MuDense8B(DenseLm8B2x2):
     """8.85 billion weights: gshard.DenseLm8B2x2 with learning rates and logits that follow its width under muP."""
 
     PARAMETRIZATION = "mup"
-    D_BASE = 512
+    BASE_WIDTH = 512
 
 
 @register
@@ -138,7 +138,7 @@ class MuStdlib(StdlibTiny):
     """The demo under muP: its learning rate carries over to any width, `--set=MODEL_DIM=256`."""
 
     PARAMETRIZATION = "mup"
-    D_BASE = 64
+    BASE_WIDTH = 64
     NUM_HEADS = None
     HEAD_DIM = 32
 
@@ -148,4 +148,4 @@ class MuVQStdlib(VQStdlib):
     """Transformer-VQ on the standard library under muP."""
 
     PARAMETRIZATION = "mup"
-    D_BASE = 64
+    BASE_WIDTH = 64

@@ -9,7 +9,7 @@ class StdlibTiny(DecoderLm):
     """The demo: a byte-level transformer on Python's standard library, about three minutes on two CPU cores."""
 
     ACTIVATION = "squared_relu"
-    TIED = False
+    TIE_EMBEDDINGS = False
     SEQ_LEN = 256
     BATCH_SIZE = 4
     LEARNING_RATE = 3e-3

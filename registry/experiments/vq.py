@@ -16,7 +16,7 @@ class VQEnwik8(VQLm):
     MODEL_DIM = 768
     SEQ_LEN = 8192
     BATCH_SIZE = 32
-    TIED = False
+    TIE_EMBEDDINGS = False
     FINAL_NORM = False
     DROPOUT = 0.5
     SINUSOID_DROPOUT = 0.2
@@ -38,7 +38,7 @@ class VQEnwik8Tbptt(VQEnwik8):
     """187.7 million weights: the paper's run on enwik8, 128 rows of 8192 bytes in updates of 2048."""
 
     BATCH_SIZE = 128
-    UPDATE_LEN = 2048
+    TBPTT_LEN = 2048
     NORM_WEIGHTS = True
     USE_BIAS = True
     LOG_EVERY = 200
@@ -78,7 +78,7 @@ class VQPg19Tbptt(VQPg19):
     """1.315 billion weights: the paper's run on PG-19, 128 rows of 8192 tokens in updates of 2048."""
 
     BATCH_SIZE = 128
-    UPDATE_LEN = 2048
+    TBPTT_LEN = 2048
     NORM_WEIGHTS = True
     USE_BIAS = True
     LOG_EVERY = 200
@@ -103,7 +103,7 @@ class VQImageNet64Tbptt(VQImageNet64):
     """1.250 billion weights: the paper's run on ImageNet64, 128 images in updates of 1536 tokens."""
 
     BATCH_SIZE = 128
-    UPDATE_LEN = 1536
+    TBPTT_LEN = 1536
     NORM_WEIGHTS = True
     USE_BIAS = True
     POSITIONS = "scaled_sinusoidal"
@@ -214,7 +214,7 @@ class VQStdlib(VQLm):
     BATCH_SIZE = 2
     BLOCK_LEN = 64
     NUM_CODES = 64
-    TIED = False
+    TIE_EMBEDDINGS = False
     VOCAB_SIZE = 256
     LEARNING_RATE = 3e-3
     CLIP_NORM = 1.0

@@ -43,7 +43,7 @@ class BertEncoder(GShardLm):
     @classmethod
     def Smoke(cls):
         # Hidden tokens are few and harder to tell than next ones: fewer tokens and more rows show progress early.
-        return super().Smoke().derive(VOCAB_SIZE=59 if cls.VOCAB_MULTIPLE > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
+        return super().Smoke().derive(VOCAB_SIZE=59 if cls.PAD_VOCAB_TO > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
 
     def train_input(self) -> fdl.Config:
         source = super().train_input()
@@ -85,7 +85,7 @@ class MLPerfTrainBertDense2B(BertEncoder):
     NUM_HEADS = 16
     HEAD_DIM = 256
     VOCAB_SIZE = 30522
-    VOCAB_MULTIPLE = 4
+    PAD_VOCAB_TO = 4
 
 
 @register
@@ -130,7 +130,7 @@ class MLPerfBertDense500B(MLPerfBertDense1T):
     POSITIONS = "learned"
     BATCH_SIZE = 4096
     VOCAB_SIZE = 30522
-    VOCAB_MULTIPLE = 16
+    PAD_VOCAB_TO = 16
     LABEL_SMOOTHING = 0.1
     LOG_EVERY = 100
 
@@ -141,7 +141,7 @@ class MLPerfBertDense500B2K(MLPerfBertDense500B):
 
     DEVICE_MESH_SHAPE = (256, 8)
     DEVICE_ORDER = "transposed"
-    VOCAB_MULTIPLE = 8
+    PAD_VOCAB_TO = 8
 
 
 @register
@@ -154,7 +154,7 @@ class MLPerfBertDense13B32x32(BertEncoder):
     MODEL_DIM = 5120
     FFN_DIM = 20480
     NUM_HEADS = 40
-    HEAD_SLOTS = 64
+    PADDED_HEADS = 64
     POSITIONS = "learned"
     BATCH_SIZE = 4096
     LABEL_SMOOTHING = 0.1

@@ -53,7 +53,7 @@ class Zero417M(ZeroLm):
     MODEL_DIM = 1536
     SEQ_LEN = 2048
     BATCH_SIZE = 1024
-    MICROBATCHES = 4
+    GRADIENT_ACCUMULATION = 4
 
 
 class Zero760M(ZeroLm):
@@ -63,7 +63,7 @@ class Zero760M(ZeroLm):
     MODEL_DIM = 1536
     NUM_HEADS = 16
     BATCH_SIZE = 2048
-    MICROBATCHES = 4
+    GRADIENT_ACCUMULATION = 4
 
 
 class Zero1B3(ZeroLm):
@@ -73,7 +73,7 @@ class Zero1B3(ZeroLm):
     MODEL_DIM = 2048
     NUM_HEADS = 16
     BATCH_SIZE = 512
-    MICROBATCHES = 2
+    GRADIENT_ACCUMULATION = 2
     LEARNING_RATE = 2e-4
     NUM_STEPS = 381_000
 
@@ -86,7 +86,7 @@ class Zero1B1(ZeroLm):
     USE_BIAS = True
     SEQ_LEN = 512
     BATCH_SIZE = 1024
-    MICROBATCHES = 32
+    GRADIENT_ACCUMULATION = 32
     LEARNING_RATE = 2e-4
     DECAY_STEPS = 85_000
     NUM_STEPS = 90_000

@@ -53,7 +53,7 @@ class DecoderLm(LanguageTraining):
     PARALLEL_RESIDUAL: bool = False
     SHARED_NORM: bool = False  # one norm for both branches of a parallel residual
     USE_BIAS: bool = False
-    TIED: bool = True
+    TIE_EMBEDDINGS: bool = True
     ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
     ATTENTION_WINDOW: Positive | None = None  # positions a query sees, its own the last; None is all before it
     DROPOUT: float = 0.0  # on attention probabilities and residual branches
@@ -62,7 +62,7 @@ class DecoderLm(LanguageTraining):
 
     # Initial values and learning rates by width
     PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
-    D_BASE: Positive | None = None  # the width that learning rates refer to under muP
+    BASE_WIDTH: Positive | None = None  # the width that learning rates refer to under muP
     INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
     UNEMBEDDING_INIT: HeadInit | None = None  # of a head of its own; None is fan_in, and inverse_fan_in under muP
 
@@ -115,7 +115,7 @@ class DecoderLm(LanguageTraining):
             MODEL_DIM=32,
             NUM_HEADS=8,
             NUM_KV_HEADS=None if cls.NUM_KV_HEADS is None else max(1, 8 * cls.NUM_KV_HEADS // cls().num_heads),
-            D_BASE=None if cls.D_BASE is None else 16,
+            BASE_WIDTH=None if cls.BASE_WIDTH is None else 16,
             HEAD_DIM=None if cls.HEAD_DIM is None else 4,
             FFN_DIM=64,
             SEQ_LEN=32,
@@ -184,7 +184,7 @@ class DecoderLm(LanguageTraining):
     @property
     def parametrization(self) -> Parametrization:
         """What follows from the width."""
-        return Parametrization(rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.D_BASE)
+        return Parametrization(rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.BASE_WIDTH)
 
     def initializer(self, scale: float = 1.0) -> fdl.Config:
         """Of a matrix, times `scale`."""
@@ -224,14 +224,16 @@ class DecoderLm(LanguageTraining):
         """Embedding, stack, norm, head."""
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
         # A tied head wants small rows, so that the first logits are small; the factor restores the embedding's scale.
-        stddev = self.fixed_stddev if self.TIED else 1.0
-        scale = 1 / stddev if self.TIED and self.INIT_STDDEV is None else 1.0
+        stddev = self.fixed_stddev if self.TIE_EMBEDDINGS else 1.0
+        scale = 1 / stddev if self.TIE_EMBEDDINGS and self.INIT_STDDEV is None else 1.0
         embedding = self.layer(Embedding, initializer=fdl.Config(Normal, stddev=stddev), scale=scale, **common)
         head = None
-        if not self.TIED:
+        if not self.TIE_EMBEDDINGS:
             head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common)
         elif self.UNEMBEDDING_INIT is not None:
-            raise UsageError(f"UNEMBEDDING_INIT = {self.UNEMBEDDING_INIT} is of a head of its own: say TIED=false.")
+            raise UsageError(
+                f"UNEMBEDDING_INIT = {self.UNEMBEDDING_INIT} is of a head of its own: say TIE_EMBEDDINGS=false."
+            )
         elif self.PARAMETRIZATION != "standard":
             embedding.logits_scale = 1 / self.parametrization.multiple
         return fdl.Config(

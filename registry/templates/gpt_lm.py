@@ -47,7 +47,7 @@ class GptLm(DecoderLm):
     NUM_STEPS = 60_000
     CLIP_NORM = None
     CLIP_VALUE = 1.0
-    UNDECAYED = ("position_tm",)
+    NO_DECAY = ("position_tm",)
     BATCH_SIZE = 512
     LOG_EVERY = 100
     EVAL_EVERY = 500
@@ -62,7 +62,7 @@ class GptLm(DecoderLm):
     @classmethod
     def Smoke(cls):
         learned = {"LEARNING_RATE": 5e-3, "DECAY_STEPS": None, "DTYPE": "float32", "DROPOUT": 0.0}
-        pieces = learned["MICROBATCHES"] = min(cls.MICROBATCHES, 2)
+        pieces = learned["GRADIENT_ACCUMULATION"] = min(cls.GRADIENT_ACCUMULATION, 2)
         learned["BATCH_SIZE"] = 8 * pieces
         return super().Smoke().derive(**learned, VOCAB_SIZE=264, HEAD_QK=None if cls.HEAD_QK is None else 8)
 

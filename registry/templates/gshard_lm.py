@@ -46,11 +46,11 @@ class GShardLm(DecoderLm):
     MAX_DISTANCE: Positive = 128  # distances from here on share a bucket
     ATTENTION_SCALE = 1.0
     EXTRA_LOGIT: float | None = 0.0  # of a key with value 0 in every softmax; None is none
-    LOGIT_CAP: PositiveFloat | None = None  # scores become LOGIT_CAP * tanh(scores / LOGIT_CAP)
-    HEAD_SLOTS: Positive | None = (
+    ATTENTION_SOFTCAP: PositiveFloat | None = None  # scores become ATTENTION_SOFTCAP * tanh(scores / ATTENTION_SOFTCAP)
+    PADDED_HEADS: Positive | None = (
         None  # heads of activations are padded to this number where the mesh does not divide them
     )
-    VOCAB_MULTIPLE: Positive = 1  # rows of the embedding are padded to a multiple of this
+    PAD_VOCAB_TO: Positive = 1  # rows of the embedding are padded to a multiple of this
     CAUSAL: bool = True
 
     OPTIMIZER = "adafactor"
@@ -101,8 +101,8 @@ class GShardLm(DecoderLm):
 
     @classmethod
     def Smoke(cls):
-        padded = {"NUM_HEADS": 6, "HEAD_SLOTS": 8} if cls.HEAD_SLOTS else {}
-        uneven = {"VOCAB_SIZE": 251, "VOCAB_MULTIPLE": 8} if cls.VOCAB_MULTIPLE > 1 else {"VOCAB_SIZE": 256}
+        padded = {"NUM_HEADS": 6, "PADDED_HEADS": 8} if cls.PADDED_HEADS else {}
+        uneven = {"VOCAB_SIZE": 251, "PAD_VOCAB_TO": 8} if cls.PAD_VOCAB_TO > 1 else {"VOCAB_SIZE": 256}
         schedule = {"LEARNING_RATE": 1e-2, "TIMESCALE": 20} if cls.OPTIMIZER == "adamw" else {"LEARNING_RATE": 5e-2}
         return super().Smoke().derive(NUM_LAYERS=4, DTYPE="float32", **padded, **uneven, **schedule)
 
@@ -122,12 +122,12 @@ class GShardLm(DecoderLm):
 
     @classmethod
     def grows_with_width(cls) -> tuple[str, ...]:
-        return *super().grows_with_width(), "HEAD_SLOTS"
+        return *super().grows_with_width(), "PADDED_HEADS"
 
     @property
     def table_rows(self) -> int:
         """Rows of the embedding that are stored."""
-        return -(-self.vocab_size // self.VOCAB_MULTIPLE) * self.VOCAB_MULTIPLE
+        return -(-self.vocab_size // self.PAD_VOCAB_TO) * self.PAD_VOCAB_TO
 
     def position_embedding(self) -> fdl.Config | None:
         config = super().position_embedding()
@@ -148,9 +148,9 @@ class GShardLm(DecoderLm):
         config = super().mixer()
         config.query_initializer = fdl.Config(FanIn, scale=self.head_dim**-0.5)
         config.extra_logit = self.EXTRA_LOGIT
-        config.logit_cap = self.LOGIT_CAP
+        config.logit_cap = self.ATTENTION_SOFTCAP
         config.merged_heads = True
-        config.head_slots = self.HEAD_SLOTS
+        config.head_slots = self.PADDED_HEADS
         config.causal = self.CAUSAL
         if self.POSITIONS == "relative":
             config.relative_bias = self.layer(
@@ -252,7 +252,7 @@ class MoeLm(GShardLm):
     def experts(self) -> fdl.Config:
         """The mixture of experts."""
         for rows, length in self.update_shapes():
-            tokens = rows * length // max(1, self.MICROBATCHES)
+            tokens = rows * length // max(1, self.GRADIENT_ACCUMULATION)
             if tokens % self.NUM_GROUPS:
                 raise UsageError(
                     f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a "

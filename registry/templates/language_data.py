@@ -23,7 +23,7 @@ class LanguageData(DataSources):
     # Sizes of the data
     VOCAB_SIZE: Positive = 256  # of synthetic data, seqio's and of vocabularies in files; bytes are 256
     SEQ_LEN: Positive = 128
-    UPDATE_LEN: Positive | None = None  # positions per update: rows in pieces, the state carried along
+    TBPTT_LEN: Positive | None = None  # positions per update: rows in pieces, the state carried along
     BATCH_SIZE: Positive = 16
 
     # Short rows first
@@ -90,11 +90,11 @@ class LanguageData(DataSources):
 
     def pieces(self, source: fdl.Config) -> fdl.Config:
         """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
-        if self.UPDATE_LEN is None:
+        if self.TBPTT_LEN is None:
             return source
-        if self.SEQ_LEN % self.UPDATE_LEN:
-            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
-        return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.UPDATE_LEN)
+        if self.SEQ_LEN % self.TBPTT_LEN:
+            raise UsageError(f"TBPTT_LEN = {self.TBPTT_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
+        return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
 
     def staged(self, source: fdl.Config) -> fdl.Config:
         """The input as it is, or with short rows first."""
@@ -106,8 +106,8 @@ class LanguageData(DataSources):
             )
         if not lengths:
             return source
-        if self.UPDATE_LEN is not None:
-            raise UsageError(f"UPDATE_LEN = {self.UPDATE_LEN} goes with whole rows: leave STAGED_STEPS out.")
+        if self.TBPTT_LEN is not None:
+            raise UsageError(f"TBPTT_LEN = {self.TBPTT_LEN} goes with whole rows: leave STAGED_STEPS out.")
         sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN}
         stages = {"lengths": lengths, "steps": self.STAGED_STEPS, "rows": self.STAGED_ROWS}
         return fdl.Config(StagedInput, source=source, **stages, **sizes)
@@ -135,8 +135,8 @@ class LanguageData(DataSources):
 
     def update_shapes(self) -> list[tuple[int, int]]:
         """(rows, positions) of all batches that updates see, each once, in order: `shapes()` of Train()'s input."""
-        if self.UPDATE_LEN is not None:
-            return [(self.BATCH_SIZE, self.UPDATE_LEN)]
+        if self.TBPTT_LEN is not None:
+            return [(self.BATCH_SIZE, self.TBPTT_LEN)]
         pieces = lambda length: self.SEQ_LEN // max(length, 1) if self.STAGED_ROWS == "reshape" else 1
         lengths = dict.fromkeys((*self.stage_lengths(), self.SEQ_LEN))
         return [(self.BATCH_SIZE * pieces(length), length) for length in lengths]
@@ -165,7 +165,7 @@ class LanguageData(DataSources):
     def test_input(self, split: str) -> fdl.Config:
         """One pass over held-out data of the same source as Train()'s, whatever was set there."""
         config = self.Train().input
-        wrapped = self.UPDATE_LEN is not None or self.STAGED_STEPS is not None
+        wrapped = self.TBPTT_LEN is not None or self.STAGED_STEPS is not None
         config = config.source if wrapped else config  # whole rows are judged
         return self.hold_out(config, split)
 

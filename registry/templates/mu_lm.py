@@ -14,7 +14,7 @@ class MuLm(DecoderLm):
     """The Mu-Transformer (Lingle 2024, An Empirical Study of muP Learning Rate Transfer, arXiv 2404.05728).
 
     RMS norms without gains, rotary positions, ReLU layers of four times the width, an untied head, no biases; heads of
-    one size at every width, scores scaled by 1 / HEAD_DIM. Learning rates are those of width D_BASE: under muP they
+    one size at every width, scores scaled by 1 / HEAD_DIM. Learning rates are those of width BASE_WIDTH: under muP they
     carry over to any other. PARAMETRIZATION = "standard" turns rates, head and score scale back together.
 
     "2D finalized" split of GSPMD (Xu et al. 2021, section 5.1): the mesh has rows "X" and columns "Y". Every matrix of
@@ -27,13 +27,13 @@ class MuLm(DecoderLm):
 
     # Structure
     PARAMETRIZATION = "mup"
-    D_BASE = 128
+    BASE_WIDTH = 128
     NUM_LAYERS = 24
     MODEL_DIM = 1024
     NUM_HEADS = None
     HEAD_DIM = 128
     ACTIVATION = "relu"
-    TIED = False
+    TIE_EMBEDDINGS = False
     NORM_EPSILON = 1e-5
     NORM_SCALE: Literal["none", "vector", "scalar"] = "none"  # learned gains of norms
     SCORE_FUNCTION: str = "softmax"  # a name in layers.attention.score_functions
@@ -41,7 +41,7 @@ class MuLm(DecoderLm):
     RESIDUAL_INIT: Literal["fan_in", "zero"] = "fan_in"  # of what attention and feed-forward layer add to the residual
 
     # Optimization
-    LEARNING_RATE = 2**-6  # at width D_BASE
+    LEARNING_RATE = 2**-6  # at width BASE_WIDTH
     SCHEDULE = "linear"
     START_FACTOR: float = 1e-4  # where warm-up starts, over the peak
     END_FACTOR = 1e-4
@@ -108,7 +108,7 @@ class MuLm(DecoderLm):
         sizes = {"NUM_HEADS": None, "HEAD_DIM": 8, "MODEL_DIM": 64, "FFN_DIM": None, "NUM_KV_HEADS": few}
         relative = {"WEIGHT_DECAY": min(cls.WEIGHT_DECAY, 0.01), "DTYPE": "float32", "DATA": "text"}
         rate = 2**-6 if cls.PARAMETRIZATION != "abs_mup" else 2**-3
-        return super().Smoke().derive(D_BASE=32, LEARNING_RATE=rate, **sizes, **relative)
+        return super().Smoke().derive(BASE_WIDTH=32, LEARNING_RATE=rate, **sizes, **relative)
 
     @property
     def vocab_size(self) -> int:
@@ -118,7 +118,7 @@ class MuLm(DecoderLm):
 
     def model(self) -> fdl.Config:
         config = super().model()
-        (config.embedding if self.TIED else config.head).use_bias = self.USE_BIAS
+        (config.embedding if self.TIE_EMBEDDINGS else config.head).use_bias = self.USE_BIAS
         return config
 
     @property

@@ -34,10 +34,10 @@ class LanguageTraining(LanguageData):
     WEIGHT_DECAY: float = 0.1
     DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
     DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
-    UNDECAYED: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
+    NO_DECAY: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
     CLIP_NORM: float | None = 1.0
     CLIP_VALUE: float | None = None  # limit of each entry of the gradient
-    MICROBATCHES: Positive = 1
+    GRADIENT_ACCUMULATION: Positive = 1
     GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
     LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
     Z_LOSS: float = 0.0
@@ -60,10 +60,10 @@ class LanguageTraining(LanguageData):
             label_smoothing=self.LABEL_SMOOTHING,
             loss_chunk=self.LOSS_CHUNK,
             normalizer=self.LOSS_NORMALIZER,
-            microbatches=self.MICROBATCHES,
+            microbatches=self.GRADIENT_ACCUMULATION,
             gradient_dtype=self.GRADIENT_DTYPE,
             zero=None if self.ZERO_STAGE is None else fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS),
-            carry_length=None if self.UPDATE_LEN is None else self.SEQ_LEN,
+            carry_length=None if self.TBPTT_LEN is None else self.SEQ_LEN,
         )
 
     def model(self) -> fdl.Config:
@@ -110,5 +110,5 @@ class LanguageTraining(LanguageData):
             weight_decay=self.WEIGHT_DECAY,
             decay_scale=self.DECAY_SCALE,
             decay_roles=self.DECAY_ROLES,
-            undecayed=self.UNDECAYED,
+            undecayed=self.NO_DECAY,
         )

@@ -52,7 +52,7 @@ class VQLm(DecoderLm):
     WAVELENGTH: PositiveFloat = 100_000.0  # of the slowest sine, over 2 pi
     NORM_WEIGHTS: bool = False  # norms with scale and bias, as in the paper's first code
     FINAL_NORM: bool = True
-    TIED = True
+    TIE_EMBEDDINGS = True
     LOGITS_SCALE: float = 1.0
 
     # Quantised keys
@@ -129,7 +129,7 @@ class VQLm(DecoderLm):
             "DATA": "text",
             "SEQIO_TASK": None,
             "DATA_PATH": None,
-            "UPDATE_LEN": None if cls.UPDATE_LEN is None else 16,
+            "TBPTT_LEN": None if cls.TBPTT_LEN is None else 16,
         }
         parts = {name: 0.0 if getattr(cls, name) == 0 else rate for name, rate in dropped.items()}
         sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
@@ -207,11 +207,11 @@ class VQLm(DecoderLm):
     def model(self) -> fdl.Config:
         config = super().model()
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
-        scale = self.LOGITS_SCALE / (self.parametrization.multiple if self.TIED else 1)
+        scale = self.LOGITS_SCALE / (self.parametrization.multiple if self.TIE_EMBEDDINGS else 1)
         init = fdl.Config(Normal, stddev=1.0)
         output = {"use_bias": self.USE_BIAS, "logits_scale": scale}
-        config.embedding = self.layer(Embedding, initializer=init, **common, **(output if self.TIED else {}))
-        if not self.TIED:
+        config.embedding = self.layer(Embedding, initializer=init, **common, **(output if self.TIE_EMBEDDINGS else {}))
+        if not self.TIE_EMBEDDINGS:
             config.head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common, **output)
         config.final_norm = self.norm() if self.FINAL_NORM else None
         return config

@@ -181,7 +181,7 @@ KNOBS = (
     (f"{BLOCK}ffn_norm/", "PARALLEL_RESIDUAL=false", "PARALLEL_RESIDUAL=true --set=SHARED_NORM=true"),
     ("embedding_norm/", "EMBEDDING_NORM=true", "EMBEDDING_NORM=false"),
     ("pointer/", "HEAD_QK=256", "HEAD_QK=none"),
-    ("head/", "TIED=false", "TIED=true"),
+    ("head/", "TIE_EMBEDDINGS=false", "TIE_EMBEDDINGS=true"),
 )
 
 # Knobs behind sizes, by the letter of the dimension.

@@ -92,7 +92,7 @@ def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
     if found:
         knobs["USE_BIAS"] = any("_bias_" in rule.ours and rule.theirs.format(i=0) in found for rule in names.rules)
     if HEAD in found and EMBEDDING in found:
-        knobs["TIED"] = np.array_equal(found[HEAD], found[EMBEDDING])
+        knobs["TIE_EMBEDDINGS"] = np.array_equal(found[HEAD], found[EMBEDDING])
     return knobs
 
 
@@ -212,7 +212,9 @@ def _may_go(key: str, rule: Rule, found: Arrays, source: str, *, eight_bit: bool
         return "_bias_" in rule.ours and not found[key].any()
     if eight_bit or np.array_equal(found[key], found[EMBEDDING]):
         return True
-    raise UsageError(f"'{source}' has a {HEAD} that is not its {EMBEDDING}: a head of its own is --set=TIED=false.")
+    raise UsageError(
+        f"'{source}' has a {HEAD} that is not its {EMBEDDING}: a head of its own is --set=TIE_EMBEDDINGS=false."
+    )
 
 
 def _filled(row: WeightRow, rule: Rule, found: Arrays, source: str, knobs: Collection[str]) -> np.ndarray:

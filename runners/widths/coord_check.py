@@ -28,7 +28,7 @@ from tasks.storage.files import Place, write_whole
 
 # What the check sets where --set does not: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
-    **{"BATCH_SIZE": 4, "SEQ_LEN": 32, "UPDATE_LEN": None, "MICROBATCHES": 1, "NUM_GROUPS": 1, "DATA": "text"},
+    **{"BATCH_SIZE": 4, "SEQ_LEN": 32, "TBPTT_LEN": None, "GRADIENT_ACCUMULATION": 1, "NUM_GROUPS": 1, "DATA": "text"},
     **{"LENGTH_STAGES": (), "LENGTH_START": None, "STAGED_STEPS": None},
     **{"LEARNING_RATE": 2**-6, "SCHEDULE": "constant", "WARMUP_STEPS": 0, "DTYPE": "float32", "REMAT": "none"},
     **{"MOMENT_DTYPE": "float32", "GRADIENT_DTYPE": "float32", "LOSS_CHUNK": None, "DEVICE_ORDER": "auto"},
@@ -143,7 +143,7 @@ def _compare(now: dict[str, jax.Array], first: dict[str, jax.Array]) -> dict[str
 def _logits_slope(experiment: Experiment) -> float:
     """How logits at the start go with the width: as width^-1/2 under muP, but for a head of deviation fan_in^-1/2."""
     knobs = experiment.knobs()
-    of_its_own = not knobs.get("TIED") and knobs.get("UNEMBEDDING_INIT") == "fan_in"
+    of_its_own = not knobs.get("TIE_EMBEDDINGS") and knobs.get("UNEMBEDDING_INIT") == "fan_in"
     return 0.0 if knobs.get("PARAMETRIZATION", "standard") == "standard" or of_its_own else -0.5
 
 

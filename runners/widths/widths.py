@@ -8,7 +8,7 @@ from registry.experiment import Experiment, cls_key, knobs_set_by
 
 
 def parse_widths(text: str | None, experiment: Experiment) -> tuple[int, ...]:
-    """`64,128,256`; by default one, two and four times the experiment's D_BASE, or MODEL_DIM where it has none.
+    """`64,128,256`; by default one, two and four times the experiment's BASE_WIDTH, or MODEL_DIM where it has none.
 
     The least default is 64, below which slopes are noise; with Adafactor 128, from where on its moments are factored.
 
@@ -20,7 +20,7 @@ def parse_widths(text: str | None, experiment: Experiment) -> tuple[int, ...]:
         raise UsageError(f"{cls_key(cls)} cannot be made wider: it has no of_width(width), or no MODEL_DIM.")
     if text is None:
         knobs = cls.knobs()
-        base = knobs.get("D_BASE") or cls.MODEL_DIM
+        base = knobs.get("BASE_WIDTH") or cls.MODEL_DIM
         while base < (128 if knobs.get("OPTIMIZER") == "adafactor" else 64):
             base *= 2
         return base, 2 * base, 4 * base

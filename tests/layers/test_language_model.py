@@ -18,7 +18,7 @@ def logits_of(task, variables, tokens=TOKENS, **options):
 VARIANTS = {
     "default": {},
     "parallel_bias_layer_norm": {"PARALLEL_RESIDUAL": True, "USE_BIAS": True, "NORM": "layer"},
-    "learned_untied": {"POSITIONS": "learned", "TIED": False},
+    "learned_untied": {"POSITIONS": "learned", "TIE_EMBEDDINGS": False},
     "sinusoidal_gated_multi_query": {"POSITIONS": "sinusoidal", "GATED": True, "ACTIVATION": "silu", "NUM_KV_HEADS": 1},
     "no_positions_grouped_query": {"POSITIONS": "none", "NUM_KV_HEADS": 2},
 }
@@ -97,7 +97,7 @@ def test_unknown_remat_policy():
         task_of(REMAT="dotts").weight_table()
 
 
-@pytest.mark.parametrize("knobs", [{"TIED": False}, {"INIT_STDDEV": 0.02}])
+@pytest.mark.parametrize("knobs", [{"TIE_EMBEDDINGS": False}, {"INIT_STDDEV": 0.02}])
 def test_the_first_loss_is_that_of_a_guess(knobs):
     knobs = {"MODEL_DIM": 64, "VOCAB_SIZE": 128, **knobs}
     task = task_of(**knobs)

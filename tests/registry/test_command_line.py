@@ -193,7 +193,7 @@ def test_tree_check_and_show(capsys, monkeypatch):
     assert shown["config_text"]["train.num_steps"] == "1200"
     values = {name: knob["value"] for name, knob in shown["knobs"].items()}
     assert (values["DEVICE_MESH_SHAPE"], values["LEARNING_RATE"], values["OPTIMIZER"]) == ([-1, 1], 0.003, "adamw")
-    assert (values["UPDATE_LEN"], values["DOCUMENT_MASKS"]) == (None, False)
+    assert (values["TBPTT_LEN"], values["DOCUMENT_MASKS"]) == (None, False)
     assert values["WEIGHTS"].startswith("Specs(")
 
 

@@ -123,7 +123,7 @@ def test_owner_names_the_flag_that_set_a_knob():
     experiment = resolve("MuTiny", ["NUM_LAYERS=3", "SEED=4"], smoke=True)
     with knobs_set_by("--mode=coord_check"):
         wide = of_width(experiment, 128, SEED=5, BATCH_SIZE=2)
-    owners = {knob: owner(type(wide), knob) for knob in ("MODEL_DIM", "BATCH_SIZE", "SEED", "NUM_LAYERS", "D_BASE")}
+    owners = {knob: owner(type(wide), knob) for knob in ("MODEL_DIM", "BATCH_SIZE", "SEED", "NUM_LAYERS", "BASE_WIDTH")}
     assert list(owners.values()) == ["--widths", "--mode=coord_check", "--set", "--set", "Smoke()"]
     steps = explain(wide, "MODEL_DIM")
     assert [step["where"].partition(",")[0] for step in steps] == ["--widths", "Smoke()", "MuTiny", "MuLm", "DecoderLm"]
@@ -233,11 +233,11 @@ BAD = {
         r"Dimension 12 of train.input: a batch of 12 rows",
     ),
     "an indivisible microbatch": (
-        lambda: Small.derive(DEVICE_MESH_SHAPE=(4, 1), MICROBATCHES=4)(),
+        lambda: Small.derive(DEVICE_MESH_SHAPE=(4, 1), GRADIENT_ACCUMULATION=4)(),
         r"a batch of 8 rows in 4 microbatches.*into 4 parts",
     ),
     "more microbatches than rows": (
-        lambda: Small.derive(MICROBATCHES=3)(),
+        lambda: Small.derive(GRADIENT_ACCUMULATION=3)(),
         "batch_size = 8 must be divisible by task.microbatches = 3",
     ),
     "a shared module": (
@@ -261,7 +261,7 @@ def test_check_refuses(name):
 def test_check_accepts_what_is_right():
     check(Small())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4))())
-    check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), MICROBATCHES=4, GATED=True, USE_BIAS=True, NORM="layer")())
+    check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), GRADIENT_ACCUMULATION=4, GATED=True, USE_BIAS=True, NORM="layer")())
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_layers", 6), ("num_heads", 8), ("data_path", None)])
@@ -297,7 +297,7 @@ class OwnTemplate(Small):
         config = super().model()
         part = "EXTRA"
         config.stack.num_layers = int(self.POWER) + 0 * getattr(self, f"{part}_DIM")
-        if self.TIED is False:
+        if self.TIE_EMBEDDINGS is False:
             config.stack.num_layers *= self.DEPTH_MULTIPLE
         return config
 
@@ -332,7 +332,7 @@ def test_a_property_that_hides_a_knob_is_refused():
     class Passes(Small):
         @property
         def num_heads(self) -> int:
-            return 8 if self.TIED else super().num_heads
+            return 8 if self.TIE_EMBEDDINGS else super().num_heads
 
     with pytest.raises(UsageError, match=r"Hides.num_heads hides NUM_HEADS \(tests/\S+:\d+\). Set NUM_HEADS instead"):
         require_effect(Hides())

@@ -111,8 +111,8 @@ LOSSES = [
     ("Little-GPT, parallel", ParallelGptLm, TORCH | LEARNED, None, 7.665184, None, 59_136),
     ("ZeRO", GptLm, PLAIN, None, 8.855827, 9.107794, 57_456),
     ("ZeRO, scores by the length", GptLm, BY_LENGTH, None, 8.846266, None, 57_456),
-    ("tensor parallel branch", ParallelGptLm, PLAIN | {"TIED": False}, None, 3.687394, None, 59_280),
-    ("the same, by the length", ParallelGptLm, BY_LENGTH | {"TIED": False}, None, 3.687110, None, 59_280),
+    ("tensor parallel branch", ParallelGptLm, PLAIN | {"TIE_EMBEDDINGS": False}, None, 3.687394, None, 59_280),
+    ("the same, by the length", ParallelGptLm, BY_LENGTH | {"TIE_EMBEDDINGS": False}, None, 3.687110, None, 59_280),
     ("ZeRO, scores by the length 11", GptLm, PLAIN | {"ATTENTION_SCALE": 11**-0.5}, None, None, 9.106017, 57_456),
 ]
 

@@ -132,7 +132,7 @@ def test_gradients_in_bfloat16_stay_close(dtype):
 
 
 def test_pieces_of_a_batch_are_summed_in_float32():
-    whole, pieces = (task_of("A", GRADIENT_DTYPE="bfloat16", MICROBATCHES=count) for count in (1, 2))
+    whole, pieces = (task_of("A", GRADIENT_DTYPE="bfloat16", GRADIENT_ACCUMULATION=count) for count in (1, 2))
     variables = {"params": params_of("A", whole)}
     expected, _ = gradient_of(whole, variables, batch(), None, KEYS, None)
     gradient, _ = gradient_of(pieces, variables, batch(), None, KEYS, None)
@@ -157,7 +157,7 @@ def test_rounding_in_integers_is_rounding():
 def test_padding_of_vocabulary_and_heads_changes_nothing():
     """30522 tokens do not divide by 16, nor 40 heads by 32: rows and slots that are added compute nothing."""
     plain = task_of("A2")
-    padded = task_of("A2", VOCAB_MULTIPLE=7, HEAD_SLOTS=8)
+    padded = task_of("A2", PAD_VOCAB_TO=7, PADDED_HEADS=8)
     params = params_of("A2", plain)
     expected, _ = mean_loss(plain, params)
     table = params["embedding"]["embedding_vm"]

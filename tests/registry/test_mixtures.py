@@ -16,9 +16,9 @@ STAGED = {"STAGED_STEPS": 4, "LENGTH_STAGES": (4, 16)}
     "knobs",
     [
         {},
-        {"UPDATE_LEN": 4},
-        {"MICROBATCHES": 2},
-        {"UPDATE_LEN": 16, "MICROBATCHES": 4},
+        {"TBPTT_LEN": 4},
+        {"GRADIENT_ACCUMULATION": 2},
+        {"TBPTT_LEN": 16, "GRADIENT_ACCUMULATION": 4},
         STAGED,
         STAGED | {"STAGED_ROWS": "reshape"},
         {"SEQ_LEN": 48, "LENGTH_START": 8, "LENGTH_MULTIPLE": 8, "STAGED_STEPS": 10},
@@ -30,7 +30,7 @@ def test_groups_are_refused_that_a_batch_of_an_update_does_not_fill(knobs):
     assert experiment().update_shapes() == shapes
     for groups in (8, 12, 32, 48, 64, 128):
         candidate = experiment.derive(NUM_GROUPS=groups)()
-        if all(rows * length // experiment.MICROBATCHES % groups == 0 for rows, length in shapes):
+        if all(rows * length // experiment.GRADIENT_ACCUMULATION % groups == 0 for rows, length in shapes):
             candidate.Task()
         else:
             with pytest.raises(UsageError, match=f"NUM_GROUPS = {groups} must divide the"):

@@ -108,7 +108,10 @@ LOSSES = {
         "5.545540 5.544023 5.547709 5.565221 5.536904 5.557173 5.570620",
     ),
     "cosine": ({"SCHEDULE": "cosine"}, "5.545540 5.544023 5.547709 5.565252 5.537367 5.557881 5.572625"),
-    "two micro-batches": ({"MICROBATCHES": 2}, "5.545540 5.544024 5.542829 5.556471 5.540928 5.547343 5.562506"),
+    "two micro-batches": (
+        {"GRADIENT_ACCUMULATION": 2},
+        "5.545540 5.544024 5.542829 5.556471 5.540928 5.547343 5.562506",
+    ),
     "normalized squared relu": (
         {"SCORE_FUNCTION": "normalized_squared_relu"},
         "5.545607 5.543235 5.548051 5.561159 5.540555 5.549527 5.570357",
@@ -126,7 +129,7 @@ def test_losses(name):
     knobs, text = LOSSES[name]
     expected = [float(word) for word in text.split()]
     task = task_of(**knobs)
-    losses = losses_of(task, knobs.get("MODEL_DIM", 256), knobs.get("MICROBATCHES", 1))
+    losses = losses_of(task, knobs.get("MODEL_DIM", 256), knobs.get("GRADIENT_ACCUMULATION", 1))
     np.testing.assert_allclose(losses[:3], expected[:3], atol=2e-5)
     np.testing.assert_allclose(losses[3:], expected[3:], atol=2e-4)
 

@@ -38,7 +38,7 @@ def test_a_mesh_is_read_as_tables_print_it(text, mesh):
 
 
 def test_only_sizes_are_joined_by_x():
-    assert resolve("StdlibTiny", ["UNDECAYED=2x4"]).UNDECAYED == ("2x4",)
+    assert resolve("StdlibTiny", ["NO_DECAY=2x4"]).NO_DECAY == ("2x4",)
     with pytest.raises(UsageError, match="DEVICE_MESH_SHAPE takes a tuple of int, not '2x'"):
         resolve("StdlibTiny", ["DEVICE_MESH_SHAPE=2x"])
 

@@ -20,7 +20,7 @@ from tests.models import same
 from tests.vq import NUMBERS, model_task, model_variables
 
 MAIN = {"NORM_WEIGHTS": True, "FINAL_NORM": True, "POSITIONS": "scaled_sinusoidal", "USE_BIAS": True}
-MAIN |= {"UPDATE_LEN": 16, "SEQ_LEN": 48, "CODEBOOK_METRICS": True}
+MAIN |= {"TBPTT_LEN": 16, "SEQ_LEN": 48, "CODEBOOK_METRICS": True}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_row_in_pieces_without_learning_is_the_whole_row(attention, dropout, m
     batch = Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], weights=np.ones((4, 32), np.float32))
     losses = {}
     for length in (32, 8):
-        knobs = {"UPDATE_LEN": length, "MICROBATCHES": microbatches} if length == 8 else {}
+        knobs = {"TBPTT_LEN": length, "GRADIENT_ACCUMULATION": microbatches} if length == 8 else {}
         task = model_task(**common, **knobs)
         state = init_state(task, jax.random.key(0), empty_batch(4, 1))
         update = jax.jit(functools.partial(train_step, task, log_every=100))
@@ -205,7 +205,7 @@ def test_updates_and_pieces_do_not_change_the_codebook_count():
     """Averages of true global counts: micro-batches are counted once, together."""
     states = {}
     for pieces in (1, 2):
-        task = model_task(MICROBATCHES=pieces)
+        task = model_task(GRADIENT_ACCUMULATION=pieces)
         state = init_state(task, jax.random.key(0), empty_batch(2, 1))
         update = jax.jit(functools.partial(train_step, task, log_every=1))
         states[pieces] = update(state, batch_of("model", 0), jax.random.key(0)).variables["codebooks"]

@@ -11,7 +11,7 @@ from runners.training.workdir import recorded
 
 WIDTH, VOCAB, CONTEXT, LAYERS = 48, 40, 16, 2
 SIZES = [f"MODEL_DIM={WIDTH}", f"VOCAB_SIZE={VOCAB}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}", "NUM_HEADS=6"]
-SIZES += ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "MICROBATCHES=1", "DROPOUT=0.0"]
+SIZES += ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "GRADIENT_ACCUMULATION=1", "DROPOUT=0.0"]
 FUSED = ["PARALLEL_RESIDUAL=true", "SHARED_NORM=true"]
 
 

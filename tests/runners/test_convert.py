@@ -105,7 +105,7 @@ def test_logits_of_gpt2(tmp_path):
 
 
 NANO = ["--format=nanogpt", "--exp=little_gpt.LittleGpt124M", "--set=DATA=synthetic", "--set=DTYPE=float32"]
-NANO += ["--set=BATCH_SIZE=8", "--set=MICROBATCHES=1", "--set=DROPOUT=0.0"]
+NANO += ["--set=BATCH_SIZE=8", "--set=GRADIENT_ACCUMULATION=1", "--set=DROPOUT=0.0"]
 
 
 def nano_gpt(arrays):
@@ -182,7 +182,7 @@ def test_biases_of_zeros_may_go_and_halves_are_widened(tmp_path):
 
 def test_a_head_of_its_own(tmp_path):
     arrays = little_gpt(learned=False, fused=False) | {"lm_head.weight": wave(99, (VOCAB, WIDTH), "kernel")}
-    assert bring_in("little_gpt", saved(tmp_path, arrays), PORT, tmp_path / "run", "TIED=false") == 0
+    assert bring_in("little_gpt", saved(tmp_path, arrays), PORT, tmp_path / "run", "TIE_EMBEDDINGS=false") == 0
     assert send_out("little_gpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
     assert_same(load_file(tmp_path / "ours.safetensors"), arrays)
 
@@ -316,9 +316,13 @@ MISFITS = {
     "another head": (
         PLAIN | {"lm_head.weight": PLAIN["wte.weight"] + 1},
         [],
-        "has a lm_head.weight that is not its wte.weight: a head of its own is --set=TIED=false.",
+        "has a lm_head.weight that is not its wte.weight: a head of its own is --set=TIE_EMBEDDINGS=false.",
     ),
-    "no head": (without(PLAIN, "lm_head"), ["TIED=false"], "has no lm_head.weight, which is to fill head/unembedding"),
+    "no head": (
+        without(PLAIN, "lm_head"),
+        ["TIE_EMBEDDINGS=false"],
+        "has no lm_head.weight, which is to fill head/unembedding",
+    ),
     "another format": (gpt2(), [], "looks like a gpt2 file, not like little_gpt: say --format=gpt2."),
     "no format": ({"a": np.zeros(3, np.float32)}, [], "has no key of little_gpt files: its first are a."),
     "another mixer": (PLAIN, ["STATIC_SGU=true"], "has stack/block/mixer/mixer/"),

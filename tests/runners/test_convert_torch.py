@@ -168,7 +168,7 @@ def test_nanogpt(tmp_path, capsys, bias):
     arguments = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "bias": bias}
     whole = {"model": state, "optimizer": {"state": {}}, "model_args": arguments, "iter_num": 5, "config": {}}
     torch.save(whole, tmp_path / "ckpt.pt")
-    settings = ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "MICROBATCHES=1", "DROPOUT=0.0"]
+    settings = ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "GRADIENT_ACCUMULATION=1", "DROPOUT=0.0"]
     flags = [f"--from={tmp_path / 'ckpt.pt'}", f"--workdir={tmp_path / 'run'}", *(f"--set={s}" for s in settings)]
     assert main(["import", "--format=nanogpt", "--exp=little_gpt.LittleGpt124M", *flags]) == 0
     assert f"NUM_HEADS={HEADS}" in capsys.readouterr().out

@@ -75,8 +75,8 @@ def test_a_run_compiles_nothing_behind_its_first_checkpoint(name, tmp_path, monk
     ("mesh", "settings"),
     [
         ("8,1", ["ZERO_STAGE=2"]),
-        ("4,2", ["ZERO_STAGE=3", "MICROBATCHES=2"]),
-        ("2,4", ["MICROBATCHES=2", "TIED=false"]),
+        ("4,2", ["ZERO_STAGE=3", "GRADIENT_ACCUMULATION=2"]),
+        ("2,4", ["GRADIENT_ACCUMULATION=2", "TIE_EMBEDDINGS=false"]),
         ("1,1", ["GRADIENT_DTYPE=bfloat16"]),
     ],
 )

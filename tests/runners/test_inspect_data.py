@@ -69,7 +69,7 @@ def test_measures_are_those_of_the_rows_that_were_read(documents):
     assert found.text_bytes == sum(np.count_nonzero(row.targets) for row in rows), "an end is no text"
 
 
-@pytest.mark.parametrize("knobs", [("ROWS=pack",), ("ROWS=cut",), ("ROWS=cut", "UPDATE_LEN=8")])
+@pytest.mark.parametrize("knobs", [("ROWS=pack",), ("ROWS=cut",), ("ROWS=cut", "TBPTT_LEN=8")])
 def test_documents_are_counted_and_measured_whatever_rows_are(documents, capsys, tmp_path, knobs):
     source = build(resolve("gpt.GptStdlib", [*READS], smoke=True).Train(), "train").input
     texts = [dataclasses.replace(source, split=split).texts() for split in ("train", "validation", "test")]

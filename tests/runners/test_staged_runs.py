@@ -119,6 +119,6 @@ def test_every_shape_is_held_against_the_mesh():
     with pytest.raises(UsageError, match=r"Dimension 8 of train.input: a batch of 8 rows, shape"):
         check(along, {"data": 16, "model": 1})
     with pytest.raises(UsageError, match="must be divisible by"):
-        check(Small.derive(LENGTH_STAGES=(4,), STAGED_STEPS=4, MICROBATCHES=3)())
+        check(Small.derive(LENGTH_STAGES=(4,), STAGED_STEPS=4, GRADIENT_ACCUMULATION=3)())
     with pytest.raises(UsageError, match="loss_chunk = 8 must divide the sequence length 12"):
         check(Small.derive(LENGTH_STAGES=(12,), STAGED_STEPS=4, LOSS_CHUNK=8)())

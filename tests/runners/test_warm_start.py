@@ -128,7 +128,7 @@ def test_the_published_runs_differ_in_layers_alone(name):
 
 @pytest.mark.parametrize("method", ["adamw", "adafactor"])
 def test_moments_and_their_count_go_on_and_the_schedule_starts_anew(method, tmp_path):
-    sets = [f"OPTIMIZER={method}", "task.optimizer.min_dim_size_to_factor=8", "TIED=true"]
+    sets = [f"OPTIMIZER={method}", "task.optimizer.min_dim_size_to_factor=8", "TIE_EMBEDDINGS=true"]
     old = save(session_of("tiny.StdlibTiny", *sets), tmp_path)
     more = [f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=8,1"]
     session = session_of("tiny.StdlibTiny", *sets, *more)
@@ -199,7 +199,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
         (["NUM_LAYERS=1"], "has more layers than this experiment: params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
         (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here, and only the number of"),
         (["POSITIONS=learned"], "has no params/positions/position_tm, which is 32x32 here."),
-        (["TIED=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),
+        (["TIE_EMBEDDINGS=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),
         (
             ["OPTIMIZER=lion", "WARM_START_OPTIMIZER=true"],
             "has optimizer/1/nu/.*, which this experiment lacks. WARM_START_OPTIMIZER=false begins with a fresh",

@@ -324,7 +324,7 @@ TUNED = [
     "--mode=sweep",
     "--workdir=sweep",
     "--widths=32,128",
-    "--set=D_BASE=32",
+    "--set=BASE_WIDTH=32",
     "--set=HEAD_DIM=16",
 ]
 TUNED += ["--set=NUM_STEPS=100", "--set=WARMUP_STEPS=10", "--set=EVAL_ROWS=64", "--set=SEQ_LEN=32"]

@@ -141,7 +141,7 @@ def test_bytes_of_a_compiled_step(stage):
 
 def exchanged(stage, microbatches=1, **knobs):
     """Bytes that devices have behind the exchanges of one step, by kind and by whether all pieces share them."""
-    knobs = {"ZERO_STAGE": stage, "MICROBATCHES": microbatches, "BATCH_SIZE": 8 * microbatches} | knobs
+    knobs = {"ZERO_STAGE": stage, "GRADIENT_ACCUMULATION": microbatches, "BATCH_SIZE": 8 * microbatches} | knobs
     session = Session(Sheet.derive(**knobs)())
     with session.placed():
         text = session.compile_step(session.abstract_batch).as_text()
@@ -223,7 +223,7 @@ def test_exchanges_beside_split_heads():
 
 def test_gradients_of_stage_2_take_less_memory():
     def temporaries(stage):
-        session = Session(Sheet.derive(ZERO_STAGE=stage, MICROBATCHES=4, BATCH_SIZE=32)())
+        session = Session(Sheet.derive(ZERO_STAGE=stage, GRADIENT_ACCUMULATION=4, BATCH_SIZE=32)())
         with session.placed():
             return session.compile_step(session.abstract_batch).memory_analysis().temp_size_in_bytes
 
@@ -276,7 +276,7 @@ def test_the_same_bits_as_data_parallelism(stage, data_parallel):
 
 VARIANTS = {
     "compiler": ({}, None),
-    "accumulated": ({"MICROBATCHES": 4, "BATCH_SIZE": 32}, None),
+    "accumulated": ({"GRADIENT_ACCUMULATION": 4, "BATCH_SIZE": 32}, None),
     "clipped by the norm": ({"CLIP_NORM": 0.1, "CLIP_VALUE": None}, None),
     "adafactor": ({"OPTIMIZER": "adafactor", "CLIP_VALUE": None, "MODEL_DIM": 128, "NUM_HEADS": 8}, None),
     "lion": ({"OPTIMIZER": "lion", "LEARNING_RATE": 1e-4}, None),
@@ -286,7 +286,7 @@ VARIANTS = {
     "rows that do not divide": (UNEVEN, None),
     "remat": ({"REMAT": "dots"}, None),
     "head-QK": ({"HEAD_QK": 16}, None),
-    "pieces of rows": ({"UPDATE_LEN": 8}, None),
+    "pieces of rows": ({"TBPTT_LEN": 8}, None),
     "narrow": ({**NARROW, "MASTER_WEIGHTS": True, "DTYPE": "bfloat16"}, 1e-3),
 }
 
@@ -403,7 +403,13 @@ def test_experts_stay_where_they_are(stage, shape, experts_without_zero):
 
 @pytest.mark.slow
 def test_experts_of_accumulated_gradients():
-    knobs = {"MICROBATCHES": 2, "BATCH_SIZE": 8, "GATED_EXPERTS": True, "GATED": True, "ROUTING": "expert_choice"}
+    knobs = {
+        "GRADIENT_ACCUMULATION": 2,
+        "BATCH_SIZE": 8,
+        "GATED_EXPERTS": True,
+        "GATED": True,
+        "ROUTING": "expert_choice",
+    }
     same_update(*(update_of_experts(stage, (4, 2), **knobs) for stage in (3, None)))
 
 

@@ -14,7 +14,7 @@ SIZES = ["NUM_LAYERS=3", "MODEL_DIM=1024", "NUM_HEADS=8", "VOCAB_SIZE=4096", "SE
 
 def sent(command, folder, stage, topology, microbatches):
     """Times and bytes that each of 8 devices sends, by kind, and the peak of its memory."""
-    knobs = [*SIZES, "DEVICE_MESH_SHAPE=8,1", f"BATCH_SIZE={8 * microbatches}", f"MICROBATCHES={microbatches}"]
+    knobs = [*SIZES, "DEVICE_MESH_SHAPE=8,1", f"BATCH_SIZE={8 * microbatches}", f"GRADIENT_ACCUMULATION={microbatches}"]
     flags = [f"--set={knob}" for knob in (*knobs, f"ZERO_STAGE={stage}")]
     where = [f"--topology={topology}", f"--workdir=plan-{stage}-{topology[:2]}"]
     done = command("runners.main", "--exp=zero.Zero417MStage1", "--mode=plan", *where, *flags, JAX_PLATFORMS="")

@@ -31,7 +31,7 @@ def rows_of(cls, **knobs):
 @pytest.mark.parametrize("base", [MuLm, MuMultiQueryLm])
 @pytest.mark.parametrize("rule", ["mup", "abs_mup", "standard"])
 def test_table_of_the_mu_transformer(width, base, rule):
-    """The reference's table: standard deviations, and learning rates over the base rate, at D_BASE = 128."""
+    """The reference's table: standard deviations, and learning rates over the base rate, at BASE_WIDTH = 128."""
     multiple = 2.5
     rows = rows_of(base, **EVERYTHING, MODEL_DIM=width, FFN_MULTIPLE=multiple, PARAMETRIZATION=rule)
     deviation = {
@@ -95,7 +95,9 @@ def test_relative_and_absolute_rates_agree_where_they_should():
 
 def test_a_fixed_deviation_falls_with_the_width_from_the_base():
     for multiple in (1, 4):
-        rows = rows_of(Small, PARAMETRIZATION="mup", D_BASE=16, MODEL_DIM=16 * multiple, INIT_STDDEV=0.02, NUM_HEADS=4)
+        rows = rows_of(
+            Small, PARAMETRIZATION="mup", BASE_WIDTH=16, MODEL_DIM=16 * multiple, INIT_STDDEV=0.02, NUM_HEADS=4
+        )
         assert rows["ffn_in_mf"].stddev == pytest.approx(0.02 * multiple**-0.5)
         assert rows["embedding_vm"].stddev == 0.02
         assert rows["norm_scale_m"].rate == 1
@@ -103,37 +105,42 @@ def test_a_fixed_deviation_falls_with_the_width_from_the_base():
 
 def test_a_tied_head_takes_the_factor_on_its_logits():
     for multiple in (1, 4):
-        config = Small.derive(PARAMETRIZATION="mup", D_BASE=16, MODEL_DIM=16 * multiple)().Task()
+        config = Small.derive(PARAMETRIZATION="mup", BASE_WIDTH=16, MODEL_DIM=16 * multiple)().Task()
         embedding = config.model.embedding
         assert embedding.logits_scale == 1 / multiple
         assert embedding.initializer.stddev == 0.25  # of the base, 16^-1/2
         assert config.model.stack.block.mixer.scale == 1 / (4 * multiple)  # heads grow here: 1 / their size
     for cls, one in ((GShardLm, 8192**-0.5), (VQLm, 1.0)):
         sizes = {"MODEL_DIM": 8192, "PARAMETRIZATION": "mup"}
-        scales = [cls.derive(**sizes, D_BASE=base)().Task().model.embedding.logits_scale for base in (8192, 2048)]
+        scales = [cls.derive(**sizes, BASE_WIDTH=base)().Task().model.embedding.logits_scale for base in (8192, 2048)]
         assert scales[0] == pytest.approx(one)
         # Under N(0, 1) rows, logits have the size one * width^1/2 at first, and move in proportion to one * width.
         assert scales[1] * 4 == pytest.approx(2 * one if cls is GShardLm else one)
 
 
 def test_adafactor_moves_in_proportion_to_the_weight():
-    rows = rows_of(Small, PARAMETRIZATION="mup", D_BASE=16, MODEL_DIM=64, OPTIMIZER="adafactor", TIED=False)
+    rows = rows_of(
+        Small, PARAMETRIZATION="mup", BASE_WIDTH=16, MODEL_DIM=64, OPTIMIZER="adafactor", TIE_EMBEDDINGS=False
+    )
     assert (rows["ffn_in_mf"].rate, rows["unembedding_mv"].rate, rows["embedding_vm"].rate) == (0.5, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("knobs", "named"),
     [
-        ({"D_BASE": None}, "needs D_BASE"),
-        ({"D_BASE": 24}, "D_BASE = 24 must divide MODEL_DIM = 64"),
-        ({"D_BASE": 128}, "D_BASE = 128 must divide MODEL_DIM = 64"),
+        ({"BASE_WIDTH": None}, "needs BASE_WIDTH"),
+        ({"BASE_WIDTH": 24}, "BASE_WIDTH = 24 must divide MODEL_DIM = 64"),
+        ({"BASE_WIDTH": 128}, "BASE_WIDTH = 128 must divide MODEL_DIM = 64"),
         ({"OPTIMIZER": "sgd"}, "adamw, lion or adafactor"),
-        ({"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "fan_in", "TIED": False}, "Take inverse_fan_in or zero"),
+        (
+            {"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "fan_in", "TIE_EMBEDDINGS": False},
+            "Take inverse_fan_in or zero",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(knobs, named):
     with pytest.raises(UsageError, match=named) as refused:
-        task_of(**{"PARAMETRIZATION": "mup", "D_BASE": 16, "MODEL_DIM": 64} | knobs)
+        task_of(**{"PARAMETRIZATION": "mup", "BASE_WIDTH": 16, "MODEL_DIM": 64} | knobs)
     assert "\n" not in str(refused.value)
 
 
@@ -152,7 +159,7 @@ def test_widths_keep_heads_and_proportions():
 
 def updates_of(gradient, steps=2, **fields):
     """What two updates with the same gradient do to the weights of `Small` at four times its base."""
-    task = task_of(PARAMETRIZATION="mup", D_BASE=16, MODEL_DIM=64, TIED=False)
+    task = task_of(PARAMETRIZATION="mup", BASE_WIDTH=16, MODEL_DIM=64, TIE_EMBEDDINGS=False)
     common = {"clipping": Clipping(), "role_factors": RoleFactors(), "learning_rate": 0.1, "schedule": Schedule()}
     chosen = Optimizer(**common | {"parametrization": task.optimizer.parametrization} | fields)
     table = dataclasses.replace(task, optimizer=chosen).weight_table()
@@ -220,15 +227,15 @@ def test_standard_is_the_width_of_one_base():
 
 FAMILIES = {
     "decoder": (DecoderLm, {"POSITIONS": "learned", "NORM": "layer", "USE_BIAS": True}),
-    "decoder, one head": (DecoderLm, {"NUM_HEADS": 1, "TIED": False, "INIT_STDDEV": 0.02}),
+    "decoder, one head": (DecoderLm, {"NUM_HEADS": 1, "TIE_EMBEDDINGS": False, "INIT_STDDEV": 0.02}),
     "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": "rms", "USE_BIAS": True, "EMBEDDING_NORM": True}),
-    "mu, tied": (MuLm, {"TIED": True, "USE_BIAS": True, "NORM": "layer", "NORM_SCALE": "vector"}),
+    "mu, tied": (MuLm, {"TIE_EMBEDDINGS": True, "USE_BIAS": True, "NORM": "layer", "NORM_SCALE": "vector"}),
     "gshard": (GShardLm, {}),
-    "gshard, padded heads": (GShardLm, {"HEAD_SLOTS": 256, "OPTIMIZER": "adamw"}),
+    "gshard, padded heads": (GShardLm, {"PADDED_HEADS": 256, "OPTIMIZER": "adamw"}),
     "experts": (MoeLm, {"GATED_EXPERTS": True, "EXPERT_DIM": 512, "NUM_LAYERS": 2, "BATCH_SIZE": 8}),
     "bert": (BertEncoder, {}),
     "vq": (VQLm, {"NORM_WEIGHTS": True, "USE_BIAS": True, "POSITIONS": "scaled_sinusoidal"}),
-    "vq, values": (VQLm, {"VALUE_DIM": 256, "TIED": False}),
+    "vq, values": (VQLm, {"VALUE_DIM": 256, "TIE_EMBEDDINGS": False}),
     "vq, mha": (VQMultiHeadLm, {"VALUE_DIM": 64}),
     "vq, mqa": (VQMultiQueryLm, {}),
     "vq, full": (VQLm, {"ATTENTION": "full", "OPTIMIZER": "lion"}),
@@ -240,7 +247,7 @@ def test_every_weight_of_every_family_follows_the_width(name):
     """Four times as wide: fan-in, deviation and rate of each row change as its role says, and of no other."""
     base, knobs = FAMILIES[name]
     start = 1024 if issubclass(base, GShardLm) else 256
-    cls = base.derive(**{"PARAMETRIZATION": "mup", "D_BASE": start, "NUM_LAYERS": 2} | knobs)
+    cls = base.derive(**{"PARAMETRIZATION": "mup", "BASE_WIDTH": start, "NUM_LAYERS": 2} | knobs)
     narrow, wide = (
         {row.path: row for row in build(cls.of_width(width)().Task(), "task").weight_table()}
         for width in (start, 4 * start)
@@ -265,8 +272,8 @@ def test_updates_of_adafactor_fall_as_those_of_adam_would(start):
     """Also below the floor of a weight's own size, where a wide head lies from the start, and weights of zero."""
     moved = {}
     for width in (16, 64, 4096):
-        knobs = {"PARAMETRIZATION": "mup", "D_BASE": 16, "MODEL_DIM": width, "HEAD_DIM": 16, "NUM_HEADS": 1}
-        task = task_of(**knobs, FFN_DIM=2, OPTIMIZER="adafactor", TIED=False, CLIP_NORM=None)
+        knobs = {"PARAMETRIZATION": "mup", "BASE_WIDTH": 16, "MODEL_DIM": width, "HEAD_DIM": 16, "NUM_HEADS": 1}
+        task = task_of(**knobs, FFN_DIM=2, OPTIMIZER="adafactor", TIE_EMBEDDINGS=False, CLIP_NORM=None)
         table = task.weight_table()
         optimizer = task.optimizer.build(table)
         rows = table.tree(lambda row: row)["params"]
@@ -283,10 +290,10 @@ def test_updates_of_adafactor_fall_as_those_of_adam_would(start):
 
 
 def test_absolute_rates_need_no_base_where_nothing_asks_for_one():
-    rows = rows_of(Small, PARAMETRIZATION="abs_mup", TIED=False)
+    rows = rows_of(Small, PARAMETRIZATION="abs_mup", TIE_EMBEDDINGS=False)
     assert rows["ffn_in_mf"].rate == 1 / 16
-    with pytest.raises(UsageError, match="needs D_BASE"):
-        rows_of(Small, PARAMETRIZATION="abs_mup", TIED=True)
+    with pytest.raises(UsageError, match="needs BASE_WIDTH"):
+        rows_of(Small, PARAMETRIZATION="abs_mup", TIE_EMBEDDINGS=True)
 
 
 def test_a_role_without_learning_and_epsilon_by_the_rate():

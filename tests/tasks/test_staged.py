@@ -134,7 +134,7 @@ def test_bad_stages(fields, says):
             "LENGTH_MULTIPLE = 4 must divide LENGTH_START = 5",
         ),
         ({"LENGTH_START": 16, "LENGTH_MULTIPLE": 4, "STAGED_STEPS": 4}, "LENGTH_START = 16 must be below SEQ_LEN = 16"),
-        ({"LENGTH_STAGES": (4,), "STAGED_STEPS": 4, "UPDATE_LEN": 8}, "UPDATE_LEN = 8 goes with whole rows"),
+        ({"LENGTH_STAGES": (4,), "STAGED_STEPS": 4, "TBPTT_LEN": 8}, "TBPTT_LEN = 8 goes with whole rows"),
     ],
 )
 def test_senseless_knobs(knobs, says):

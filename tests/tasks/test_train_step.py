@@ -18,7 +18,7 @@ def test_accumulation_equals_the_big_batch(pieces):
     weights = batch_of().weights.reshape(-1, pieces, 16).sum((0, 2))
     assert len(set(weights.tolist())) > 1
     expected, state = train_losses(4)
-    losses, other = train_losses(4, MICROBATCHES=pieces)
+    losses, other = train_losses(4, GRADIENT_ACCUMULATION=pieces)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(state.variables), jax.tree.leaves(other.variables), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
@@ -116,7 +116,7 @@ def test_updates_of_state_are_applied_once_whatever_the_pieces(pieces):
             add_update(self, "averages", Mean(x.sum((0, 1)), jnp.float32(x.shape[0] * x.shape[1])))
             return x
 
-    config = Small.derive(MICROBATCHES=pieces)().Task()
+    config = Small.derive(GRADIENT_ACCUMULATION=pieces)().Task()
     config.model.final_norm = fdl.Config(RunningNorm, specs=Specs(mean_m=P(None)))
     task = build(config, "task")
     row = next(row for row in task.weight_table() if row.role == "state")

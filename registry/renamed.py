@@ -1,0 +1,133 @@
+"""Names of earlier versions: knobs and modules that are called something else today.
+
+Run folders and users' modules are older than a renaming. Records are translated when they are read; a command or a
+class that uses an old name gets one sentence with the new one.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+KNOBS = {
+    "UPDATE_LEN": "TBPTT_LEN",
+    "MICROBATCHES": "GRADIENT_ACCUMULATION",
+    "D_BASE": "BASE_WIDTH",
+    "UNDECAYED": "NO_DECAY",
+    "LOGIT_CAP": "ATTENTION_SOFTCAP",
+    "TIED": "TIE_EMBEDDINGS",
+    "HEAD_SLOTS": "PADDED_HEADS",
+    "VOCAB_MULTIPLE": "PAD_VOCAB_TO",
+}
+MODULES = {
+    "layers.activations": "layers.feed_forward.activations",
+    "layers.alibi": "layers.positions.alibi",
+    "layers.attention": "layers.attention.softmax",
+    "layers.code_cache": "layers.attention.code_cache",
+    "layers.distances": "layers.positions.relative_distance",
+    "layers.exchange": "layers.collectives",
+    "layers.feed_forward": "layers.feed_forward.dense",
+    "layers.gated_attention": "layers.attention.gated",
+    "layers.initializers": "layers.weights.initializers",
+    "layers.mixture_of_experts": "layers.feed_forward.experts",
+    "layers.positions": "layers.positions.embeddings",
+    "layers.products": "layers.weights.fused_products",
+    "layers.relative_bias": "layers.positions.relative_bias",
+    "layers.reports": "layers.auxiliary",
+    "layers.routing": "layers.feed_forward.routing",
+    "layers.score_functions": "layers.attention.score_functions",
+    "layers.specs": "layers.weights.specs",
+    "layers.static_sgu": "layers.attention.static_sgu",
+    "layers.vector_quantizer": "layers.attention.quantizer",
+    "layers.vq_attention": "layers.attention.vq",
+    "layers.weight": "layers.weights.weight",
+    "registry.experiments.data_sources": "registry.templates.data_sources",
+    "registry.experiments.decoder": "registry.templates.decoder",
+    "registry.experiments.gpt_lm": "registry.templates.gpt_lm",
+    "registry.experiments.gshard_lm": "registry.templates.gshard_lm",
+    "registry.experiments.language_data": "registry.templates.language_data",
+    "registry.experiments.mu_lm": "registry.templates.mu_lm",
+    "registry.experiments.training": "registry.templates.training",
+    "registry.experiments.vq_lm": "registry.templates.vq_lm",
+    "tasks.adafactor": "tasks.optimizers.adafactor",
+    "tasks.decoding": "tasks.decoding.generation",
+    "tasks.inputs.corpus": "tasks.inputs.byte_text",
+    "tasks.inputs.mixed": "tasks.inputs.mixture",
+    "tasks.inputs.pieces": "tasks.inputs.tbptt_chunks",
+    "tasks.inputs.seqio_input": "tasks.inputs.seqio.rows",
+    "tasks.inputs.seqio_pipeline": "tasks.inputs.seqio.pipeline",
+    "tasks.inputs.sources.enwik8": "tasks.inputs.datasets.enwik8",
+    "tasks.inputs.sources.imagenet64": "tasks.inputs.datasets.imagenet64",
+    "tasks.inputs.sources.megatron": "tasks.inputs.token_ids.megatron",
+    "tasks.inputs.sources.pretokenized": "tasks.inputs.token_ids.pretokenized",
+    "tasks.inputs.sources.torch_tensors": "tasks.inputs.token_ids.torch_tensors",
+    "tasks.inputs.staged": "tasks.inputs.length_curriculum",
+    "tasks.inputs.tf_cursor": "tasks.inputs.seqio.tf_cursor",
+    "tasks.inputs.token_files": "tasks.inputs.token_ids.token_files",
+    "tasks.optimizers": "tasks.optimizers.optimizer",
+    "tasks.precision": "tasks.optimizers.precision",
+    "tasks.quiet": "tasks.quiet_imports",
+    "tasks.sampler": "tasks.decoding.sampler",
+    "tasks.schedules": "tasks.optimizers.schedules",
+    "tasks.seqio_catalog": "tasks.inputs.seqio.catalog",
+    "tasks.seqio_library": "tasks.inputs.seqio.library",
+    "tasks.seqio_tasks": "tasks.inputs.seqio.registration",
+    "tasks.seqio_vocabulary": "tasks.inputs.seqio.vocabulary",
+    "tasks.storage": "tasks.storage.files",
+    "tasks.subwords": "tasks.vocabularies.subwords",
+    "tasks.tokenizer_files": "tasks.vocabularies.tokenizer_files",
+    "tasks.vocabulary": "tasks.vocabularies.vocabulary",
+}
+
+
+def _old_module() -> re.Pattern[str]:
+    """Matches old module names, and not the packages of today that have such a name (`layers.attention.vq`)."""
+    patterns = []
+    for old in sorted(MODULES, key=len, reverse=True):
+        inside = [re.escape(new[len(old) + 1 :]) for new in MODULES.values() if new.startswith(f"{old}.")]
+        patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(inside)})\b)" if inside else ""))
+    return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
+
+
+_OLD_MODULE = _old_module()
+
+
+def with_todays_modules(text: str) -> str:
+    """Returns the text of a record with the module names of today."""
+    return _OLD_MODULE.sub(lambda match: MODULES[match[0]], text)
+
+
+def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns the record of an experiment with the knob names of today; names overrides that change on stderr.
+
+    Args:
+      record: a snapshot (registry.snapshot).
+      place: the name of its file.
+    """
+    knobs = {KNOBS.get(name, name): value for name, value in record["knobs"].items()}
+    overrides = [_todays_override(override) for override in record.get("overrides", ())]
+    changed = [name for name in map(_knob_of, record.get("overrides", ())) if name in KNOBS]
+    if changed:
+        renamings = ", ".join(f"{name} is now {KNOBS[name]}" for name in dict.fromkeys(changed))
+        print(f"'{place}' was written with earlier knob names: {renamings}.", file=sys.stderr)
+    return {**record, "knobs": knobs, "overrides": overrides} if "overrides" in record else {**record, "knobs": knobs}
+
+
+def knob_advice(name: str) -> str | None:
+    """The sentence for an old knob name; None for all others."""
+    return f"{name} was renamed. Set {KNOBS[name]}." if name in KNOBS else None
+
+
+def module_advice(error: BaseException) -> str:
+    """The sentence for an import of a module that was moved; empty for other errors."""
+    name = getattr(error, "name", None) if isinstance(error, ImportError) else None
+    return f" {name} was moved. Import {MODULES[name]}." if name in MODULES else ""
+
+
+def _knob_of(override: str) -> str:
+    return re.split(r"[.=]", override, maxsplit=1)[0].strip()
+
+
+def _todays_override(override: str) -> str:
+    name = _knob_of(override)
+    return KNOBS.get(name, name) + override[len(name) :]

@@ -1,0 +1,58 @@
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from layers.errors import UsageError
+from registry import renamed
+from registry.resolve import resolve
+from registry.snapshot import load as load_snapshot
+from registry.snapshot import snapshot
+from tasks.storage.files import place
+
+
+def test_new_names_exist_and_old_ones_do_not():
+    for old, new in renamed.MODULES.items():
+        assert importlib.util.find_spec(new)
+        assert renamed.with_todays_modules(f"{old}.Name") == f"{new}.Name"
+        assert renamed.with_todays_modules(f"{new}.Name") == f"{new}.Name"
+    knobs = set().union(*(resolve(name).knobs() for name in ("gshard.DenseLm8B2x2", "mu.MuTiny")))
+    assert not knobs & set(renamed.KNOBS)
+    assert set(renamed.KNOBS.values()) <= knobs
+
+
+def test_a_record_with_old_names_is_todays_experiment(tmp_path, capsys):
+    now = snapshot(resolve("tiny.StdlibTiny", ["TBPTT_LEN=64"]))
+    text = json.dumps(now).replace("layers.attention.softmax", "layers.attention").replace("TBPTT_LEN", "UPDATE_LEN")
+    file = tmp_path / "experiment.json"
+    file.write_text(text)
+    assert load_snapshot(place(str(tmp_path))) == json.loads(json.dumps(now))
+    written = f"'{file}' was written with earlier knob names: UPDATE_LEN is now TBPTT_LEN.\n"
+    assert capsys.readouterr().err == written
+
+
+@pytest.mark.parametrize("setting", ["UPDATE_LEN=64", "MICROBATCHES=2"])
+def test_an_old_knob_is_refused_with_the_new_name(setting):
+    name = setting.partition("=")[0]
+    with pytest.raises(UsageError, match=rf"'{name}'\. {name} was renamed\. Set {renamed.KNOBS[name]}\.$"):
+        resolve("tiny.StdlibTiny", [setting])
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("from registry.experiments.decoder import DecoderLm", r"Import registry\.templates\.decoder\.$"),
+        ("from layers.attention import Attention", r"Import layers\.attention\.softmax\.$"),
+        (
+            "from registry.experiments.tiny import StdlibTiny\n\n\nclass Old(StdlibTiny):\n    D_BASE = 64",
+            r"D_BASE was renamed\. Set BASE_WIDTH\.",
+        ),
+    ],
+)
+def test_a_module_of_a_user_with_old_names_gets_the_new_ones(tmp_path, monkeypatch, line, sentence):
+    (tmp_path / "written_before.py").write_text(line + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "written_before", raising=False)
+    with pytest.raises(UsageError, match=sentence):
+        resolve("written_before.Old")
