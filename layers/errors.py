@@ -47,6 +47,15 @@ def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
     return f"Valid: {shown}{', ...' if len(valid) > 8 else ''}."
 
 
+def missing_package(subject: str, package: str, extra: str) -> UsageError:
+    """The error for something that needs a package which an extra of this project installs.
+
+    >>> missing_package("--wandb", "wandb", "wandb")
+    UsageError("--wandb needs the package wandb. Run pip install -c constraints.txt -e '.[wandb]'.")
+    """
+    return UsageError(f"{subject} needs the package {package}. Run pip install -c constraints.txt -e '.[{extra}]'.")
+
+
 def unknown_flag(unknown: Sequence[str], known: Collection[str]) -> UsageError:
     """The error for a command line with flags that a command does not have, with advice on the first of them.
 

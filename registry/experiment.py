@@ -22,7 +22,7 @@ from registry.renamed import knob_advice
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
-ENTRIES = "registry.experiments."
+ENTRIES, TEMPLATES = "registry.experiments.", "registry.templates."
 _DEFERS = contextvars.ContextVar("defers", default=False)
 _SETTER = contextvars.ContextVar("setter", default="derive()")
 
@@ -115,9 +115,10 @@ class Experiment:
         if devices is not None and (devices % fixed if -1 in shape else devices != fixed):
             folded = ",".join(map(str, _fold(shape, devices)))
             need = f"a multiple of {fixed}" if -1 in shape else str(fixed)
+            small = "" if self.smoke else "--smoke for a small form of it, --mode=plan for its cost, "
             raise UsageError(
-                f"{cls_key(type(self))} wants {need} devices (DEVICE_MESH_SHAPE = {shape}), but {devices} are here: "
-                f"try --smoke, --mode=plan, --host_devices={fixed}, or --set=DEVICE_MESH_SHAPE={folded}."
+                f"{cls_key(type(self))} needs {need} devices (DEVICE_MESH_SHAPE = {shape}, got {devices}). Try {small}"
+                f"--host_devices={fixed} for virtual devices, or --set=DEVICE_MESH_SHAPE={folded}."
             )
         rest = 1 if devices is None else devices // fixed
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
@@ -259,7 +260,8 @@ def _calling_line() -> tuple[str, int]:
 
 def cls_key(cls: type[Experiment]) -> str:
     """`tiny.StdlibTiny` for our own families, `their.module.Name` for a user's."""
-    return f"{cls.__module__.removeprefix(ENTRIES)}.{cls.__name__}"
+    module = cls.__module__.removeprefix(ENTRIES)
+    return f"{module.removeprefix('registry.') if module.startswith(TEMPLATES) else module}.{cls.__name__}"
 
 
 def _fold(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from layers.errors import UsageError, did_you_mean
 from layers.roots import ROOTS
 from registry import index
-from registry.experiment import REGISTRY, Experiment, cls_key, faults_deferred, knobs_set_by, require_sound
+from registry.experiment import REGISTRY, TEMPLATES, Experiment, cls_key, faults_deferred, knobs_set_by, require_sound
 from registry.overrides import override
 from registry.user_code import clear_errors, with_place
 
@@ -51,6 +51,8 @@ def find(name: str) -> type[Experiment]:
             load(index.entries()[key].module)
         return require_sound(REGISTRY[key])
     module, _, cls = wanted.rpartition(".")
+    if f"registry.{module}.".startswith(TEMPLATES) and not _exists(module):
+        module = f"registry.{module}"  # `templates.decoder.DecoderLm`, as tables show it
     if module and _exists(module):
         found = getattr(load(module), cls, None)
         if isinstance(found, type) and issubclass(found, Experiment):

@@ -123,6 +123,8 @@ def load(path: Place) -> Snapshot:
       UsageError: there is none, or it cannot be read.
     """
     file = path / "experiment.json" if path.is_dir() else path
+    if not file.exists():
+        raise UsageError(f"'{path}' is not a run folder (it has no experiment.json). Give the --workdir of a run.")
     try:
         loaded = json.loads(with_todays_modules(file.read_text()))
         if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, missing_package
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.huge_pages import use_large_pages
 
@@ -152,9 +152,9 @@ def run(options: argparse.Namespace) -> int:
     """Carries out what the flags say, with the other processes of this run; returns the exit code."""
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
-        raise UsageError("--wandb needs the package wandb: pip install -e '.[wandb]'.")
+        raise missing_package("--wandb", "wandb", "wandb")
     if options.tensorboard and not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
-        raise UsageError("--tensorboard needs the packages clu and tensorflow: pip install -e '.[tensorboard]'.")
+        raise missing_package("--tensorboard", "clu (and tensorflow)", "tensorboard")
     options.tensorboard = options.tensorboard is not False  # MetricsLog looks whether it is installed
     from runners.processes.distributed import SEVERAL, joined
     from tasks.storage.files import trouble

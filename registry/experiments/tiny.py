@@ -57,5 +57,5 @@ class CharTiny(DecoderLm):
     BATCH_SIZE = 12
     NUM_STEPS = 2000
     SPLIT_FRACTIONS = (0.9, 0.1, 0.0)
-    EVAL_ROWS = None
+    EVAL_ROWS = 240  # 20 batches, nanoGPT's eval_iters
     UNROLL = 4

@@ -181,12 +181,11 @@ def _weights(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     from registry.diff import diff, is_equal
-    from registry.snapshot import load, snapshot
+    from registry.snapshot import snapshot
     from registry.tool import json_values
-    from tasks.storage.files import place
 
     a, *rest = _names(options, 1, 2, "one or two names")
-    stored = [load(found) if (found := place(name)).exists() else None for name in (a, *rest)]
+    stored = [_stored(name) for name in (a, *rest)]
     left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
     if rest:
         right = stored[1] or snapshot(_resolve(options, rest[0]))
@@ -201,6 +200,21 @@ def _diff(options: argparse.Namespace) -> int:
     difference = diff(left, right)
     _print(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
+
+
+def _stored(name: str) -> dict[str, Any] | None:
+    """The snapshot in a run folder or file of that name; None for the name of an experiment."""
+    from registry.snapshot import load
+    from tasks.storage.files import place
+
+    path = place(name)
+    if path.exists():
+        return load(path)
+    if "/" in name:
+        raise UsageError(
+            f"Run folder '{name}' does not exist. Give the --workdir of a run, or the name of an experiment."
+        )
+    return None
 
 
 def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from layers.errors import UsageError
+from layers.errors import UsageError, missing_package
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
@@ -85,7 +85,7 @@ def _read_one(file: Path) -> ForeignWeights:
 
 def _read_pickle(file: Path) -> ForeignWeights:
     if importlib.util.find_spec("torch") is None:
-        raise UsageError(f"'{file}' is a pickle of torch, and reading it needs torch: pip install -e '.[torch]'.")
+        raise missing_package(f"'{file}', a pickle of torch,", "torch", "torch")
     torch: Any = importlib.import_module("torch")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)

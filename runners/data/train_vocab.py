@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import UsageError, VortaroError, missing_package
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
@@ -120,7 +120,7 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
     try:
         import sentencepiece
     except ImportError as error:
-        raise UsageError("SentencePiece needs its package: pip install -e '.[sentencepiece]'.") from error
+        raise missing_package("--mode=train_vocab", "sentencepiece", "sentencepiece") from error
     lines, model, began = _Lines(source.texts(), settings.text_bytes), io.BytesIO(), time.perf_counter()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, missing_package
 from runners.planner.chips import CHIPS, Chip
 
 TPUS = [name for name in CHIPS if name.startswith("v")]
@@ -33,7 +33,7 @@ def topology_devices(name: str) -> list[Any]:
     """
     chip, grid = parse_topology(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise UsageError("--topology needs the TPU compiler, which needs no TPU: pip install -e '.[tpu]'.")
+        raise missing_package("--topology", "libtpu (the TPU compiler; no TPU is needed)", "tpu")
     # libtpu asks the machine it runs on for these; there is none.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"

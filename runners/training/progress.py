@@ -1,7 +1,8 @@
 """What a person sees of a running training: a bar on a terminal, plain lines elsewhere."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -20,13 +21,21 @@ BAR = 10  # columns of the bar at least
 
 
 class TrainingProgress:
-    """Use as a context; `report` at every line of metrics."""
+    """Use as a context; `report` at every line of metrics.
 
-    def __init__(self, total: int, start: int):
+    Args:
+      total: updates of the run.
+      start: updates done before.
+      now: the clock, in seconds.
+    """
+
+    def __init__(self, total: int, start: int, now: Callable[[], float] = time.perf_counter):
         # mpirun gives its processes a terminal, even where its own output is a file.
         plain = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
         self._console = Console(highlight=False, soft_wrap=True, force_terminal=plain)
         self._total = total
+        self._now = now
+        self._first: tuple[float, int] | None = None  # time and step of the first report
         self._bar = None
         if self._console.is_terminal:
             columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(None), TextColumn("{task.description}"))
@@ -44,12 +53,20 @@ class TrainingProgress:
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
         """Shows the training metrics at a step: all of them on a line of their own, in the bar those that fit."""
-        left = f"{clock((self._total - step) / scalars['steps_per_second'])} left"
+        left = f"{clock((self._total - step) * self._seconds_per_step(step, scalars))} left"
         if self._bar is None:
             self.say(f"step {step:>6}/{self._total}  {left}  {summary(scalars)}")
             return
         room = self._console.width - len(f"{self._total}/{self._total} {left}") - 3 - BAR
         self._bar.update(self._task, completed=step, description=f"{left}  {summary(scalars, room)}")
+
+    def _seconds_per_step(self, step: int, scalars: Mapping[str, float]) -> float:
+        """The mean since the first report, evaluations and checkpoints included."""
+        now = self._now()
+        if self._first is None:
+            self._first = now, step
+        began, first = self._first
+        return (now - began) / (step - first) if step > first else 1 / scalars["steps_per_second"]
 
     def say(self, line: str) -> None:
         """A line of its own."""

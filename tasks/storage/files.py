@@ -21,7 +21,7 @@ import fsspec
 import fsspec.config
 from etils import epath
 
-from layers.errors import UsageError, VortaroError, did_you_mean
+from layers.errors import UsageError, VortaroError, did_you_mean, missing_package
 
 Place = Path | epath.Path
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what reads and writes a store, and the extra it comes with
@@ -64,7 +64,7 @@ def require_package(name: str | os.PathLike) -> None:
     """Raises a UsageError where the package that reads a name's store is missing."""
     package, extra = PACKAGES.get(os.fspath(name).partition("://")[0], (None, None))
     if package is not None and importlib.util.find_spec(package) is None:
-        raise UsageError(f"'{name}' needs the package {package}: pip install -e '.[{extra}]'.")
+        raise missing_package(f"'{name}'", package, extra)
 
 
 def file_system(name: str | os.PathLike) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, missing_package
 from tasks.storage.files import place
 from tasks.vocabularies.tokenizer_files import Tokens, gpt2_tokens, hugging_face_tokens
 from tasks.vocabularies.vocabulary import Vocabulary, fingerprint_of
@@ -102,7 +102,7 @@ def _sentence_piece(content: bytes) -> Any:
     try:
         import sentencepiece
     except ImportError as error:
-        raise UsageError("SentencePiece needs its package: pip install -e '.[sentencepiece]'.") from error
+        raise missing_package("A SentencePiece vocabulary", "sentencepiece", "sentencepiece") from error
     if not content:
         raise RuntimeError("an empty file would be taken for a model without pieces")
     return sentencepiece.SentencePieceProcessor(model_proto=content)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, missing_package
 from tasks.storage.files import Place, place
 from tasks.vocabularies.vocabulary import fingerprint_of
 
@@ -201,7 +201,7 @@ def _by_transformers(name: str, local: bool) -> Tokens:
     try:
         import transformers
     except ImportError as error:
-        raise UsageError(f"The tokenizer '{name}' needs the package transformers: pip install -e '.[hf]'.") from error
+        raise missing_package(f"Tokenizer '{name}'", "transformers", "hf") from error
     load = transformers.AutoTokenizer.from_pretrained
     try:
         try:
@@ -228,7 +228,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
-        raise UsageError("Tokenizers need the package tokenizers: pip install -e '.[hf]'.") from error
+        raise missing_package("A tokenizer file", "tokenizers", "hf") from error
 
 
 def _first(error: Exception) -> str:

@@ -167,9 +167,9 @@ def test_mesh_shapes(shape, devices, sizes):
         (
             (8, 16),
             8,
-            r"wants 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\)\), but 8 are here: try --smoke, --mode=plan,",
+            r"needs 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\), got 8\)\. Try --smoke for a small form",
         ),
-        ((-1, 3), 8, "wants a multiple of 3 devices"),
+        ((-1, 3), 8, "needs a multiple of 3 devices"),
         ((-1, -1), 8, "one at most may be -1"),
         ((0, 8), 8, "sizes are at least 1"),
         ((8,), 8, "differ in length"),

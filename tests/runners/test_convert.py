@@ -387,7 +387,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
 def test_pickles_need_torch(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "model.pt").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"reading it needs torch: pip install -e '\.\[torch\]'\."):
+    with pytest.raises(UsageError, match=r"a pickle of torch, needs the package torch\. Run pip .*\.\[torch\]'\."):
         read_weights(str(tmp_path / "model.pt"))
 
 

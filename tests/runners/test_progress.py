@@ -40,3 +40,13 @@ def test_elsewhere_a_line_shows_everything_with_the_same_first(capsys):
 )
 def test_a_summary_ends_before_what_does_not_fit(room, words):
     assert summary(SCALARS, room) == words
+
+
+def test_the_time_left_counts_evaluations_after_the_first_report(capsys):
+    times = iter([0.0, 30.0])
+    with TrainingProgress(total=400, start=0, now=lambda: next(times)) as progress:
+        progress.report(100, {**SCALARS, "steps_per_second": 10.0})
+        progress.report(200, {**SCALARS, "steps_per_second": 10.0})  # 10 s of training, 20 s of an evaluation
+    first, second = capsys.readouterr().out.splitlines()
+    assert "  0:30 left  " in first
+    assert "  1:00 left  " in second

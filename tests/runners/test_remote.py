@@ -231,7 +231,7 @@ def test_a_store_that_lets_nobody_in(scheme, command):
     ("name", "said"),
     [
         ("gcs://bucket/run", "Did you mean 'gs'"),
-        ("gs://bucket/run", "needs the package gcsfs: pip install -e '.[gcs]'"),
+        ("gs://bucket/run", "needs the package gcsfs. Run pip install -c constraints.txt -e '.[gcs]'"),
     ],
 )
 def test_what_a_store_needs(name, said, monkeypatch):

@@ -298,8 +298,8 @@ def test_without_its_packages_a_run_writes_no_tensorboard_events(inside, tmp_pat
     assert not (tmp_path / "run" / "tensorboard").exists()
     refused = inside("runners.main", *flags, "--workdir=other", "--tensorboard")
     assert refused.returncode == 2
-    says = "vortaro: --tensorboard needs the packages clu and tensorflow: pip install -e '.[tensorboard]'.\n"
-    assert refused.stderr == says
+    needs = "--tensorboard needs the package clu (and tensorflow). Run pip install"
+    assert refused.stderr == f"vortaro: {needs} -c constraints.txt -e '.[tensorboard]'.\n"
 
 
 def test_a_line_is_the_mean_since_the_line_before_when_their_cadence_changes(inside, tmp_path):

@@ -233,6 +233,6 @@ def test_a_package_that_is_not_installed(made, monkeypatch, tmp_path, package, n
     else:
         path.write_text("{}")
         vocabulary = HuggingFaceVocabulary(str(path))
-    with pytest.raises(UsageError, match="pip install -e") as caught:
+    with pytest.raises(UsageError, match=r"pip install -c constraints\.txt -e") as caught:
         vocabulary.encode("the")
     assert says in str(caught.value)

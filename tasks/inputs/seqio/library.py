@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import Any
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, missing_package
 from tasks.quiet_imports import quiet_native_code, tensorflow
 
 
@@ -20,7 +20,7 @@ def libraries() -> tuple[Any, Any]:
             import seqio
         except ImportError as error:
             reason = str(error).partition("\n")[0].rstrip(".")
-            raise UsageError(f"DATA = seqio needs seqio ({reason}): pip install -e '.[seqio]'.") from error
+            raise missing_package("DATA = seqio", f"seqio ({reason})", "seqio") from error
     return seqio, tf
 
 

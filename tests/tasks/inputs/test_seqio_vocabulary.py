@@ -107,5 +107,5 @@ def test_without_seqio_there_is_one_sentence(monkeypatch):
     from tasks.inputs.seqio.library import libraries
 
     monkeypatch.setitem(sys.modules, "seqio", None)
-    with pytest.raises(UsageError, match=r"needs seqio .*pip install -e '\.\[seqio\]'"):
+    with pytest.raises(UsageError, match=r"needs the package seqio .*'\.\[seqio\]'"):
         libraries()
