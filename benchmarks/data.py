@@ -17,13 +17,13 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import formats
 from benchmarks.tables import flags, machine, show
 from registry.build import build
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.inputs.byte_text import ByteText
 from tasks.inputs.indexed import IndexedInput, InputIterator
+from testing import formats
 
 ROUNDS = 3
 SECONDS = 1.0  # of reading, in each round

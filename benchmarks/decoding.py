@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.alternation import Contender, workers
 from benchmarks.contenders import vortaro
 from benchmarks.contenders.work import SIZES
 from benchmarks.tables import flags, machine, show
-from benchmarks.turns import Contender, workers
 
 CONTENDERS = [Contender("Vortaro", "vortaro"), Contender("transformers, generate", "transformers_gpt2")]
 UNCACHED = Contender("Vortaro, no cache", "vortaro", ("uncached",))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads checkpoints
 
-from benchmarks.disturbances import KINDS, OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
+from testing.faults.scenarios import KINDS, OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
 
 
 def disturb(bench: Bench, kinds: Sequence[str]) -> list[Outcome]:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.launches import free_port
+from testing.launches import free_port
 
 ENTRY = "gshard.DenseLm8B2x2"
 DEVICES = (8, 256, 2048)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from benchmarks.alternation import ROOT
 from benchmarks.tables import flags, machine, show, timed
-from benchmarks.turns import ROOT
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.decoding.generation import Sampler, generate

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternation import SMALL_PAGES, Contender, Worker, workers
 from benchmarks.contenders import products, vortaro
 from benchmarks.contenders.work import SIZES, Gpt2Size
 from benchmarks.tables import flags, gpt_flops_per_token, machine, show
-from benchmarks.turns import SMALL_PAGES, Contender, Worker, workers
 
 OURS = ("REMAT=dots",)
 CONTENDERS = [

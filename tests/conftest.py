@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.shapes", "tests.commands", "tests.progress"]
+pytest_plugins = ["tests.support.shapes", "tests.support.commands", "tests.support.progress"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
 # Tests compile much and compute little: one LLVM module for each program, emitted directly, not optimised (0.3 s of CPU

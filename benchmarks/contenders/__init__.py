@@ -1,1 +1,1 @@
-"""Codes that do the same work, each in a process of its own (benchmarks.turns)."""
+"""Codes that do the same work, each in a process of its own (benchmarks.alternation)."""

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from benchmarks.disturbances import OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
 from benchmarks.faults import disturb, table
-from benchmarks.launches import differing, metrics
+from testing.faults.scenarios import OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
+from testing.launches import differing, metrics
 
 
 @pytest.fixture(scope="module")

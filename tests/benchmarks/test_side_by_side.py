@@ -5,9 +5,9 @@ import jax
 import pytest
 
 from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
+from benchmarks.alternation import Contender, workers
 from benchmarks.contenders import products
 from benchmarks.contenders.work import SIZES
-from benchmarks.turns import Contender, workers
 from layers.attention.softmax import Attention
 
 

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 def start(folder, count, what, out=subprocess.PIPE):
     """The launcher with stand-ins for the runner."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.stand_in", "start", str(folder), str(count), what],
+        [sys.executable, "-m", "tests.support.stand_in", "start", str(folder), str(count), what],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=out,

@@ -6,7 +6,7 @@ import pytest
 
 from launch.command_line import main
 from launch.runner_flags import checked
-from tests.launch.stand_ins import executable
+from tests.support.stand_ins import executable
 
 RUN = ["--", "--workdir=runs/x"]
 CLOUD = ["--", "--workdir=gs://b/x"]

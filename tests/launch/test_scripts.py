@@ -16,7 +16,7 @@ import yaml
 
 from launch import rendering
 from launch.command_line import RENDER, parse
-from tests.launch.stand_ins import Machine, executable
+from tests.support.stand_ins import Machine, executable
 
 HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
 FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--prompt=def f():\n\treturn ''", "--stop"]

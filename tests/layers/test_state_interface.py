@@ -21,8 +21,8 @@ from layers.weights.specs import P, Specs
 from registry.templates.gpt_lm import GptLm
 from registry.templates.gshard_lm import GShardLm
 from registry.templates.mu_lm import MuLm
-from tests import vq
 from tests.layers.test_attention import attention, params_of
+from tests.support import vq
 
 LENGTH = 12
 

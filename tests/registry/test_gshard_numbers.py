@@ -15,8 +15,8 @@ from runners.session import Session
 from tasks.batch import Batch, empty_batch
 from tasks.gradients import gradient_of
 from tasks.train_step import TrainState, init_state, train_step
-from tests.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
 from tests.registry.test_entries import train
+from tests.support.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
 
 # Parameters; bytes per device of float32 weights; of factored slots that follow their weights, or of Adam's slots.
 SIZES = {

@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks.launches import free_port
-from tests.runners.processes import finish, launch
+from testing.launches import free_port
+from tests.support.processes import finish, launch
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_hosts_of_a_slice_need_no_flags(tmp_path):
     port = str(free_port())
     with metadata_server(0, 2) as first, metadata_server(1, 2) as second:
         started = [
-            launch("tests.runners.tpu_host", [port, *COMMAND], tmp_path, 2, GCE_METADATA_IP=address, JAX_PLATFORMS="")
+            launch("tests.support.tpu_host", [port, *COMMAND], tmp_path, 2, GCE_METADATA_IP=address, JAX_PLATFORMS="")
             for address in (first, second)
         ]
         ended = finish(started)

@@ -14,7 +14,7 @@ from runners.conversion.foreign_files import ABSMAX_BLOCK, read_weights
 from runners.convert import main
 from runners.main import main as run_main
 from runners.session import Session
-from tests.runners.foreign import (
+from tests.support.foreign import (
     CONTEXT,
     FUSED,
     LAYERS,

@@ -13,7 +13,7 @@ from runners.data.inspect_data import look, rows_of, segment_lengths
 from runners.main import main
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.tasks.vocabularies import sentence_piece
+from tests.support.vocabularies import sentence_piece
 
 READS = ("DATA=jsonl", "DATA_PATH=a.jsonl")
 

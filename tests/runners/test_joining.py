@@ -21,7 +21,7 @@ from runners.processes.distributed import Place, find_place
 from runners.session import host_shards, make_mesh
 from runners.training.checksums import checksums
 from tasks.inputs.indexed import Shard
-from tests.clocks import FakeClock
+from tests.support.clocks import FakeClock
 
 NO_FLAGS = {"coordinator": None, "num_processes": None, "process_id": None}
 

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from layers.errors import UsageError
 from runners.training import lease
-from tests.clocks import FakeClock
+from tests.support.clocks import FakeClock
 
 FOLDER = PurePosixPath("/bucket/run")
 FAR = {"host": "far", "pid": 1, "space": "far", "renewals": 0, "released": False}

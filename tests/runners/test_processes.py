@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.launches import last_state
-from tests.runners.processes import carry_out
+from testing.launches import last_state
+from tests.support.processes import carry_out
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ import time
 import fsspec
 import pytest
 
-from benchmarks import launches
 from layers.errors import UsageError
 from runners import main
 from runners.training import lease
 from runners.training.checkpoints import Checkpoints
 from tasks.storage.files import append, move_folder, place, write_whole
-from tests import stores
+from testing import launches
+from tests.support import stores
 
 pytestmark = pytest.mark.slow
 

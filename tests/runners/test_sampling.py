@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import commands
+from tests.support import commands
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 
-from benchmarks import launches
 from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
@@ -16,7 +15,8 @@ from runners.planner.chips import CHIPS
 from runners.session import Session
 from runners.training.profile import TraceWindow
 from runners.widths.sweep import _Runs
-from tests.models import Small
+from testing import launches
+from tests.support.models import Small
 
 SETTINGS = ("LENGTH_STAGES=8,16", "STAGED_STEPS=12", "NUM_STEPS=18", "LOG_EVERY=5", "EVAL_EVERY=9", "SAVE_EVERY=100")
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--set=DROPOUT=0.1"]

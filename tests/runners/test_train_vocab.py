@@ -15,7 +15,7 @@ from runners.sampling.sample import prompt_ids
 from tasks.inputs.rows import TokensInput
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.tasks.vocabularies import TEXT, sentence_piece
+from tests.support.vocabularies import TEXT, sentence_piece
 
 
 @pytest.fixture

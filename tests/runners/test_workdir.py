@@ -82,7 +82,7 @@ def test_what_is_learned_may_not(tmp_path, capsys, now):
 
 
 def test_each_start_is_added_and_the_first_record_stays(tmp_path):
-    first, second = Start(("python", "first"), ("tests.models",)), Start(("python", "second"))
+    first, second = Start(("python", "first"), ("tests.support.models",)), Start(("python", "second"))
     session = Session(resolve("tiny.StdlibTiny", ["DATA=synthetic"], smoke=True))
     open_workdir(str(tmp_path), session.experiment, MESH, start=first)
     made = record(tmp_path)

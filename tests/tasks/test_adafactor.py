@@ -7,7 +7,7 @@ import pytest
 from layers.weights.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.weight_table import WeightRow
-from tests.lingvo import NUMBERS
+from tests.support.lingvo import NUMBERS
 
 
 def row(shape, stacked=0):

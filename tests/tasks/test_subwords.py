@@ -12,7 +12,7 @@ from layers.errors import UsageError
 from runners.sampling.sample import _Texts
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
-from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece, unigrams, word_pieces
+from tests.support.vocabularies import ODD, TEXT, byte_pairs, sentence_piece, unigrams, word_pieces
 
 
 @pytest.fixture(scope="module")

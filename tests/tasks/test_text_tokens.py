@@ -24,9 +24,9 @@ from tasks.inputs.tbptt_chunks import PiecesInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.metrics import language_scalars
 from tasks.vocabularies.subwords import Gpt2Vocabulary, SentencePieceVocabulary
-from tests.models import Small
-from tests.tasks.inputs.sources_of import cached
-from tests.tasks.vocabularies import ODD, TEXT, byte_pairs, sentence_piece
+from tests.support.models import Small
+from tests.support.sources_of import cached
+from tests.support.vocabularies import ODD, TEXT, byte_pairs, sentence_piece
 
 SIZES = {"batch_size": 2, "seq_len": 8}
 

@@ -11,8 +11,8 @@ from tasks.inputs.mixture import ChainedInput, MixedInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.models import same
-from tests.tasks.inputs.sources_of import cached
+from tests.support.models import same
+from tests.support.sources_of import cached
 
 SIZES = {"batch_size": 10, "seq_len": 8}
 

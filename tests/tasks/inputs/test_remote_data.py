@@ -12,8 +12,8 @@ import pytest
 from layers.errors import UsageError
 from tasks.inputs.byte_text import ByteText
 from tasks.vocabularies.subwords import SentencePieceVocabulary
-from tests import stores
-from tests.models import batch_of
+from tests.support import stores
+from tests.support.models import batch_of
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_text_that_is_missing_or_empty(store):
 
 def test_a_vocabulary_on_a_store(bucket, tmp_path):
     pytest.importorskip("sentencepiece")
-    from tests.tasks import vocabularies
+    from tests.support import vocabularies
 
     model = vocabularies.sentence_piece(tmp_path / "small.model")
     system, path = fsspec.core.url_to_fs(f"{bucket}/small.model")

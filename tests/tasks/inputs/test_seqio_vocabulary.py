@@ -6,7 +6,7 @@ import pytest
 from layers.errors import UsageError
 from tasks.inputs.seqio.vocabulary import SeqioVocabulary
 from tasks.vocabularies.vocabulary import Vocabulary
-from tests.tasks.vocabularies import sentence_piece
+from tests.support.vocabularies import sentence_piece
 
 
 def test_bytes(seqio_tasks):

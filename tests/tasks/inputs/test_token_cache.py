@@ -15,7 +15,7 @@ from layers.errors import UsageError
 from tasks.inputs import part_store
 from tasks.inputs.sources.documents import Skipped
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.tasks.inputs.sources_of import READ, cached
+from tests.support.sources_of import READ, cached
 
 EVERYTHING = (1.0, 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""One of several processes: `python -m tests.launch.stand_in WHAT ... --process_id=I`, in place of the runner.
+"""One of several processes: `python -m tests.support.stand_in WHAT ... --process_id=I`, in place of the runner.
 
 WHAT: `say` its arguments; `fail` with code 3 in process 1; `die` by a signal there, or `linger` when told to end;
 `wait` to be told to end. Or `start FOLDER COUNT WHAT`: all of them, by the launcher.
@@ -66,5 +66,5 @@ if __name__ == "__main__":
         folder, count, what = sys.argv[2:]
         os.environ["FIRST_PID"] = f"{folder}/first_pid"
         local.PATIENCE = 1 if what == "linger" else local.PATIENCE
-        sys.exit(local.processes([sys.executable, "-m", "tests.launch.stand_in", what], int(count), Path(folder)))
+        sys.exit(local.processes([sys.executable, "-m", "tests.support.stand_in", what], int(count), Path(folder)))
     sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.damage import DAMAGES, TORN
-from benchmarks.launches import PEER_TIMEOUT, Launch, differing, saved_steps
+from testing.faults.corruption import DAMAGES, TORN
+from testing.launches import PEER_TIMEOUT, Launch, differing, saved_steps
 
 SAME, STOPPED, OTHER, SKIPPED = "same bits", "clear stop", "other", "skipped"
 STEPS = 120

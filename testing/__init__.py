@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: data in all formats, training runs as processes, faults."""

@@ -1,0 +1,1 @@
+"""Faults of training runs: scenarios, and corruption of checkpoints."""
