@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from flax import traverse_util
 
-from layers.weights.specs import constrain
+from layers.specs import constrain
 
 LOSSES = "losses"  # collection of terms that the task adds to its objective
 OVERHEAD = "overhead"  # named scope of products that move data and are no part of the model's work (see runners.flops)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
-from layers.weights.specs import Specs
+from layers.specs import Specs
 
 
 class ResidualBlock(nn.Module):

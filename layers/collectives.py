@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from layers.weights.specs import P, axes_of
+from layers.specs import P, axes_of
 
 
 def manual_axis() -> str | None:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.specs import Specs, constrain
 from layers.weights.initializers import Initializer
-from layers.weights.specs import Specs, constrain
 from layers.weights.weight import weight
 
 

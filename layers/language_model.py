@@ -12,8 +12,8 @@ from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
+from layers.specs import Specs
 from layers.stack import LayerStates, Stack
-from layers.weights.specs import Specs
 
 
 class ModelState(struct.PyTreeNode):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from layers.remat import recomputed
+from layers.specs import Specs
 from layers.weights.initializers import Constant
-from layers.weights.specs import Specs
 from layers.weights.weight import weight
 
 

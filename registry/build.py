@@ -7,7 +7,7 @@ from fiddle import daglish
 from fiddle.experimental import serialization
 
 from layers.errors import SpecError, UsageError, VortaroError
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry.experiment import Experiment, cls_key
 from registry.overrides import METHODS
 from registry.user_code import clear_errors, described

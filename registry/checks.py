@@ -10,7 +10,7 @@ from fiddle import daglish
 from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
-from layers.weights.specs import axes_of, show_spec
+from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from registry.overrides import METHODS

@@ -15,7 +15,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import is_ours
-from layers.weights.specs import Specs
+from layers.specs import Specs
 from registry import index
 from registry.device_order import DeviceOrder
 from registry.renamed import knob_advice

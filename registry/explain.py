@@ -8,7 +8,7 @@ from typing import Any
 import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean, file_line
-from layers.weights.specs import Specs, show_spec
+from layers.specs import Specs, show_spec
 from registry.build import build, config_of
 from registry.experiment import Experiment, knob_types, written_classes
 from registry.overrides import METHODS, field_names, get_field

@@ -8,7 +8,7 @@ from typing import Any
 import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
 from registry.renamed import knob_advice
 from registry.user_code import clear_errors

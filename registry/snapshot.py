@@ -11,7 +11,7 @@ import numpy as np
 from fiddle.experimental import serialization
 
 from layers.errors import UsageError
-from layers.weights.specs import Specs, show_spec
+from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS, field_names, get_field, is_row

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from layers.errors import UsageError, did_you_mean
-from layers.weights.specs import P, show_spec
+from layers.specs import P, show_spec
 
 
 @dataclasses.dataclass(frozen=True)

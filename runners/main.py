@@ -201,7 +201,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.mode in ("sample", "validation", "test"):
         require_checkpoints(options.workdir)
     session.require_data(options.mode)
-    require_same_data_everywhere(session, options.mode)
+    require_same_data_everywhere(session.inputs_of(options.mode))
     if options.mode == "train":
         check_warm_start(session, options.workdir, allow_changes=options.allow_changes)
         return _train(options, session)

@@ -15,13 +15,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
-from layers.weights.specs import P
+from layers.specs import P
 from registry.build import build
 from registry.checks import check
 from registry.device_order import DeviceOrder, device_ids
 from registry.experiment import Experiment, cls_key
+from runners.chips import chip_of
 from runners.flops import matmul_flops
-from runners.planner.chips import chip_of
 from tasks.batch import Batch, empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput, InputIterator, Shard
@@ -89,6 +89,13 @@ class Session:
             self.test.inputs[split].require_data()
             if self.test.inputs[split].num_batches() == 0:
                 raise UsageError(f"test.inputs.{split} holds no batch: there would be nothing to judge by.")
+
+    def inputs_of(self, mode: str) -> dict[str, Any]:
+        """Returns what all processes of a mode must read alike, by config path."""
+        if mode == "sample":
+            return {}
+        learned = {"train.input": self.train.input} if mode in ("train", "profile") else {}
+        return learned | {f"test.inputs.{split}": source for split, source in self.test.inputs.items()}
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:

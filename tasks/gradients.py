@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from layers.auxiliary import add_updates
 from layers.collectives import dim_of, gather, gathering, only, scatter, total
-from layers.weights.specs import P
+from layers.specs import P
 from layers.weights.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.task import LossOutput, Task

@@ -14,7 +14,7 @@ from layers.cross_entropy import chunked_cross_entropy
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
-from layers.weights.specs import Specs
+from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers.optimizer import Optimizer

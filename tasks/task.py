@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from flax import struct
 
-from layers.weights.specs import Specs
+from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers.optimizer import Optimizer

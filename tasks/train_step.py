@@ -9,7 +9,7 @@ from flax import struct
 from flax.core import meta
 
 from layers.auxiliary import apply_updates
-from layers.weights.specs import P
+from layers.specs import P
 from tasks.batch import Batch
 from tasks.gradients import gradient_of, handled_mesh
 from tasks.metrics import MetricSums

@@ -11,7 +11,7 @@ import numpy as np
 from flax.core import meta
 
 from layers.errors import SpecError, did_you_mean
-from layers.weights.specs import P, axes_of, show_spec
+from layers.specs import P, axes_of, show_spec
 from layers.weights.weight import Weight
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from layers.collectives import dim_of
 from layers.errors import UsageError, did_you_mean
-from layers.weights.specs import P, axes_of, show_spec
+from layers.specs import P, axes_of, show_spec
 from tasks.weight_table import WeightRow, WeightTable
 
 

@@ -17,9 +17,9 @@ from layers.feed_forward.activations import activation
 from layers.norm import rms_normalize
 from layers.positions.embeddings import sinusoids
 from layers.positions.relative_distance import shift_sequence
+from layers.specs import Specs, constrain
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
-from layers.weights.specs import Specs, constrain
 from layers.weights.weight import weight
 
 MASKED = -1e30  # score of a key that may not be seen

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from layers.attention.code_cache import sum_by_code
 from layers.auxiliary import METRICS, UPDATES, add_loss, add_metric, add_update
 from layers.errors import UsageError
+from layers.specs import Specs
 from layers.weights.initializers import Constant, Initializer
-from layers.weights.specs import Specs
 from layers.weights.weight import weight
 
 CODEBOOKS = "codebooks"  # collection of the codebooks: state, not trained by gradient

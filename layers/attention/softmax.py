@@ -14,9 +14,9 @@ from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.norm import rms_normalize
 from layers.positions.embeddings import rotate
+from layers.specs import Specs, constrain
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
-from layers.weights.specs import Specs, constrain
 from layers.weights.weight import weight
 
 

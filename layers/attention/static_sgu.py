@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
-from layers.weights.specs import Specs
+from layers.specs import Specs
 
 
 class SplitState(struct.PyTreeNode):

@@ -15,7 +15,7 @@ from layers.attention.gated import MASKED, GatedHeads, by_distance
 from layers.attention.quantizer import VectorQuantizer
 from layers.errors import UsageError
 from layers.positions.relative_distance import shift_window
-from layers.weights.specs import axes_of, constrain
+from layers.specs import axes_of, constrain
 
 
 class Window(struct.PyTreeNode):

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
 from layers.feed_forward.activations import activation
+from layers.specs import Specs
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
-from layers.weights.specs import Specs
 from layers.weights.weight import weight
 
 

@@ -13,8 +13,8 @@ from layers.collectives import manual_axis, manual_parts, summed, swap
 from layers.errors import UsageError
 from layers.feed_forward.activations import activation
 from layers.feed_forward.routing import Routing, SecondExpert, auto_capacity, expert_choice_routing, top2_routing
+from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Initializer
-from layers.weights.specs import P, Specs, axes_of, constrain
 from layers.weights.weight import weight
 
 

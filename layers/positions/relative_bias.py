@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.specs import Specs
 from layers.weights.initializers import Initializer
-from layers.weights.specs import Specs
 from layers.weights.weight import weight
 
 

@@ -1,1 +1,1 @@
-"""Weights: their creation, initial values and partition specs."""
+"""Weights: their creation and initial values, and several products of one input as one."""

@@ -11,8 +11,8 @@ from flax import struct
 from flax.core import meta
 
 from layers.collectives import gather, manual_axis, scatter
+from layers.specs import P
 from layers.weights.initializers import Initializer
-from layers.weights.specs import P
 
 Role = Literal["embedding", "hidden", "output", "scale", "bias", "state"]
 """What a weight is for. `embedding`: looked up by token or position. `hidden`: matrix between hidden layers.

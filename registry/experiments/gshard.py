@@ -3,7 +3,7 @@
 The number in a dense name is the reference's and seldom the size: the docstrings state the weights.
 """
 
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry.experiment import register
 from registry.templates.gshard_lm import GShardLm, MoeLm
 

@@ -3,7 +3,7 @@
 The reference splits the optimizer alone (stage 1). `--set=ZERO_STAGE=0` is data parallelism without ZeRO.
 """
 
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry.experiment import register
 from registry.templates.gpt_lm import GptLm
 

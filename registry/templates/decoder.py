@@ -13,9 +13,9 @@ from layers.language_model import LanguageModel
 from layers.norm import LayerNorm, RMSNorm
 from layers.positions.alibi import Alibi
 from layers.positions.embeddings import LearnedPositions, SinusoidalPositions
+from layers.specs import P, Specs
 from layers.stack import Stack
 from layers.weights.initializers import Constant, FanIn, InverseFanIn, Normal
-from layers.weights.specs import P, Specs
 from registry.templates.training import LanguageTraining
 from registry.values import Positive, PositiveFloat
 from tasks.parametrization import Parametrization

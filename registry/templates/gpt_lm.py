@@ -6,8 +6,8 @@ from layers.attention.softmax import Attention
 from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
 from layers.head_qk import HeadQK
+from layers.specs import P, Specs
 from layers.weights.initializers import Constant, Orthogonal
-from layers.weights.specs import P, Specs
 from registry.templates.decoder import DecoderLm
 from registry.values import Positive
 

@@ -10,8 +10,8 @@ from layers.errors import UsageError
 from layers.feed_forward.experts import MixtureOfExperts
 from layers.feed_forward.routing import SecondExpert
 from layers.positions.relative_bias import RelativeBias
+from layers.specs import P, Specs
 from layers.weights.initializers import FanIn, FanInUniform, Normal
-from layers.weights.specs import P, Specs
 from registry.templates.decoder import DecoderLm
 from registry.values import Positive, PositiveFloat
 

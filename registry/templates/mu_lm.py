@@ -5,8 +5,8 @@ from typing import Literal
 import fiddle as fdl
 
 from layers.errors import UsageError
+from layers.specs import P, Specs
 from layers.weights.initializers import Constant
-from layers.weights.specs import P, Specs
 from registry.templates.decoder import DecoderLm
 
 

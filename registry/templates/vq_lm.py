@@ -12,8 +12,8 @@ from layers.embedding import Embedding, Unembedding
 from layers.errors import UsageError
 from layers.norm import RMSNorm
 from layers.positions.embeddings import ScaledSinusoidalPositions
+from layers.specs import P, Specs
 from layers.weights.initializers import FanIn, Normal
-from layers.weights.specs import P, Specs
 from registry.templates.data_sources import Data
 from registry.templates.decoder import DecoderLm
 from registry.values import Positive, PositiveFloat

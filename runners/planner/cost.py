@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from registry.snapshot import weight_summary
+from runners.chips import Chip
 from runners.flops import matmul_flops
-from runners.planner.chips import Chip
 from runners.planner.hlo import collectives, loops_counted_once
 from runners.session import Session
 

@@ -10,7 +10,7 @@ from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
 from registry.snapshot import weight_summary
 from registry.tool import render
-from runners.planner.chips import CHIPS, Chip
+from runners.chips import CHIPS, Chip
 from runners.planner.cost import Plan, Step, predict
 from runners.planner.topologies import parse_topology, topology_devices
 from runners.reports import page

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean, missing_package
-from runners.planner.chips import CHIPS, Chip
+from runners.chips import CHIPS, Chip
 
 TPUS = [name for name in CHIPS if name.startswith("v")]
 

@@ -4,7 +4,8 @@ import argparse
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -13,7 +14,6 @@ from registry.provenance import PACKAGES, digest, short_digest
 from registry.snapshot import flat_config
 from runners.flags import given_module_flags
 from runners.processes.coordination import peers
-from runners.session import Session
 
 
 def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
@@ -39,12 +39,14 @@ def require_same_run(experiment: Experiment, overrides: Sequence[str], options: 
     peers().agree(card)
 
 
-def require_same_data_everywhere(session: Session, mode: str) -> None:
-    """Raises a UsageError where processes see other data; called by all of them."""
-    if not peers().several or mode == "sample":
+def require_same_data_everywhere(inputs: Mapping[str, Any]) -> None:
+    """Raises a UsageError if processes see different data; called by all of them.
+
+    Args:
+      inputs: what is read, by config path.
+    """
+    if not peers().several:
         return
-    inputs = {"train.input": session.train.input} if mode in ("train", "profile") else {}
-    inputs |= {f"test.inputs.{split}": source for split, source in session.test.inputs.items()}
     peers().agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
 
 

@@ -11,9 +11,9 @@ from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
 from runners.processes.coordination import peers
-from runners.reports import report
 from runners.sampling.decoding_state import read_memory, write_memory
 from runners.session import Session
+from runners.training import report
 from runners.training.checkpoints import Checkpoints
 from tasks.decoding.generation import Memory, Sampler, generate, generate_in_place, pad_prompts
 from tasks.storage.files import Place, make_folder, write_whole

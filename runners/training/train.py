@@ -19,8 +19,8 @@ from registry.snapshot import load
 from registry.values import show
 from runners.processes.coordination import peers
 from runners.processes.heartbeat import watchdog
-from runners.reports import report
 from runners.session import Session, Updates
+from runners.training import report
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_start

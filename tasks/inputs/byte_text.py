@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from layers.errors import UsageError, did_you_mean
+from tasks.inputs.files.files import on_this_machine
+from tasks.inputs.files.plain_text import plain_text
 from tasks.inputs.indexed import ByteCounts
-from tasks.inputs.sources.files import on_this_machine
-from tasks.inputs.sources.plain_text import plain_text
 from tasks.inputs.tokens import Tokens
 from tasks.storage.files import write_whole
 

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from layers.errors import UsageError
-from layers.weights.specs import P
+from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.optimizers.precision import keep_master, store_moments
 from tasks.optimizers.schedules import Schedule

@@ -62,8 +62,8 @@ def place(name: str | os.PathLike) -> Place:
 
 def require_package(name: str | os.PathLike) -> None:
     """Raises a UsageError where the package that reads a name's store is missing."""
-    package, extra = PACKAGES.get(os.fspath(name).partition("://")[0], (None, None))
-    if package is not None and importlib.util.find_spec(package) is None:
+    package, extra = PACKAGES.get(os.fspath(name).partition("://")[0], ("", ""))
+    if package and importlib.util.find_spec(package) is None:
         raise missing_package(f"'{name}'", package, extra)
 
 

@@ -7,7 +7,7 @@ import pytest
 from layers.errors import UsageError
 from layers.feed_forward.activations import activation
 from layers.norm import LayerNorm, RMSNorm
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 
 SPECS = Specs(norm_scale_m=P(None), norm_bias_m=P(None))
 

@@ -7,8 +7,8 @@ from flax.core import meta
 from layers.attention.softmax import Attention
 from layers.errors import UsageError
 from layers.positions.embeddings import SinusoidalPositions, rotate
+from layers.specs import Specs
 from layers.weights.initializers import FanIn
-from layers.weights.specs import Specs
 from registry.templates.decoder import DecoderLm
 
 SPECS = DecoderLm().specs.of(Attention)

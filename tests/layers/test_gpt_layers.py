@@ -9,7 +9,7 @@ from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.positions.alibi import Alibi, alibi_slopes
-from layers.weights.specs import Specs
+from layers.specs import Specs
 from registry.build import build
 from registry.templates.gpt_lm import GptLm
 from tests.layers.test_attention import attention, params_of

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 from layers.auxiliary import LOSSES, METRICS
 from layers.errors import UsageError
 from layers.feed_forward.experts import MixtureOfExperts
+from layers.specs import P, Specs
 from layers.weights.initializers import FanInUniform
-from layers.weights.specs import P, Specs
 
 X = jax.random.normal(jax.random.key(0), (8, 16, 32))
 SEGMENTS = jnp.where(jnp.arange(16) < 13, 1, 0)[None].repeat(8, 0)

@@ -5,8 +5,8 @@ import pytest
 from flax.core import meta
 
 from layers.positions.relative_bias import RelativeBias, relative_buckets
+from layers.specs import P, Specs
 from layers.weights.initializers import FanIn
-from layers.weights.specs import P, Specs
 from tests.support.lingvo import NUMBERS
 
 

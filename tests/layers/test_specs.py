@@ -2,7 +2,7 @@ import pytest
 
 from layers.attention.softmax import Attention
 from layers.errors import SpecError, UsageError, did_you_mean
-from layers.weights.specs import P, Specs, show_spec
+from layers.specs import P, Specs, show_spec
 
 
 def test_later_rows_win_and_the_table_stays():

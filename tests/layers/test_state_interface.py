@@ -16,8 +16,8 @@ from layers.attention.static_sgu import StaticSguMixer
 from layers.attention.vq import VQAttention
 from layers.positions.alibi import Alibi
 from layers.positions.relative_bias import RelativeBias
+from layers.specs import P, Specs
 from layers.weights.initializers import FanIn
-from layers.weights.specs import P, Specs
 from registry.templates.gpt_lm import GptLm
 from registry.templates.gshard_lm import GShardLm
 from registry.templates.mu_lm import MuLm

@@ -1,7 +1,7 @@
 import pytest
 
 from layers.errors import SpecError, UsageError
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry import index, unread_knobs
 from registry.build import build
 from registry.checks import check

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
-from layers.weights.specs import P
+from layers.specs import P
 from registry.build import build, from_json, to_json
 from registry.experiments.tiny import StdlibTiny
 from registry.resolve import resolve

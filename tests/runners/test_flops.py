@@ -13,8 +13,8 @@ from jax.extend import core
 from layers.attention.softmax import Attention
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
+from layers.specs import Specs
 from layers.weights.initializers import FanIn
-from layers.weights.specs import Specs
 from registry.templates.decoder import DecoderLm
 from runners import flops
 from runners.flops import matmul_flops

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from layers.weights.specs import P
+from layers.specs import P
 from runners.planner.hlo import Collective, _first_group, collectives, loops_counted_once
 
 MESH = {"data": 2, "model": 4}

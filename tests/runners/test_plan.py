@@ -11,9 +11,9 @@ import pytest
 from layers.errors import UsageError
 from registry.index import entries
 from registry.resolve import resolve
+from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
 from runners.planner import mesh_search
-from runners.planner.chips import CHIPS, chip_of
 from runners.planner.cost import _out_of_memory, predict
 from runners.planner.mesh_search import _shapes, rank_layouts
 from runners.planner.plan import PlanOptions, numbers, parts, plan, show, verdict

@@ -10,8 +10,8 @@ from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
 from runners import session as session_module
+from runners.chips import CHIPS
 from runners.main import main
-from runners.planner.chips import CHIPS
 from runners.session import Session
 from runners.training.profile import TraceWindow
 from runners.widths.sweep import _Runs

@@ -22,7 +22,7 @@ SLICES = [
 ROWS = """
 import json, sys
 from jax.sharding import NamedSharding
-from layers.weights.specs import P
+from layers.specs import P
 from registry.resolve import resolve
 from runners.session import host_shards, make_mesh
 from runners.planner.topologies import topology_devices

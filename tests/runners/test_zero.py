@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from layers.weights.specs import P, Specs
+from layers.specs import P, Specs
 from registry.build import build
 from registry.checks import check
 from registry.experiments.gshard import MoeLm8x2B

@@ -8,8 +8,8 @@ import numpy as np
 from layers.attention.gated import FullAttention
 from layers.attention.quantizer import VectorQuantizer
 from layers.attention.vq import VQAttention
+from layers.specs import Specs
 from layers.weights.initializers import FanIn
-from layers.weights.specs import Specs
 from registry.build import build
 from registry.templates.vq_lm import VQLm
 from tasks.language_model_task import LanguageModelTask

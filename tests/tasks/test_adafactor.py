@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from layers.weights.specs import P
+from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.weight_table import WeightRow
 from tests.support.lingvo import NUMBERS

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from layers.weights.specs import P
+from layers.specs import P
 from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
 from tasks.optimizers.schedules import Schedule
 from tests.support.models import task_of, variables_of

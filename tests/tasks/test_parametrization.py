@@ -10,7 +10,7 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
-from registry.experiments.wiki_bert import BertEncoder
+from registry.templates.bert_lm import BertEncoder
 from registry.templates.decoder import DecoderLm
 from registry.templates.gshard_lm import GShardLm, MoeLm
 from registry.templates.mu_lm import MuLm, MuMultiQueryLm

@@ -102,8 +102,8 @@ def test_updates_of_state_are_applied_once_whatever_the_pieces(pieces):
 
     from layers.auxiliary import add_update
     from layers.norm import RMSNorm
+    from layers.specs import P, Specs
     from layers.weights.initializers import Constant
-    from layers.weights.specs import P, Specs
     from layers.weights.weight import weight
     from registry.build import build
     from registry.templates.decoder import DecoderLm

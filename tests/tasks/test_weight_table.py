@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from layers.errors import SpecError
-from layers.weights.specs import P
+from layers.specs import P
 from registry.build import build
 from tasks.weight_table import WeightTable, check_spec, shards
 from tests.support.models import Small, task_of, variables_of

@@ -8,7 +8,8 @@ import numpy as np
 from layers.errors import UsageError, did_you_mean
 from tasks.batch import Batch
 from tasks.inputs.indexed import Shard
-from tasks.inputs.seqio.library import feature_of, libraries, splits_of
+from tasks.inputs.seqio.library import libraries
+from tasks.inputs.seqio.registered import feature_of, splits_of
 from tasks.inputs.seqio.registration import unprepared
 
 Objective = Literal["lm", "prefix_lm", "encoder"]

@@ -10,7 +10,6 @@ import numpy as np
 from layers.errors import UsageError
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput, Shard
-from tasks.inputs.seqio.library import find_task
 from tasks.inputs.seqio.pipeline import (
     Objective,
     batch_of,
@@ -20,6 +19,7 @@ from tasks.inputs.seqio.pipeline import (
     pick_split,
     rows_of,
 )
+from tasks.inputs.seqio.registered import find_task
 from tasks.inputs.seqio.registration import unprepared
 from tasks.inputs.seqio.tf_cursor import TfCursor
 

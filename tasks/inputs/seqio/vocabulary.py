@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.seqio.library import feature_of, find_task, libraries
+from tasks.inputs.seqio.library import libraries
+from tasks.inputs.seqio.registered import feature_of, find_task
 from tasks.vocabularies.subwords import piece_bytes
 from tasks.vocabularies.vocabulary import IdVocabulary, Vocabulary, fingerprint_of
 

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from layers.errors import UsageError
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
+from tasks.inputs.files.files import File
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
-from tasks.inputs.sources.files import File
 from tasks.inputs.sources.splits import check_request
 
 Names = str | Sequence[str]  # what `files.expand` takes

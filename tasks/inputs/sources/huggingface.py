@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import are_splits, check_request, official, pick
 from tasks.inputs.sources.values import as_document, no_column

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasks.inputs.byte_text import ByteText, StandardLibrary, check_split, stretches
+from tasks.inputs.files.files import version
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
-from tasks.inputs.sources.files import version
 
 PART_BYTES = 1 << 26
 STRETCH_BYTES = 1 << 16

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from layers.errors import UsageError
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
 from tasks.inputs.sources.documents import Document, Part, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.values import as_document, json_object, no_column

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
+from tasks.inputs.files.unpacking import PACKED
 from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
-from tasks.inputs.sources.unpacking import PACKED
 from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
 from tasks.quiet_imports import tensorflow
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
+from tasks.inputs.files.torch_tensors import load_row
 from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.values import as_document, json_object, no_column
-from tasks.inputs.token_ids.torch_tensors import load_row
 
 META = re.compile(r"__[^/]*__($|/)")  # names of what is no sample
 

@@ -11,7 +11,7 @@ import struct
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")

@@ -8,9 +8,9 @@ import numpy as np
 
 from layers.errors import UsageError
 from tasks.inputs.byte_text import SPLITS, check_fractions, check_split
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
+from tasks.inputs.files.files import File
 from tasks.inputs.sources.file_source import Names, refuse_shared
-from tasks.inputs.sources.files import File
 from tasks.inputs.token_ids.megatron import document_ends
 
 HEADER_BYTES = 1024  # of llm.c's files: 256 int32, the first a magic number, the third the number of ids

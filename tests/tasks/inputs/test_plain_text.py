@@ -12,7 +12,7 @@ import pytest
 from layers.errors import UsageError
 from tasks.inputs import byte_text
 from tasks.inputs.byte_text import TextFile
-from tasks.inputs.sources.plain_text import plain_text
+from tasks.inputs.files.plain_text import plain_text
 from tasks.storage.files import write_whole
 
 TEXT = "Ĉu ne? ".encode() * 2000
@@ -53,7 +53,7 @@ def test_binary_files_are_refused(tmp_path, content, found):
 
 
 def test_a_bad_byte_after_a_chunk_and_a_cut_character(tmp_path, monkeypatch, cache):
-    monkeypatch.setattr("tasks.inputs.sources.plain_text.CHUNK", 5)
+    monkeypatch.setattr("tasks.inputs.files.plain_text.CHUNK", 5)
     file = tmp_path / "text"
     file.write_bytes("aaaaé".encode() + b"bcd\xc3(")  # the character spans two chunks
     with pytest.raises(UsageError, match="byte 0xc3 at offset 9"):

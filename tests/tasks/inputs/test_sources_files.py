@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from layers.errors import UsageError
-from tasks.inputs.sources import files
+from tasks.inputs.files import files
 from tasks.inputs.sources.text_files import TextLines
 
 TEXT = b"first\nsecond\r\n\nlast"

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from tasks.inputs.files.torch_tensors import load_row
 from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.webdataset_shards import WebDatasetShards
-from tasks.inputs.token_ids.torch_tensors import load_row
 
 webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install -e '.[webdataset]'")
 DATA = Path(__file__).parent / "data"  # made by torch 2.15

@@ -22,7 +22,7 @@ from typing import Any
 import fsspec
 
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.sources.unpacking import PACKED, unpacked
+from tasks.inputs.files.unpacking import PACKED, unpacked
 from tasks.storage.files import is_remote, require_package, sweep_abandoned
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text

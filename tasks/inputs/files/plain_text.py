@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from layers.errors import UsageError
-from tasks.inputs.sources.files import filled, look, on_this_machine, reading
-from tasks.inputs.sources.unpacking import packing
+from tasks.inputs.files.files import filled, look, on_this_machine, reading
+from tasks.inputs.files.unpacking import packing
 
 CHUNK = 1 << 24  # bytes read at a time
 REMEMBERED = 1 << 28  # bytes from which a file's check is recorded in the cache folder: about a second of reading
