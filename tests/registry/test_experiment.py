@@ -112,7 +112,7 @@ def test_norms_that_a_family_does_not_have_are_refused(knob):
 
 def test_owner_names_who_set_a_knob():
     assert owner(StdlibTiny, "SEQ_LEN") == "tiny.StdlibTiny"
-    assert owner(StdlibTiny, "NUM_HEADS") == "decoder.DecoderLm"
+    assert owner(StdlibTiny, "NUM_HEADS") == "templates.decoder.DecoderLm"
     assert owner(StdlibTiny, "SEED") == cls_key(Experiment)
     assert owner(type(resolve("StdlibTiny", ["SEED=3"])), "SEED") == "--set"
     assert owner(type(resolve("StdlibTiny", smoke=True)), "NUM_LAYERS") == "Smoke()"
@@ -364,6 +364,5 @@ def test_our_own_knobs_are_read():
     """Of our own classes source text decides, here, so that their check costs nothing."""
     ours = {name: type(resolve(name)) for name in index.entries()}
     knobs = {knob for cls in ours.values() for knob in knob_types(cls)}
-    folders = ("registry", "registry/experiments", "runners")
-    files = [file for folder in folders for file in (ROOT / folder).glob("*.py")]
+    files = [file for folder in ("registry", "runners") for file in (ROOT / folder).rglob("*.py")]
     assert knobs == set().union(*(unread_knobs._read_in(file, knobs) for file in files))
