@@ -1,12 +1,9 @@
 """The command `python -m launch`."""
 
-import argparse
 import dataclasses
 import os
 import re
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from launch import jobs, jobset, local, mpirun, slurm, tpu
 from launch.runner_flags import checked, require_shared
 from layers.errors import UsageError, did_you_mean
 from runners.flags import Parser, exit_code
+from runners.options import add_options
 
 USAGE = """python -m launch TARGET [options] -- RUNNER FLAGS
 
@@ -51,7 +49,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
     target, own = _target(own)
     cls = TARGETS[target]
     parser = Parser(f"launch {target}", cls.__doc__)
-    _add_options(parser, cls)
+    add_options(parser, cls)
     given = vars(parser.parse_known(own))
     for field in dataclasses.fields(cls):
         if field.name in given and given[field.name] is dataclasses.MISSING:
@@ -86,24 +84,6 @@ def _target(words: list[str]) -> tuple[str, list[str]]:
 
 class _Help(Exception):
     """Nothing but help was asked for."""
-
-
-def _add_options(parser: argparse.ArgumentParser, cls: type[jobs.Job]) -> None:
-    kinds = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        if "help" not in field.metadata:
-            continue
-        kind, flag, text = kinds[field.name], f"--{field.name}", field.metadata["help"]
-        if isinstance(kind, types.UnionType):
-            kind = kind.__args__[0]
-        if kind is bool:
-            parser.add_argument(flag, action="store_true", help=text)
-        elif kind is int or kind is str:
-            parser.add_argument(
-                flag, type=kind, default=field.default, metavar="N" if kind is int else "TEXT", help=text
-            )
-        else:
-            parser.add_argument(flag, action="append", default=[], metavar="TEXT", help=text)
 
 
 def _require_workdir(job: jobs.Job, workdir: str | None) -> None:

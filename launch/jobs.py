@@ -3,16 +3,11 @@
 import dataclasses
 import math
 import re
-from typing import Any
 
 from layers.errors import UsageError
+from runners.options import option
 
 COORDINATOR_PORT = 8482  # where process 0 listens in a pod; JAX's own on TPU VMs
-
-
-def option(text: str, **default: Any) -> Any:
-    """A field that is a flag too: its help, and `default=` unless it must be given."""
-    return dataclasses.field(metadata={"help": text}, **default)
 
 
 def require_positive(job: "Job", *names: str) -> None:

@@ -22,7 +22,6 @@ from runners.processes.heartbeat import Vigil, on_abort
 
 # What an Open MPI, a Slurm step and Kubernetes say to each process: how many there are, and which one it is.
 COUNTS = ("JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-SEVERAL = ("train", "profile", "validation", "test", "sample")  # modes that several processes carry out together
 INDICES = ("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
@@ -98,18 +97,22 @@ def _on_cloud_tpu(environment: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def joined(options: argparse.Namespace) -> Iterator[Peers]:
+def joined(options: argparse.Namespace, *, several_processes: bool, saves_on_sigterm: bool = False) -> Iterator[Peers]:
     """Inside, this process is one of its run's; alone, nothing happens.
 
     What fails inside is said to the others, which stop with it. One of several processes ends here, whatever happens:
     an orderly end would wait for others that may never come.
 
+    Args:
+      options: the flags that say how processes find each other.
+      several_processes: join the others that the environment names; otherwise only those that flags name.
+      saves_on_sigterm: leave SIGTERM to JAX, which has all processes save one step.
     Raises:
       UsageError: the place of this process is not said clearly.
       VortaroError: the others did not come.
     """
     told = (options.coordinator, options.num_processes, options.process_id) != (None, None, None)
-    joins = (told or options.mode in SEVERAL) and not jax.distributed.is_initialized()
+    joins = (told or several_processes) and not jax.distributed.is_initialized()
     place = find_place(options, os.environ) if joins else None
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if place is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
@@ -120,7 +123,7 @@ def joined(options: argparse.Namespace) -> Iterator[Peers]:
     with _connected(place, options.join_timeout, options.peer_timeout):
         state = distributed.global_state
         others = Peers(state.client, state.process_id, state.num_processes)
-        if options.mode != "train" or not others.several:
+        if not (saves_on_sigterm and others.several):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX keeps it, for several who save one step
         with use(others):
             if not others.primary:

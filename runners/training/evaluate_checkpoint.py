@@ -1,4 +1,4 @@
-"""Judging a checkpoint on a held-out split."""
+"""Evaluation of a checkpoint on a held-out split."""
 
 from runners.processes.coordination import peers
 from runners.session import Session
@@ -9,7 +9,7 @@ from runners.training.progress import summary
 from tasks.storage.files import Place, append
 
 
-def judge(session: Session, workdir: Place, split: str, checkpoint: str) -> int:
+def evaluate_checkpoint(session: Session, workdir: Place, split: str, checkpoint: str) -> int:
     """Prints the metrics of a split and adds them to metrics.jsonl, unless that step's are there.
 
     Raises:

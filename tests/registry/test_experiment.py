@@ -11,7 +11,6 @@ from registry.explain import explain
 from registry.overrides import override
 from registry.resolve import resolve
 from registry.unread_knobs import require_effect
-from runners import main
 from runners.widths.widths import of_width
 from tests.conftest import ROOT
 from tests.support.models import Small
@@ -131,7 +130,7 @@ def test_owner_names_the_flag_that_set_a_knob():
 
 def test_the_window_flag_owns_its_knob(monkeypatch):
     monkeypatch.setattr("runners.session.Session", lambda experiment: experiment)
-    assert owner(type(main._windowed(StdlibTiny(), 8)), "ATTENTION_WINDOW") == "--window"
+    assert owner(type(windowed(StdlibTiny(), 8)), "ATTENTION_WINDOW") == "--window"
 
 
 def test_a_missing_spec_is_cured_by_the_advice():

@@ -53,7 +53,7 @@ def run(capsys, *arguments):
         (["--mode=plan", "--topology=v3:2x2", "--chip=h100"], "leave --chip=h100 out"),
         (["--mode=plan", "--plan_step=decoding"], "invalid choice: 'decoding'"),
         (["--exp=DenseLm8B2x2", "--smoke", "--set=PADDED_HEADS=4"], "head_slots = 4 must be at least num_heads = 8"),
-        (["--topology=v3:2x2"], "are for --mode=plan"),
+        (["--topology=v3:2x2"], "--topology is a flag of --mode=plan (got --mode=train)"),
         (["--exp=MoeLm8x2B", "--smoke", "--set=NUM_LAYERS=5"], "NUM_LAYERS = 5 must be even"),
         (["--exp=MoeLm8x2B", "--smoke", "--set=NUM_GROUPS=7"], "NUM_GROUPS = 7 must divide the 256 tokens"),
         (["--exp=DenseLm8B2x2", "--smoke", "--set=PAD_VOCAB_TO=0"], "PAD_VOCAB_TO takes int above 0, not 0"),
@@ -100,14 +100,17 @@ def run(capsys, *arguments):
             ["--exp=MuTiny", "--mode=coord_check", "--widths=32,64"],
             "BASE_WIDTH must divide MODEL_DIM = 32 under PARAMETRIZATION = mup (got 64)",
         ),
-        (["--exp=MuTiny", "--mode=coord_check", "--steps=0"], "--steps=0 must be at least 1"),
+        (["--exp=MuTiny", "--mode=coord_check", "--steps=0"], "--steps must be at least 1 (got 0)"),
         (["--exp=MuTiny", "--mode=sweep", "--rates=fast"], "'fast' is no rate. Say it like 2^-11..2^-5"),
         (["--exp=MuTiny", "--mode=sweep", "--set=LEARNING_RATE=0.1"], "would be overwritten here: say --rates"),
         (["--exp=MuTiny", "--mode=coord_check", "--set=MODEL_DIM=128"], "would be overwritten here: say --widths"),
-        (["--exp=MuTiny", "--mode=sweep", "--seeds=0"], "--seeds=0 must be at least 1"),
+        (["--exp=MuTiny", "--mode=sweep", "--seeds=0"], "--seeds must be at least 1 (got 0)"),
         (["--exp=MuSmall", "--mode=sweep"], "needs 128 devices"),
         (["--mode=sweep", "--widths=100,200"], "NUM_HEADS = 4 at MODEL_DIM = 128 does not come out whole at width 100"),
-        (["--exp=MuTiny", "--mode=sweep", "--steps=5"], "elsewhere say --set=NUM_STEPS"),
+        (
+            ["--exp=MuTiny", "--mode=sweep", "--steps=5"],
+            "--steps is a flag of --mode=coord_check (got --mode=sweep). Set NUM_STEPS.",
+        ),
         (
             ["--exp=MuTiny", "--mode=sweep", "--smoke", "--widths=64,80"],
             "BASE_WIDTH must divide MODEL_DIM = 80 under PARAMETRIZATION = mup (got 32)",
@@ -134,9 +137,9 @@ def run(capsys, *arguments):
         ),
         (["--set=LENGTH_STAGES=64", "--set=STAGED_STEPS=9", "--set=TBPTT_LEN=64"], "TBPTT_LEN = 64 goes with whole"),
         (["--smoke", "--set=WARM_START=no/such"], "WARM_START = no/such: There is no folder 'no/such'"),
-        (["--exp=MuTiny", "--mode=sweep", "--set=WARM_START=x"], "WARM_START = x is for --mode=train"),
-        (["--mode=train", "--rates=0.1"], "--rates is for --mode=sweep"),
-        (["--mode=train", "--widths=1,2"], "--widths and --seeds are for"),
+        (["--exp=MuTiny", "--mode=sweep", "--set=WARM_START=x"], "WARM_START has no effect with --mode=sweep (got x)"),
+        (["--mode=train", "--rates=0.1"], "--rates is a flag of --mode=sweep (got --mode=train). Set LEARNING_RATE."),
+        (["--mode=train", "--widths=1,2"], "--widths is a flag of --mode=coord_check or --mode=sweep"),
         (["--wandb=project"], "--wandb needs the package wandb"),
     ],
 )
@@ -171,7 +174,7 @@ def test_a_workdir_that_cannot_be_written(capsys, tmp_path):
 def test_no_workdir(capsys):
     code, _, err = run(capsys, "--exp=tiny.StdlibTiny")
     assert code == 2
-    assert "Say where the run lives: --workdir=" in err
+    assert "A run folder is needed. Give --workdir=runs/NAME." in err
 
 
 @pytest.mark.parametrize("mode", ["sample", "validation", "test"])

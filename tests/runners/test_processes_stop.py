@@ -316,7 +316,7 @@ def test_machines_that_differ_are_named(small_pair, what):
 def test_other_modes_run_in_one_process(small_pair):
     ended = small_pair[0]["inspect_data"]
     assert [process.returncode for process in ended] == [2, 2]
-    assert "--mode=inspect_data runs in one process, and there are 2." in ended[0].stderr
+    assert "--mode=inspect_data runs in one process (got 2)." in ended[0].stderr
 
 
 @pytest.mark.parametrize(("count", "devices", "sets"), RESUMED)

@@ -46,7 +46,7 @@ def test_a_window_lets_text_go_on(workdir):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--window=0"], "--window=0 must be at least 1"),
+        (["--window=0"], "--window must be at least 1 (got 0)"),
         (["--typical_p=2"], "typical_p = 2.0 must be above 0 and at most 1"),
         (["--eta=0"], "eta = 0.0 must be above 0"),
         (["--repetition_penalty=-1"], "repetition_penalty = -1.0 must be above 0"),

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     *where, file = sys.argv[1:]
     options = parse([*where, "--exp=tiny.CharTiny", "--workdir=none"])
     prepare_devices(None)
-    with joined(options) as others:
+    with joined(options, several_processes=True, saves_on_sigterm=True) as others:
         for name, places in json.loads(Path(file).read_text()).items():
             folder, arguments = places[others.index]
             os.chdir(folder)

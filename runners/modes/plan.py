@@ -1,0 +1,36 @@
+"""Compiles the update for a machine that is not attached, and reports memory, collectives and step time."""
+
+import dataclasses
+
+from runners.options import option
+from runners.request import ModeOptions, Request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ModeOptions):
+    """Flags of --mode=plan."""
+
+    topology: str | None = option(
+        "a TPU slice, compiled for by the TPU compiler; no TPU is needed", metavar="v3:8x8", default=None
+    )
+    chip: str | None = option(
+        "the chip whose memory and speed count on virtual CPU devices; a topology implies its own", default=None
+    )
+    plan_step: str = option("one update, or one token after a context", choices=("train", "decode"), default="train")
+    sweep: bool = option(
+        "plan every mesh shape and remat policy, and rank them", advice="Learning rates: --mode=sweep.", default=False
+    )
+
+    def default_workdir(self, exp: str | None) -> str | None:
+        """Returns a folder named after experiment and machine."""
+        return None if exp is None else f"plans/{exp}-{self.topology or self.chip or 'cpu'}".replace(":", "-")
+
+
+def run(request: Request, options: Options) -> int:
+    """Prints the plan and writes plan.json and plan.html; returns the exit code."""
+    from runners.planner.mesh_search import rank_layouts
+    from runners.planner.plan import PlanOptions, plan
+
+    fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
+    chosen = PlanOptions(devices=request.flags.host_devices, **fields)
+    return (rank_layouts if options.sweep else plan)(request.experiment, request.workdir, chosen)

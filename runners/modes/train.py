@@ -1,0 +1,44 @@
+"""Trains an experiment, or resumes its training."""
+
+import dataclasses
+from typing import ClassVar
+
+from runners.options import option
+from runners.request import ModeOptions, Request
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ModeOptions):
+    """Flags of --mode=train."""
+
+    several_processes: ClassVar[bool] = True
+    saves_on_sigterm: ClassVar[bool] = True
+
+    profile_at: int | None = option(
+        "trace --profile_steps updates from this one on",
+        metavar="STEP",
+        advice="--mode=profile traces from its fourth update on.",
+        default=None,
+    )
+    profile_steps: int = option("updates under the profiler", default=10)
+
+
+def run(request: Request, options: Options) -> int:
+    """Trains in the run folder; returns the exit code."""
+    from runners.training.train import TrainOptions, train
+    from runners.training.warm_start import check_warm_start
+    from runners.training.workdir import sole_use
+
+    session, flags = request.session(), request.flags
+    check_warm_start(session, flags.workdir, allow_changes=flags.allow_changes)
+    chosen = TrainOptions(
+        start=request.start,
+        tensorboard=flags.tensorboard,
+        wandb=flags.wandb,
+        profile_at=options.profile_at,
+        profile_steps=options.profile_steps,
+        allow_changes=flags.allow_changes,
+    )
+    with sole_use(request.workdir):
+        return train(session, request.open_workdir(session), chosen)
+    raise AssertionError  # sole_use() lets no error pass

@@ -1,0 +1,62 @@
+"""Flags from dataclasses: each field made by `option` is a flag of its name."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def option(
+    help: str, *, metavar: str | None = None, choices: tuple[str, ...] = (), advice: str = "", **default: Any
+) -> Any:
+    """Returns a dataclass field that is also a flag.
+
+    Args:
+      help: the text of --help.
+      metavar: how --help shows the value.
+      choices: the valid values.
+      advice: what to do instead, for a command that does not have the flag.
+      default: `default=`, unless the flag is required.
+    """
+    metadata = {"help": help, "metavar": metavar, "choices": choices or None, "advice": advice}
+    return dataclasses.field(metadata=metadata, **default)
+
+
+def fields(cls: type) -> list[dataclasses.Field]:
+    """Returns the fields of a dataclass that are flags."""
+    return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
+
+
+def add_options(parser: Any, cls: type) -> None:
+    """Adds the flags of a dataclass to a parser, or to a group of one.
+
+    A bool that is False by default is switched on by its flag; other bools also take --no-NAME. A tuple takes one value
+    per flag. A field without a default gets dataclasses.MISSING if the flag is not given.
+    """
+    kinds = typing.get_type_hints(cls)
+    for field in fields(cls):
+        kind, flag = kinds[field.name], f"--{field.name}"
+        if isinstance(kind, types.UnionType):
+            kind = kind.__args__[0]
+        shown: dict[str, Any] = {"help": field.metadata["help"]}
+        if kind is bool:
+            action = "store_true" if field.default is False else argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=action, default=field.default, **shown)
+            continue
+        words = {int: "N", float: "X"}
+        shown |= {"metavar": field.metadata["metavar"] or words.get(kind, "TEXT")}
+        if field.metadata["choices"]:
+            shown = {"help": field.metadata["help"], "choices": field.metadata["choices"]}
+        if kind in (int, float, str):
+            parser.add_argument(flag, type=kind, default=field.default, **shown)
+        else:
+            parser.add_argument(flag, action="append", default=[], **shown)
+
+
+def from_flags(cls: type[T], flags: argparse.Namespace) -> T:
+    """Returns the dataclass with the values of parsed flags."""
+    values = {field.name: getattr(flags, field.name) for field in fields(cls)}
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -1,0 +1,80 @@
+"""What a command asks of the runner: an experiment, a mode with its options, a run folder."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from registry.experiment import Experiment
+
+if TYPE_CHECKING:  # they import jax's devices, after this process has joined the others
+    from runners.session import Session
+    from runners.training.history import Start
+    from tasks.storage.files import Place
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModeOptions:
+    """Base of `Options` in every module of runners.modes: the flags of that mode."""
+
+    several_processes: ClassVar[bool] = False  # whether the processes of a run carry it out together
+    saves_on_sigterm: ClassVar[bool] = False  # whether SIGTERM makes all processes save one step, and exit
+    needs_workdir: ClassVar[bool] = True
+
+    def default_workdir(self, exp: str | None) -> str | None:
+        """Returns the run folder if --workdir is not given; None if it must be given."""
+        del exp
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """An experiment, and the flags that all modes share (runners.main)."""
+
+    experiment: Experiment
+    overrides: Sequence[str]  # settings of --set, those of the run folder first
+    flags: argparse.Namespace
+
+    @property
+    def workdir(self) -> "Place":
+        """The run folder; it may not exist yet."""
+        from tasks.storage.files import place
+
+        return place(self.flags.workdir)
+
+    @property
+    def start(self) -> "Start":
+        """The command, for experiment.json."""
+        from runners.training.history import start_of
+
+        return start_of(self.flags, self.experiment)
+
+    def session(self, *, has_checkpoint: bool = False) -> "Session":
+        """Returns the experiment on the devices, after all checks of its data and of the other processes.
+
+        Args:
+          has_checkpoint: whether the mode reads a checkpoint of the run folder.
+        Raises:
+          UsageError: processes differ, the vocabulary changed, there is no checkpoint, or data is missing.
+        """
+        from runners.processes.consistency import require_same_data_everywhere, require_same_run
+        from runners.session import Session
+        from runners.training.checkpoints import require_checkpoints
+        from runners.training.workdir import require_same_vocabulary
+
+        mode, folder = self.flags.mode, self.flags.workdir
+        require_same_run(self.experiment, self.overrides, self.flags)
+        require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
+        session = Session(self.experiment)
+        if has_checkpoint:
+            require_checkpoints(folder)
+        session.require_data(mode)
+        require_same_data_everywhere(session.inputs_of(mode))
+        return session
+
+    def open_workdir(self, session: "Session", **chosen: Any) -> "Place":
+        """Returns the run folder, created if there is none (runners.training.workdir.open_workdir)."""
+        from runners.training.workdir import open_workdir
+
+        chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, **chosen}
+        return open_workdir(self.flags.workdir, self.experiment, session.mesh_shape, **chosen)
