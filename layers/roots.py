@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-ROOTS = ("layers", "tasks", "registry", "runners", "launch")
+ROOTS = ("layers", "tasks", "registry", "runners", "launch", "vortaro")
 FOLDER = Path(os.path.abspath(__file__)).parent.parent
 
 

@@ -61,8 +61,8 @@ def code(modules: tuple[str, ...] = ()) -> dict[str, Checkout]:
 
 
 def digest(modules: Sequence[str] = ()) -> str:
-    """A digest of this project's source without the launcher's, and of what some other modules import beside them."""
-    folders = [FOLDER / root for root in ROOTS if root != "launch"]
+    """A digest of the source that trains, and of some other modules with what they import from their packages."""
+    folders = [FOLDER / root for root in ROOTS if root not in ("launch", "vortaro")]
     parts = [_digest_of([path for folder in folders for path in folder.rglob("*.py")], FOLDER)]
     for name in modules:
         if (file := _source(name)) is not None:

@@ -152,6 +152,11 @@ class LanguageModelTask:
         logits: Any = self.model.apply(variables, features, method="logits")
         return logits
 
+    def logits(self, variables: Any, tokens: jax.Array) -> jax.Array:
+        """Returns float32 logits (B, S, V) of the token after each position of `tokens` (B, S)."""
+        features, _ = self.model.apply(variables, tokens)
+        return self._logits(variables, features)
+
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]:

@@ -60,7 +60,7 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
             past = int(np.max(memory.position_b)) + 1
             print(f"Going on behind the {past} tokens of {options.load_state}:", flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
-        _check_room(session, past + tokens.shape[1], options.new_tokens)
+        check_room(session, past + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
         capacity = room + tokens.shape[1] + options.new_tokens
         drawing = _Drawing(session, state.variables, options, stop_id)
@@ -94,7 +94,8 @@ def prompt_ids(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
     return ids or ([] if vocabulary.stop_id is None else [vocabulary.stop_id])
 
 
-def _check_room(session: Session, read: int, new_tokens: int) -> None:
+def check_room(session: Session, read: int, new_tokens: int) -> None:
+    """Raises a UsageError if `read` and `new_tokens` together exceed the model's learned positions."""
     limit = session.task.context_limit()
     if limit is not None and read + new_tokens > limit:
         raise UsageError(
@@ -158,7 +159,7 @@ class _Texts:
 
     def _texts(self) -> list[str]:
         rows = zip(self._prompts, self._ids, strict=True)
-        return [self._vocabulary.decode([*prompt, *_until(ids, self._stop_id)]) for prompt, ids in rows]
+        return [self._vocabulary.decode([*prompt, *until_stop(ids, self._stop_id)]) for prompt, ids in rows]
 
     def _show(self) -> None:
         text = self._texts()[0].rstrip("\ufffd")  # the rest of a character may come yet
@@ -172,8 +173,9 @@ class _Texts:
         parts = (("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
         text = "\n".join(parts)
         print(text[len(self._shown) :] if text.startswith(self._shown) else text)
-        return text, sum(len(_until(ids, self._stop_id)) for ids in self._ids)
+        return text, sum(len(until_stop(ids, self._stop_id)) for ids in self._ids)
 
 
-def _until(ids: list[int], stop_id: int | None) -> list[int]:
+def until_stop(ids: list[int], stop_id: int | None) -> list[int]:
+    """Returns the ids before the first stop token; all of them if there is none."""
     return ids[: ids.index(stop_id)] if stop_id in ids else ids

@@ -172,11 +172,11 @@ def recorded(path: str) -> Snapshot:
     """What a run folder says was run in it.
 
     Raises:
-      UsageError: it is no run folder.
+      UsageError: it is not a run folder.
     """
     if not (place(path) / EXPERIMENT).exists():
         raise UsageError(
-            f"'{path}' is no run folder (it has no {EXPERIMENT}): give --exp=NAME, or the workdir of a run."
+            f"'{path}' is not a run folder (it has no {EXPERIMENT}). Give --exp=NAME, or the workdir of a run."
         )
     return load(place(path))
 

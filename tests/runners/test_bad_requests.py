@@ -189,7 +189,7 @@ def test_modes_that_need_a_checkpoint_write_nothing_without_one(capsys, tmp_path
 def test_no_experiment_and_no_run_folder(capsys, tmp_path):
     code, _, err = run(capsys, f"--workdir={tmp_path / 'run'}")
     assert code == 2
-    assert "is no run folder (it has no experiment.json): give --exp=NAME" in err
+    assert "is not a run folder (it has no experiment.json). Give --exp=NAME" in err
 
 
 def test_an_unreadable_run_folder(capsys, tmp_path):

@@ -113,7 +113,7 @@ def test_the_registry_reads_run_folders(killed, calm, capsys):
 
 def test_who_does_not_write_leaves_no_trace(bucket, capsys):
     assert main.main([f"--workdir={bucket}/runs/none", "--mode=validation"]) == 2
-    assert f"'{bucket}/runs/none' is no run folder" in capsys.readouterr().err
+    assert f"'{bucket}/runs/none' is not a run folder" in capsys.readouterr().err
     assert not place(f"{bucket}/runs/none").exists()
 
 

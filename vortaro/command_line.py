@@ -1,0 +1,57 @@
+"""The command `vortaro`: one name for the commands of the registry, the runner and the launcher."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from layers.errors import did_you_mean
+from registry.tool.verbs import VERBS
+from runners.main import MODES
+
+COMMANDS = {"import": "runners.convert", "export": "runners.convert", "launch": "launch"}
+USAGE = f"""vortaro COMMAND ...
+
+  {" ".join(VERBS)}
+      the registry: `vortaro list`, `vortaro show tiny.StdlibTiny` (python -m registry)
+  {" ".join(MODES)}
+      the runner: `vortaro train --exp=tiny.StdlibTiny --workdir=runs/demo` (python -m runners.main --mode=...)
+  import export
+      weights of other codes (python -m runners.convert)
+  launch
+      runs on many machines (python -m launch)
+
+`vortaro COMMAND --help` lists the flags of a command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code.
+
+    Commands of the registry run in this process. The others replace it, because their allocator and devices are
+    decided when a process starts.
+    """
+    command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if command in VERBS:
+        return importlib.import_module("registry.tool.verbs").main([command, *rest])
+    if (module := module_of(command, rest)) is None:
+        print(f"vortaro: There is no command '{command}'. {did_you_mean(command, names())}", file=sys.stderr)
+        return 2
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *module])
+
+
+def names() -> tuple[str, ...]:
+    """Returns all commands."""
+    return (*VERBS, *MODES, *COMMANDS)
+
+
+def module_of(command: str, rest: Sequence[str]) -> list[str] | None:
+    """Returns what follows `python -m` for a command that is not the registry's; None for an unknown one."""
+    if command in MODES:
+        return ["runners.main", f"--mode={command}", *rest]
+    if command not in COMMANDS:
+        return None
+    return [COMMANDS[command], *([] if command == COMMANDS[command] else [command]), *rest]

@@ -1,0 +1,62 @@
+"""An experiment in a notebook: its knobs, config and weights as tables."""
+
+import functools
+from typing import Any
+
+from registry.experiment import Experiment, cls_key
+from registry.snapshot import snapshot
+from registry.tool import render
+from runners.reports import page
+from vortaro.tables import Table
+
+
+class View:
+    """An experiment; nothing is built before a table is asked for.
+
+    Attributes:
+      experiment: the experiment itself (registry.experiment.Experiment).
+    """
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+
+    @property
+    def name(self) -> str:
+        """`family.Class`."""
+        return cls_key(type(self.experiment))
+
+    @functools.cached_property
+    def snapshot(self) -> dict[str, Any]:
+        """The experiment as plain data (registry.snapshot)."""
+        return snapshot(self.experiment)
+
+    @property
+    def knobs(self) -> Table:
+        """Every knob: its value, and the class or flag that sets it."""
+        rows = self.snapshot["knobs"].items()
+        return Table([{"knob": name, "value": row["value"], "set by": row["owner"]} for name, row in rows])
+
+    @property
+    def config(self) -> Table:
+        """Every field of the configs that Task(), Train() and Test() return."""
+        return Table([{"path": path, "value": value} for path, value in self.snapshot["config"].items()])
+
+    @property
+    def weights(self) -> Table:
+        """The weight table: path, shape, spec, role, bytes."""
+        return Table(self.snapshot["weights"])
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Parameters and bytes, of all devices and per device."""
+        return self.snapshot["totals"]
+
+    def __repr__(self) -> str:
+        doc = (type(self.experiment).__doc__ or "").strip().partition("\n")[0]
+        changed = f" with {', '.join(self.experiment.overrides)}" if self.experiment.overrides else ""
+        mesh = render.mesh_text(self.snapshot["mesh"])
+        return f"{self.name}{changed}: {doc}\n{self.totals['parameters']:,} parameters on {mesh}"
+
+    def _repr_html_(self) -> str:
+        title, _, size = repr(self).partition("\n")
+        return f"<p><b>{page.text(title)}</b><br>{page.text(size)}</p>{page.weights(self.snapshot)}"
