@@ -28,6 +28,16 @@ def file_line(filename: str, line: int) -> str:
     return f"{filename if relative.startswith('..') else relative}:{line}"
 
 
+def first_line(error: BaseException | str, most: int = 200) -> str:
+    """Returns the first line of an error without its full stop, at most `most` characters; of an OSError, its strerror.
+
+    >>> first_line(ValueError("bad value.\nMore about it."))
+    'bad value'
+    """
+    text = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    return text.partition("\n")[0][:most].rstrip(".! ")
+
+
 def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
     """A closing sentence that names the valid spellings nearest to `name`.
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from fiddle.experimental import serialization
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.experiment import Experiment, cls_key, owner
@@ -153,8 +153,9 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
     except KeyError as error:
         raise UsageError(f"The record of {stored['experiment']} has no configs (no {error}).") from error
     except (ImportError, AttributeError, TypeError, ValueError, serialization.UnserializableValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"The configs that {stored['experiment']} was run with cannot be read: {reason}.") from error
+        raise UsageError(
+            f"The configs that {stored['experiment']} was run with cannot be read: {first_line(error)}."
+        ) from error
 
 
 def rebuilt(stored: Snapshot) -> Snapshot:

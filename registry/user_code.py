@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from layers.errors import UsageError, VortaroError, file_line
+from layers.errors import UsageError, VortaroError, file_line, first_line
 from layers.roots import FOLDER, ROOTS, is_ours
 from registry.renamed import module_advice
 
@@ -46,8 +46,8 @@ def with_place(module: str) -> Iterator[None]:
 
 def described(error: BaseException, module: str = "") -> str:
     """An exception in a few words: its type, its message, and the user's lines it passed."""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    reason = said.strip().partition("\n")[0].rstrip(".")
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    reason = first_line(message) if message.strip() else ""
     places = _places(error, module)
     if not places and isinstance(error, ODD_SIZES):
         return reason

@@ -10,25 +10,22 @@ import argparse
 import importlib
 import importlib.util
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean, missing_package
-from runners import modes
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.huge_pages import use_large_pages
+from runners.modes import MODES
 from runners.options import add_options, fields, from_flags
 from runners.request import Request
-
-MODES = tuple(sorted(module.name for module in pkgutil.iter_modules(modes.__path__)))
 
 
 def mode_module(name: str) -> Any:
     """The module of a mode: `Options` and `run`."""
-    return importlib.import_module(f"{modes.__name__}.{name}")
+    return importlib.import_module(f"runners.modes.{name}")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from layers.errors import did_you_mean
 from registry.tool.verbs import VERBS
-from runners.main import MODES
+from runners.modes import MODES
 
 COMMANDS = {"import": "runners.convert", "export": "runners.convert", "launch": "launch"}
 USAGE = f"""vortaro COMMAND ...

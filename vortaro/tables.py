@@ -32,7 +32,7 @@ class Table(list[dict[str, Any]]):
 
 
 class Difference(dict[str, Any]):
-    """What differs between two experiments: "knobs", "config", "weights", "totals", each a list of rows."""
+    """What differs between two experiments: "knobs", "config" and "weights" as rows, "totals" by name (registry.diff)."""
 
     def __bool__(self) -> bool:
         return not is_equal(self)
@@ -42,9 +42,10 @@ class Difference(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         parts = [f"<p>a: {page.text(self['a'])}<br>b: {page.text(self['b'])}</p>"]
-        for name in ("knobs", "config", "weights", "totals"):
-            if self[name]:
-                parts.append(f"<h4>{name.capitalize()}</h4>{Table(self[name])._repr_html_()}")
+        weights = [{"weight": row["path"], "changed": ", ".join(row["changed"])} for row in self["weights"]]
+        totals = [{"total": name, **row} for name, row in self["totals"].items()]
+        tables = {"Knobs": self["knobs"], "Config": self["config"], "Weights": weights, "Totals": totals}
+        parts += [f"<h4>{title}</h4>{Table(rows)._repr_html_()}" for title, rows in tables.items() if rows]
         return "".join(parts)
 
 

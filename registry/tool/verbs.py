@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from layers.errors import UsageError, VortaroError, did_you_mean, unknown_flag
+from layers.errors import UsageError, VortaroError, did_you_mean, first_line, unknown_flag
 from registry import index
 from registry.tool import listing, render
 from registry.tool.totals import TotalsCache
@@ -231,8 +231,7 @@ def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any
     except UsageError as error:
         if options.set or "fiddle" not in stored:
             raise
-        reason = str(error).partition("\n")[0]
-        print(f"{reason} Compared with what today's code builds of the recorded configs.", file=sys.stderr)
+        print(f"{first_line(error)}. Compared with what today's code builds of the recorded configs.", file=sys.stderr)
         return rebuilt(stored)
 
 

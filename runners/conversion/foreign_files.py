@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from layers.errors import UsageError, missing_package
+from layers.errors import UsageError, first_line, missing_package
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
@@ -90,8 +90,7 @@ def _read_pickle(file: Path) -> ForeignWeights:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch each raise their own at bytes that are none of theirs
-        reason = str(error).strip().partition("\n")[0].removesuffix(".")[:200]
-        raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {reason}.") from error
+        raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {first_line(error)}.") from error
     num_heads = None
     if isinstance(content, Mapping):
         arguments = content.get("model_args")  # nanoGPT's

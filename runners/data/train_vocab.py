@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from layers.errors import UsageError, VortaroError, missing_package
+from layers.errors import UsageError, VortaroError, first_line, missing_package
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
@@ -233,8 +233,7 @@ def _show(path: Path, experiment: Experiment) -> None:
     try:
         _measure(vocabulary, experiment)
     except Exception as error:  # whatever it is, the model is written
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        print(f"How it does on held-out text is not known. {reason}", flush=True)
+        print(f"How it does on held-out text is not known. {first_line(error)}.", flush=True)
 
 
 def _measure(vocabulary: SentencePieceVocabulary, experiment: Experiment) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from layers.errors import UsageError, did_you_mean, missing_package
+from layers.errors import UsageError, did_you_mean, first_line, missing_package
 from runners.chips import CHIPS, Chip
 
 TPUS = [name for name in CHIPS if name.startswith("v")]
@@ -45,6 +45,7 @@ def topology_devices(name: str) -> list[Any]:
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
         shape = "x".join(map(str, grid))
-        raise UsageError(f"The TPU compiler knows no {chip.name} slice of {shape} chips: {reason}.") from error
+        raise UsageError(
+            f"The TPU compiler knows no {chip.name} slice of {shape} chips: {first_line(error)}."
+        ) from error

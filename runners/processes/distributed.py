@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import jax
 from jax._src import distributed  # its key-value store has no public name; orbax takes it from here too
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import UsageError, VortaroError, first_line
 from runners.processes.coordination import Peers, end, peers, use
 from runners.processes.heartbeat import Vigil, on_abort
 
@@ -151,7 +151,7 @@ def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
             shutdown_timeout_seconds=3600,  # process 0 may have much to upload at the end
         )
     except (RuntimeError, ValueError) as error:
-        raise VortaroError(f"{_meeting(place)}: {_reason(error)}.") from error
+        raise VortaroError(f"{_meeting(place)}: {first_line(error)}.") from error
     yield
     jax.distributed.shutdown()
 
@@ -170,10 +170,6 @@ def _meeting(place: Place) -> str:
     where = "the processes of this run" if place.coordinator is None else f"the others at {place.coordinator}"
     count = "" if place.count is None else f" ({place.count} processes in all)"
     return f"This process did not meet {where}{count}"
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
 
 
 def _silence() -> None:

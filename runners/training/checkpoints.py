@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import UsageError, VortaroError, first_line
 from runners.processes.coordination import lost_contact, peers
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
@@ -137,7 +137,7 @@ class Checkpoints:
             raise  # nothing is wrong with the files
         except Exception as unreadable:  # orbax raises what its storage layers raise: any of it means unreadable
             error = unreadable
-        if wrong := peers().all_succeed(None if error is None else _reason(error)):
+        if wrong := peers().all_succeed(None if error is None else first_line(error)):
             return None, wrong
         assert restored is not None
         state, extra = restored
@@ -167,7 +167,7 @@ class Checkpoints:
         try:
             return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._state(step), args=part)
         except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"Checkpoint {step} in '{self._workdir}' cannot be read: {_reason(error)}") from error
+            raise UsageError(f"Checkpoint {step} in '{self._workdir}' cannot be read: {first_line(error)}.") from error
 
     def stored_shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Shapes of a checkpoint's arrays by path.
@@ -275,10 +275,6 @@ def _checksums(state: TrainState) -> dict[str, int]:
     return dict(zip(paths, checksums(state), strict=True))
 
 
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
-
-
 def _is_json(path: Place) -> bool:
     """Whether a file holds JSON, if it is there at all."""
     try:
@@ -295,7 +291,7 @@ def _system_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     number = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(number[1])) if number else _reason(error)
+    return os.strerror(int(number[1])) if number else first_line(error)
 
 
 def _loss(metrics: dict[str, float]) -> float:

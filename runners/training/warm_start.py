@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from registry.snapshot import load
 from runners.session import Session
 from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
@@ -101,8 +101,7 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
     try:
         stored = source.stored_shapes(step)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{where}: checkpoint {step} cannot be read: {reason}. Choose another.") from error
+        raise UsageError(f"{where}: checkpoint {step} cannot be read: {first_line(error)}. Choose another.") from error
     source.close()
     _check(f"{where} (step {step})", stored, _wanted(session, warm), session.task.weight_table())
     return step, stored

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import fsspec
 import numpy as np
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import UsageError, VortaroError, first_line
 from tasks.inputs.byte_text import cache_folder
-from tasks.storage.files import reason, require_package, sweep_abandoned
+from tasks.storage.files import require_package, sweep_abandoned
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # mappings kept at once
@@ -273,7 +273,7 @@ def _reached(place: str) -> Iterator[tuple[Any, str]]:
     except (UsageError, AssertionError):
         raise
     except Exception as error:  # packages for stores raise their own: no credentials, no such bucket
-        raise UsageError(f"The token cache '{place}' cannot be reached: {reason(error)}.") from error
+        raise UsageError(f"The token cache '{place}' cannot be reached: {first_line(error)}.") from error
 
 
 def _key(*words: str) -> str:

@@ -21,7 +21,7 @@ import fsspec
 import fsspec.config
 from etils import epath
 
-from layers.errors import UsageError, VortaroError, did_you_mean, missing_package
+from layers.errors import UsageError, VortaroError, did_you_mean, first_line, missing_package
 
 Place = Path | epath.Path
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what reads and writes a store, and the extra it comes with
@@ -81,7 +81,7 @@ def reached(name: str | os.PathLike, what: str = "reached") -> Iterator[None]:
     except VortaroError:
         raise
     except Exception as error:
-        raise UsageError(f"'{name}' cannot be {what}: {reason(error)}.") from error
+        raise UsageError(f"'{name}' cannot be {what}: {first_line(error)}.") from error
 
 
 @contextlib.contextmanager
@@ -96,13 +96,7 @@ def trouble(workdir: str | None) -> Iterator[None]:
         if not modules & CLIENTS and not re.search(r"\b(gs|s3)://", str(error)):
             raise
         where = f" while '{workdir}' was in use" if workdir is not None and is_remote(workdir) else ""
-        raise VortaroError(f"An object store failed{where}: {reason(error)}. The same command goes on.") from error
-
-
-def reason(error: BaseException) -> str:
-    """An error's first line, without the full stop."""
-    text = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
-    return text.partition("\n")[0].rstrip(".")[:300]
+        raise VortaroError(f"An object store failed{where}: {first_line(error)}. The same command goes on.") from error
 
 
 @functools.cache

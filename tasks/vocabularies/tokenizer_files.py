@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from layers.errors import UsageError, missing_package
+from layers.errors import UsageError, first_line, missing_package
 from tasks.storage.files import Place, place
 from tasks.vocabularies.vocabulary import fingerprint_of
 
@@ -91,7 +91,7 @@ def gpt2_tokens(path: str) -> Tokens:
         raise UsageError(f"GPT-2's vocabulary '{path}' cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # the library raises bare exceptions at files that are none of its own
         names = " and ".join(f"'{file}'" for file in found)
-        raise UsageError(f"{names} are no vocabulary of GPT-2's form: {_first(error)}.") from error
+        raise UsageError(f"{names} are no vocabulary of GPT-2's form: {first_line(error, 120)}.") from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -121,7 +121,7 @@ def _from_json(name: str, text: str, end: str | None) -> Tokens:
         if isinstance(error, UsageError):
             raise
         known = f"tokenizers {library.__version__}"
-        raise UsageError(f"'{name}' is no tokenizer that {known} can read: {_first(error)}.") from error
+        raise UsageError(f"'{name}' is no tokenizer that {known} can read: {first_line(error, 120)}.") from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -217,7 +217,7 @@ def _by_transformers(name: str, local: bool) -> Tokens:
                 f"Set VOCABULARY_PATH to a folder that tokenizer.save_pretrained() wrote."
             ) from error
         raise UsageError(
-            f"transformers finds no tokenizer '{name}' in the hub or its cache here: {_first(error)}."
+            f"transformers finds no tokenizer '{name}' in the hub or its cache here: {first_line(error, 120)}."
         ) from error
     if not getattr(found, "is_fast", False):
         raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), which alone is read here.")
@@ -229,7 +229,3 @@ def _library() -> Any:
         return importlib.import_module("tokenizers")
     except ImportError as error:
         raise missing_package("A tokenizer file", "tokenizers", "hf") from error
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0][:120].rstrip(". ")

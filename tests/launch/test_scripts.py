@@ -19,7 +19,7 @@ from launch.command_line import RENDER, parse
 from tests.support.stand_ins import Machine, executable
 
 HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
-FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--prompt=def f():\n\treturn ''", "--stop"]
+FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--mode=sample", "--prompt=def f():\n\treturn ''", "--stop"]
 RUNNER = ["-m", "runners.main", *FLAGS[1:]]
 SLICE = ["--name=slice", "--zone=us-central2-b"]
 LAUNCHES = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import fsspec
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, first_line
 from tasks.inputs.files.unpacking import PACKED, unpacked
 from tasks.storage.files import is_remote, require_package, sweep_abandoned
 
@@ -147,9 +147,9 @@ def reading(name: str, ending: str | None = None) -> Iterator[Any]:
         try:
             yield stream
         except (EOFError, zlib.error, lzma.LZMAError) as error:
-            raise UsageError(f"The file '{name}' is damaged or cut off: {_reason(error)}.") from error
+            raise UsageError(f"The file '{name}' is damaged or cut off: {first_line(error)}.") from error
         except OSError as error:
-            raise UsageError(f"The file '{name}' cannot be read to its end: {_reason(error)}.") from error
+            raise UsageError(f"The file '{name}' cannot be read to its end: {first_line(error)}.") from error
 
 
 def lines(name: str) -> Iterator[bytes]:
@@ -238,11 +238,11 @@ def _opening(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UsageError(f"There is no file '{name}' (any more).{_near(name)}") from error
     except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
+        raise UsageError(f"The file '{name}' cannot be read: {first_line(error)}.") from error
     except Exception as error:  # packages for servers raise their own: no credentials, no such bucket
         if "://" not in name:
             raise
-        raise UsageError(f"The file '{name}' cannot be read: {_reason(error)}.") from error
+        raise UsageError(f"The file '{name}' cannot be read: {first_line(error)}.") from error
 
 
 def _near(name: str) -> str:
@@ -252,11 +252,6 @@ def _near(name: str) -> str:
         return ""
     hint = did_you_mean(last, os.listdir(folder or "."), most=1)
     return f" {hint}" if hint.startswith("Did you mean") else ""
-
-
-def _reason(error: BaseException) -> str:
-    text = str(getattr(error, "strerror", None) or error or type(error).__name__)
-    return text.strip().partition("\n")[0].rstrip(".")
 
 
 def _listed(name: str, what: str) -> Iterator[File]:

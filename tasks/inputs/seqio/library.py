@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import Any
 
-from layers.errors import missing_package
+from layers.errors import first_line, missing_package
 from tasks.quiet_imports import quiet_native_code, tensorflow
 
 
@@ -19,6 +19,5 @@ def libraries() -> tuple[Any, Any]:
             tf = tensorflow()
             import seqio
         except ImportError as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise missing_package("DATA = seqio", f"seqio ({reason})", "seqio") from error
+            raise missing_package("DATA = seqio", f"seqio ({first_line(error)})", "seqio") from error
     return seqio, tf

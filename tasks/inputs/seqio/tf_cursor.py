@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from layers.errors import first_line
 from tasks.quiet_imports import tensorflow
 
 Element = dict[str, np.ndarray]
@@ -80,8 +81,8 @@ class TfCursor:
             try:
                 self._iterator.save(os.path.join(folder, NAME))
             except tf.errors.OpError as error:
-                reason = error.message.partition("\n")[0][:120].rstrip(".")
-                print(f"TensorFlow cannot save where the input stands ({reason}): resuming will read it through.")
+                message = first_line(error.message, 120)
+                print(f"TensorFlow cannot save the input's position ({message}). A resumed run reads from the start.")
                 self._every = 2**62
                 return
             files = {path.name: _packed(path.read_bytes()) for path in Path(folder).iterdir()}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from layers.errors import UsageError, did_you_mean
+from layers.errors import UsageError, did_you_mean, first_line
 from tasks.inputs.files import files
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import are_splits, check_request, official, pick
@@ -110,14 +110,14 @@ def _load(source: HuggingFace) -> Any:
         raise
     except ConnectionError as error:
         raise UsageError(
-            f"The {source.describe()} is not in the local cache and the hub cannot be reached ({_reason(error)}): "
+            f"The {source.describe()} is not in the local cache and the hub cannot be reached ({first_line(error)}): "
             f"download it where there is internet, or name a local folder or files."
         ) from error
     except FileNotFoundError as error:
-        raise UsageError(f"There is no {source.describe()}: {_reason(error)}.") from error
+        raise UsageError(f"There is no {source.describe()}: {first_line(error)}.") from error
     except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
         raise _config_error(datasets, source) or UsageError(
-            f"The {source.describe()} cannot be read: {_reason(error.__cause__ or error)}."
+            f"The {source.describe()} cannot be read: {first_line(error.__cause__ or error)}."
         ) from error
 
 
@@ -160,7 +160,3 @@ def _config_error(datasets: Any, source: HuggingFace) -> UsageError | None:
     what = f"no configuration '{source.config}'" if source.config else "several configurations, and none is named"
     hint = did_you_mean(source.config or "", there)
     return UsageError(f"The Hugging Face data set '{source.dataset}' has {what}. {hint}")
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".!")[:200] or type(error).__name__

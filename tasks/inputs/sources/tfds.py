@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import are_splits, check_request, official, pick
 from tasks.inputs.sources.values import as_document, no_column
@@ -109,8 +109,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
 
 def _how(name: str, data_dir: str | None, reason: Any) -> str:
     where = "TFDS's default folder" if data_dir is None else f"'{data_dir}'"
-    first = str(reason).strip().partition("\n")[0][:120].rstrip(".")
     return (
-        f"TFDS finds no data set '{name}' in {where} ({first}): run `tfds build {name}` where there is "
-        f"internet, or name its folder with --set=DATA_PATH=..."
+        f"TFDS finds no data set '{name}' in {where} ({first_line(reason, 120)}). Run `tfds build {name}` with "
+        f"internet access, or name its folder with --set=DATA_PATH=..."
     )
