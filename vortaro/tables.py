@@ -32,7 +32,7 @@ class Table(list[dict[str, Any]]):
 
 
 class Difference(dict[str, Any]):
-    """What differs between two experiments: "knobs", "config" and "weights" as rows, "totals" by name (registry.diff)."""
+    """The difference of two experiments: "knobs", "config", "weights" as rows, "totals" by name (registry.diff)."""
 
     def __bool__(self) -> bool:
         return not is_equal(self)
