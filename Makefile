@@ -12,7 +12,7 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-slow test-tpu test-cluster lint bench faults
+.PHONY: help venv demo test test-slow test-tpu test-cluster lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (10 to 20 minutes on two cores)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
+	@echo "make docs   set up, write the documentation as a site into build/site"
 	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/benchmarks.md"
 	@echo "make faults set up, disturb runs in every way and count what they survive (an hour or less)"
 
@@ -60,6 +61,11 @@ lint: $(TESTED)
 	$(RUN) -m ruff check .
 	$(RUN) -m pyright
 	.venv/bin/lint-imports
+
+docs: $(TESTED)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true JAX_PLATFORMS=cpu PYTHONPATH=. .venv/bin/mkdocs build --strict --quiet
+	@echo "Pages: build/site/index.html"
 
 # Peers are optional: what does not install is named, and missing from the tables.
 $(BENCHED): pyproject.toml benchmarks/constraints.txt

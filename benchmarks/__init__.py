@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run; each prints what it compares."""
+"""Benchmarks: comparisons measured side by side in one run, printed as tables."""

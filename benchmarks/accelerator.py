@@ -1,11 +1,12 @@
-"""All of an accelerator's figures in one call of under ten minutes: dense models, long rows, decoding.
+"""Benchmark of an accelerator in one call of under ten minutes: dense models, long rows, decoding.
 
     python -m benchmarks.accelerator --publish
 
-Dense language models in bfloat16 with float32 weights, no remat, heads of 128, 50,304 tokens, whole rows of random
-ones. MFU is the share of this card's own bfloat16 matrix products, measured in the same run: per token 6 times the
-weights in matrix products and 6 times layers x width x context for causal attention. JAX and this project are all it
-needs: no TensorFlow, seqio, clu. Tables are written behind every line; where a line failed, the exit code is 1.
+Dense language models in bfloat16 with float32 weights, without remat, heads of 128, a vocabulary of 50,304, rows of
+random tokens without padding. MFU is the share of the card's bfloat16 matrix product rate, measured in the same run,
+with FLOPs per token of 6 times the weights in matrix products and 6 times layers x width x context for causal
+attention. Requires only JAX and this project: no TensorFlow, seqio, clu. Tables are written after every line; the exit
+code is 1 if a line failed.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from tasks.decoding.generation import Sampler, generate
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A dense model, and what share of the card's matrix products is hoped for."""
+    """A dense model, with the goals for its MFU."""
 
     name: str
     layers: int
@@ -57,15 +58,15 @@ Work = tuple[str, Callable[[], dict[str, Any]]]
 
 
 class Tables:
-    """The tables of a call, and the time that is left of it."""
+    """Tables of a call, filled until its time limit."""
 
     def __init__(self, seconds: float, facts: dict[str, Any], publish: bool):
         self._end, self._facts, self._publish = time.monotonic() + seconds, facts, publish
         self._lines: dict[str, list[dict[str, Any]]] = {}
-        self.sound = True  # no line failed, and none went the slow way
+        self.sound = True  # no line failed or used the slow attention
 
     def fill(self, name: str, works: list[Work]) -> None:
-        """Lines of what each work measures; those that no time is left for, and those that fail, say so in theirs."""
+        """Adds a line per work and shows the table; a line's note records a failure or a lack of time."""
         lines = self._lines.setdefault(name, [])
         for what, work in works:
             if time.monotonic() > self._end:
@@ -73,21 +74,21 @@ class Tables:
                 continue
             try:
                 lines.append({"what": what, **work()})
-            except Exception as error:  # whatever it is, the other lines stand
+            except Exception as error:  # a failure must not discard the other lines
                 lines.append({"what": what, "note": f"{FAILED}{type(error).__name__} {error}".splitlines()[0][:150]})
             self.sound &= not str(lines[-1].get("note", "")).startswith((ALARM, FAILED))
             show(name, lines, self._facts, self._publish)
 
 
 def whole_rows(session: Session) -> Batch:
-    """Rows of random tokens without documents in them, as flash attention wants them."""
+    """Returns rows of random tokens without document boundaries, which flash attention needs."""
     rows, length = session.sample_batch.inputs.shape
     tokens = np.random.default_rng(0).integers(0, 256, (rows, length + 1), dtype=np.int32)
     return Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], weights=np.ones((rows, length), np.float32))
 
 
 def update_seconds(session: Session, updates: int = 10) -> tuple[float, dict[str, Any]]:
-    """Of one update, several queued ahead; its memory, and an alarm where a GPU's attention is not cuDNN's."""
+    """Returns seconds per update, several queued; its memory, and an alarm if a GPU's attention is not cuDNN's."""
     with session.placed():
         batch = session.put(whole_rows(session))
         compiled = session.compile_step(batch)
@@ -108,7 +109,7 @@ def update_seconds(session: Session, updates: int = 10) -> tuple[float, dict[str
 
 
 def dense(model: Dense, tokens: int, vocabulary: int, *settings: str) -> Session:
-    """The model with batches of so many tokens."""
+    """Returns a session of the model with batches of `tokens` tokens."""
     sizes = {"NUM_LAYERS": model.layers, "MODEL_DIM": model.width, "NUM_HEADS": model.width // 128}
     sizes |= {"SEQ_LEN": model.context, "BATCH_SIZE": max(1, tokens // model.context), "VOCAB_SIZE": vocabulary}
     overrides = [*COMMON, *(f"{name}={value}" for name, value in sizes.items()), *settings]
@@ -116,7 +117,7 @@ def dense(model: Dense, tokens: int, vocabulary: int, *settings: str) -> Session
 
 
 def training(model: Dense, tokens: int, vocabulary: int, peak: float, *settings: str) -> dict[str, Any]:
-    """Tokens per second and MFU of a dense model."""
+    """Returns tokens per second and MFU of a dense model."""
     session = dense(model, tokens, vocabulary, *settings)
     seconds, more = update_seconds(session)
     rate = session.sample_batch.inputs.size / seconds
@@ -125,7 +126,7 @@ def training(model: Dense, tokens: int, vocabulary: int, peak: float, *settings:
 
 
 def long_rows(length: int, width: int, layers: int) -> dict[str, Any]:
-    """One row: gated units with VQ attention against GPT blocks with flash attention, as wide and as many."""
+    """Compares gated units with VQ attention to GPT blocks with flash attention, equal in width and number."""
     sizes = [f"NUM_LAYERS={layers}", f"MODEL_DIM={width}", f"SEQ_LEN={length}", "BATCH_SIZE=1", "VOCAB_SIZE=256"]
     ours = [*sizes, "DATA=synthetic", "DTYPE=bfloat16", "REMAT=none", "REDUCTION=scan", "LOG_EVERY=1000000"]
     vq_model = resolve("vq.VQStdlib", [*ours, "KEY_DIM=128", "BLOCK_LEN=512", "NUM_CODES=512"])
@@ -142,7 +143,7 @@ def long_rows(length: int, width: int, layers: int) -> dict[str, Any]:
 
 
 def decoding(model: Dense, rows: int, new: int) -> dict[str, Any]:
-    """Greedy tokens per second behind prompts of 128."""
+    """Returns tokens per second of greedy decoding after prompts of 128 tokens."""
     session = dense(model, model.context, VOCABULARY if model.layers > 2 else 256)
     prompt = min(128, model.context // 2)
     tokens = np.random.default_rng(0).integers(0, 256, (rows, prompt), dtype=np.int32)
@@ -156,15 +157,15 @@ def decoding(model: Dense, rows: int, new: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=480, help="nothing new is begun behind them")
-    parser.add_argument("--tokens", type=int, default=32_768, help="of a batch")
-    parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
+    parser.add_argument("--seconds", type=float, default=480, help="time limit after which no line is started")
+    parser.add_argument("--tokens", type=int, default=32_768, help="tokens per batch")
+    parser.add_argument("--tiny", action="store_true", help="small models, to test the script")
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks.md")
     options = parser.parse_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # JAX's own 0.75 is for cards that are shared
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # JAX's default of 0.75 is for shared cards
     tiny = options.tiny
     if options.publish and (tiny or jax.default_backend() == "cpu"):
-        print("--publish is for an accelerator's figures: leave it out, or run this on one.", file=sys.stderr)
+        print("--publish needs an accelerator and full-size models. Remove --publish or --tiny.", file=sys.stderr)
         return 2
     peak = measured_peak("bfloat16", (256,) if tiny else (8192, 16_384))
     facts = {
@@ -175,13 +176,13 @@ def main() -> int:
     models, tokens, vocabulary = (TINY, 256, 256) if tiny else (DENSE, options.tokens, VOCABULARY)
 
     def train(*settings: str) -> list[Work]:
-        said = "".join(f", {setting.rpartition('.')[2]}" for setting in settings)
+        suffix = "".join(f", {setting.rpartition('.')[2]}" for setting in settings)
         work = lambda model: lambda: training(model, tokens, vocabulary, peak, *settings)
-        return [(f"{model.name}, {tokens:,} tokens{said}", work(model)) for model in models]
+        return [(f"{model.name}, {tokens:,} tokens{suffix}", work(model)) for model in models]
 
     tables = Tables(options.seconds, facts, options.publish)
     chunk = "LOSS_CHUNK=32" if tiny else "LOSS_CHUNK=256"
-    # The plain choice for all, then what else is asked for, then more choices.
+    # The default settings for all models, then long rows and decoding, then other settings.
     tables.fill("accelerator-training", train())
     lengths, width, layers = ((1024,), 128, 1) if tiny else ((8192, 32_768, 131_072), 1024, 4)
     rows = [(f"rows of {n:,}", lambda n=n: long_rows(n, width, layers)) for n in lengths]

@@ -1,4 +1,4 @@
-"""Contenders side by side: A B A B ..., each in a process of its own, only one working at a time."""
+"""Alternating measurement of contenders, A B A B ...: each in its own process, one active at a time."""
 
 import contextlib
 import dataclasses
@@ -17,21 +17,21 @@ SMALL_PAGES = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"),)
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """Who does the work, as a line of a table names it."""
+    """An implementation to measure, with its name in the tables."""
 
     name: str
     module: str  # of benchmarks.contenders
     options: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),)  # large pages
+    environment: tuple[tuple[str, str], ...] = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),)  # huge pages
 
 
 class Worker:
-    """A contender's process, ready to work."""
+    """Process of a contender."""
 
     def __init__(self, contender: Contender, arguments: Sequence[str], log: Path):
         self.contender, self.log = contender, log
         command = [sys.executable, "-m", "benchmarks.worker", arguments[0], contender.module, *arguments[1:]]
-        # Those started later load what the first ones compiled, unless the caller has a cache of its own.
+        # Later processes load programs that the first ones compiled, unless the caller sets a cache.
         cache = {"JAX_COMPILATION_CACHE_DIR": str(log.parent / "compiled")}
         with open(log, "w") as errors:
             self._process = subprocess.Popen(
@@ -45,24 +45,24 @@ class Worker:
             )
         answer = self._answer()
         self.missing: str | None = answer.get("missing")
-        self.seconds: list[float] = []  # of each turn, by repetition
+        self.seconds: list[float] = []  # per repetition, of each turn
         self.results: list[Any] = []
-        self.peak: int | None = None  # bytes of host memory in a turn
+        self.peak: int | None = None  # peak host memory of a turn, in bytes
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
             return json.loads(line)
-        told = self.log.read_text().strip().splitlines() or ["it said nothing"]
-        return {"missing": f"it ended: {told[-1][:200]}"}
+        lines = self.log.read_text().strip().splitlines() or ["no output"]
+        return {"missing": f"the process exited: {lines[-1][:200]}"}
 
     def turn(self, repetitions: int, *, counted: bool = True) -> None:
-        """One turn; one that is not counted leaves its result alone."""
+        """Runs one turn; appends its seconds if `counted`."""
         if self.missing is not None:
             return
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its last words are the answer
+        with contextlib.suppress(BrokenPipeError):  # the process has exited; _answer() returns its last output
             print(repetitions, file=self._process.stdin, flush=True)
         answer = self._answer()
         self.missing = answer.get("missing")
@@ -74,11 +74,11 @@ class Worker:
 
     @property
     def median(self) -> float:
-        """Seconds of one repetition."""
+        """Median seconds per repetition."""
         return statistics.median(self.seconds)
 
     def ratios(self, reference: "Worker") -> list[float]:
-        """How many times the reference's speed it had, turn by turn."""
+        """Returns its speed relative to the reference, turn by turn."""
         return [theirs / ours for theirs, ours in zip(reference.seconds, self.seconds, strict=True)]
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(contenders: Sequence[Contender], arguments: Sequence[str], logs: Path) -> Iterator[list[Worker]]:
-    """All contenders, started one after the other."""
+    """Context with the processes of all contenders, started one after another."""
     with contextlib.ExitStack() as stack:
         started = []
         for number, contender in enumerate(contenders):

@@ -1,8 +1,8 @@
-"""Tokens per second from every kind of data, beside what train steps eat on this machine.
+"""Reading speed of every data format, compared with the consumption of train steps on this machine.
 
-The same documents (the standard library's source, so many megabytes of it) are written in every format, tokenised into
-caches, and read back as rows of 512. What the demo and GPT-2 with 124M weights need is measured in the same run;
-sources take turns, three times, and medians are shown.
+The same documents (source of the standard library, up to a size) are written in every format, tokenized into caches,
+and read as rows of 512. The consumption of the demo and of GPT-2 with 124M weights is measured in the same run. Sources
+alternate for three rounds; medians are shown.
 
     python -m benchmarks.data [--megabytes=8]
 """
@@ -26,12 +26,12 @@ from tasks.inputs.indexed import IndexedInput, InputIterator
 from testing import formats
 
 ROUNDS = 3
-SECONDS = 1.0  # of reading, in each round
-GOAL = 20  # times the need of the 124M model
+SECONDS = 1.0  # of reading, per source and round
+GOAL = 20  # reading speed in multiples of the 124M model's consumption
 
 
 def need(name: str, *overrides: str, steps: int = 3) -> float:
-    """Tokens per second of an entry's update on this machine."""
+    """Returns tokens per second of an experiment's update on this machine."""
     session = Session(resolve(name, overrides), jax.devices()[:1])
     with session.placed():
         batch = session.put(session.train.input.batch(0))
@@ -44,7 +44,7 @@ def need(name: str, *overrides: str, steps: int = 3) -> float:
 
 
 def prepared(overrides: list[str], cache: Path) -> tuple[IndexedInput, float | None]:
-    """An input, and the tokens per second at which its cache was made (None where it has none)."""
+    """Returns an input, and the tokens per second of building its cache (None if it has none)."""
     knobs = [f"CACHE_DIR={cache}", "SEQ_LEN=512", "BATCH_SIZE=8", *overrides]
     source = build(resolve("gpt.GptStdlib", knobs).Train(), "train").input
     began = time.perf_counter()
@@ -56,7 +56,7 @@ def prepared(overrides: list[str], cache: Path) -> tuple[IndexedInput, float | N
 
 
 def reading(batches: InputIterator) -> float:
-    """Tokens per second of the next batches, the first of them left out."""
+    """Returns tokens per second of the next batches, the first one excluded."""
     next(batches)
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < SECONDS:
@@ -65,7 +65,7 @@ def reading(batches: InputIterator) -> float:
 
 
 def corpus(megabytes: float) -> list[str]:
-    """Files of the standard library."""
+    """Returns files of the standard library, `megabytes` in total."""
     texts, size = [], 0
     for document in ByteText().texts("train"):
         texts.append(document)

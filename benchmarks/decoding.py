@@ -1,8 +1,8 @@
-"""Greedy decoding of GPT-2 side by side: our compiled loop, transformers' generate, and a loop without a cache.
+"""Benchmark of greedy GPT-2 decoding: our compiled loop, transformers' generate, and a loop without a cache.
 
     python -m benchmarks.decoding --size='6x384 at 512'
 
-All have the same weights and prompts; tokens per second count the new ones, prompts included in the time.
+All use the same weights and prompts. Tokens per second count new tokens; the time includes reading the prompts.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What does a run survive: disturbed and restarted, it must end in the bits of an undisturbed run.
+"""Measured failure recovery: after faults and restarts, a run must be bit-identical to a run without faults.
 
-A small experiment is trained in real processes, undisturbed once for each number of processes; then it is killed, told
-to stop, damaged, starved of disk space, halted, and started again with the same command until it ends. Weights,
-optimizer, data positions and metrics.jsonl (but for timings) are compared bit for bit.
+A small experiment is trained in real processes, once without faults per number of processes. Other runs are killed,
+signalled, paused, lose disk space or have checkpoints corrupted, and are restarted with the same command until they
+finish. Weights, optimizer state, data positions and metrics.jsonl (except timings) are compared bit by bit.
 
 python -m benchmarks.faults [--only=kill] [--seed=0] [--counts=full]
 """
@@ -22,7 +22,7 @@ from testing.faults.scenarios import KINDS, OTHER, SAME, SKIPPED, STOPPED, Bench
 
 
 def disturb(bench: Bench, kinds: Sequence[str]) -> list[Outcome]:
-    """Carries kinds of disturbances out, and says what came of each as it goes."""
+    """Runs the scenarios of some kinds; prints each outcome at once and returns all."""
     outcomes = []
     for kind in kinds:
         for outcome in KINDS[kind](bench):
@@ -32,8 +32,8 @@ def disturb(bench: Bench, kinds: Sequence[str]) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A row for each disturbance: how often it was tried, and what came of it."""
-    lines = ["| disturbance | tried | same bits | clear stop | other |", "| --- | ---: | ---: | ---: | ---: |"]
+    """Returns a Markdown table with a row per fault: number of trials, and of each outcome."""
+    lines = ["| fault | trials | same bits | clear stop | other |", "| --- | ---: | ---: | ---: | ---: |"]
     for row in dict.fromkeys(outcome.row for outcome in outcomes):
         results = [outcome.result for outcome in outcomes if outcome.row == row]
         if SKIPPED in results:
@@ -45,20 +45,20 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> int:
-    """Prints what came of each disturbance, and a table; exit code 1 where a promise was not kept."""
+    """Prints the outcome of each fault, and a table; returns exit code 1 if an outcome is OTHER."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=KINDS, action="append", help="a kind of disturbance; repeatable")
+    parser.add_argument("--only", choices=KINDS, action="append", help="a kind of fault; repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--counts", choices=("small", "full"), default="full")
     options = parser.parse_args()
     began = time.monotonic()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax explains itself at length
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs long warnings
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.seed, small=options.counts == "small")
         outcomes = disturb(bench, options.only or list(KINDS))
-    print(f"\n{table(outcomes)}\n\nMinutes in all: {(time.monotonic() - began) / 60:.0f}.", flush=True)
+    print(f"\n{table(outcomes)}\n\nTotal minutes: {(time.monotonic() - began) / 60:.0f}.", flush=True)
     if bench.longest_wait:
-        print(f"Longest wait from a kill until the last process had ended: {bench.longest_wait:.0f} s.")
+        print(f"Longest time from a kill until the last process exited: {bench.longest_wait:.0f} s.")
     return 1 if any(outcome.result == OTHER for outcome in outcomes) else 0
 
 

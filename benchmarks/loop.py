@@ -1,6 +1,6 @@
-"""What the runner's loop costs: its steps per second against the bare jitted step called in a Python loop.
+"""Overhead of the training loop: its steps per second against the bare jitted step in a Python loop.
 
-Both run the same compiled step on the same batches in one process, turn about; medians are compared.
+Both run the same compiled step in one process, alternating; the bare loop reuses one batch. Medians are compared.
 
     python -m benchmarks.loop
 """
@@ -24,7 +24,7 @@ GOAL = 0.97
 
 
 def bare(session: Session, steps: int) -> float:
-    """Steps per second of the compiled step on one prepared batch, nothing else."""
+    """Returns steps per second of the compiled step alone, on one prepared batch."""
     with session.placed():
         batch = session.put(session.train.input.batch(0))
         update = session.compile_step(batch)
@@ -41,7 +41,7 @@ def bare(session: Session, steps: int) -> float:
 
 
 def looped(session: Session) -> float:
-    """Steps per second that the runner reports for all windows but the first, with reading, metrics and logging."""
+    """Returns steps per second reported by the runner, the first window excluded; includes reading and logging."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = open_workdir(folder, session.experiment, session.mesh_shape)
         train(session, workdir, TrainOptions(tensorboard=False))

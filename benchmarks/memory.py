@@ -1,8 +1,8 @@
-"""Cross-entropy over large vocabularies, whole and in pieces: time and memory of a loss and its gradients.
+"""Time and memory of cross-entropy and its gradients over large vocabularies, computed at once or in chunks.
 
     python -m benchmarks.memory
 
-"pieces, twice" computes each piece's logits again on the way back, as jax.checkpoint does it.
+"pieces, twice" recomputes the logits of each chunk in the backward pass with jax.checkpoint.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
 
 
 def pieces_twice(features: Any, head: Any, targets: Any, weights: Any, chunk: int) -> Any:
-    """The loss in pieces whose logits are computed again for the gradient."""
+    """Returns the loss in chunks, whose logits the backward pass recomputes."""
     split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     @jax.checkpoint
@@ -36,7 +36,7 @@ def _measured(options: argparse.Namespace, vocabulary: int) -> list[dict[str, An
     weights = jnp.ones(targets.shape)
     in_pieces = lambda f, h, chunk: chunked_cross_entropy(f, lambda x: x @ h, targets, weights, chunk).objective
     losses: dict[str, Any] = {
-        "whole": lambda f, h: in_pieces(f, h, None),
+        "one piece": lambda f, h: in_pieces(f, h, None),
         "pieces": lambda f, h: in_pieces(f, h, options.chunk),
         "pieces, twice": lambda f, h: pieces_twice(f, h, targets, weights, options.chunk),
     }
@@ -51,7 +51,10 @@ def _measured(options: argparse.Namespace, vocabulary: int) -> list[dict[str, An
         line = {"tokens in vocabulary": vocabulary, "loss": name, "seconds": seconds[name]}
         lines.append(
             line
-            | {"of whole": seconds[name] / seconds["whole"], "MiB of temporaries": memory.temp_size_in_bytes / 2**20}
+            | {
+                "of one piece": seconds[name] / seconds["one piece"],
+                "MiB of temporaries": memory.temp_size_in_bytes / 2**20,
+            }
         )
     return lines
 

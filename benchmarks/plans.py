@@ -1,10 +1,10 @@
-"""Plans GShard, BERT, large VQ, Mu and ZeRO entries with the TPU compiler, and writes the table of docs/plans.md.
+"""Plans GShard, BERT, large VQ, Mu and ZeRO experiments with the TPU compiler, and writes the table of docs/plans.md.
 
-    python -m benchmarks.plans                  all entries, half a minute each; needs the extra `tpu`, no TPU
-    python -m benchmarks.plans 'gshard.Moe*'    some; the others keep the plans that are there
+    python -m benchmarks.plans                  all experiments, half a minute each; needs the extra `tpu`, no TPU
+    python -m benchmarks.plans 'gshard.Moe*'    some; the others keep their plans
 
-Each entry is planned in a process of its own, into plans/slices/NAME. An entry with a plan there is not planned again:
-remove its folder first.
+Each experiment is planned in its own process, into plans/slices/NAME. Existing plans are kept; remove a folder to plan
+its experiment again.
 """
 
 import fnmatch
@@ -21,8 +21,8 @@ from registry.tool.render import size
 FOLDER = Path("plans/slices")
 PAGE = Path("docs/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
-# Slices of so many devices. The BERT runs were MLPerf's on TPU v4, the GShard ones on the two-core
-# chips of v3; entries for any number of devices are not planned.
+# Slices by number of devices. The BERT runs were MLPerf's on TPU v4, the GShard runs on the two-core
+# chips of v3; experiments for any number of devices are not planned.
 SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
@@ -30,7 +30,7 @@ SLICES = {
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
     "zero": {32: "v3:4x4"},
 }
-# Tokens per second that comments in the reference promise.
+# Tokens per second stated in comments of the reference implementation.
 PROMISED = {
     "DenseLm128B8x8": 3_700,
     "DenseLm128B16x16": 18_000,
@@ -48,7 +48,7 @@ COLUMNS = (
 
 
 def main(globs: list[str]) -> int:
-    """Plans what is missing, then writes the table of all plans there are."""
+    """Creates missing plans, then writes the table of all existing plans."""
     names = [name for name in entries() if topology(name)]
     chosen = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
     for name in chosen:
@@ -65,7 +65,7 @@ def main(globs: list[str]) -> int:
 
 
 def topology(name: str) -> str | None:
-    """The slice an entry is planned for; None where it is for none."""
+    """Returns the slice an experiment is planned for, or None."""
     if name.endswith("32x32"):
         return "v3:32x32"
     return SLICES.get(name.partition(".")[0], {}).get(math.prod(entries()[name].mesh))

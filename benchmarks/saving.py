@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint of GPT-2 with 124M weights and AdamW, and how long restoring takes.
+"""Time that a checkpoint of GPT-2 with 124M weights and AdamW blocks training, and time to restore it.
 
 python -m benchmarks.saving
 """
@@ -40,8 +40,8 @@ def main() -> int:
         def turn(number: int) -> None:
             checkpoints, extra = Checkpoints(workdir), {"tokens_seen": 0, "input": None}
             note("an update", step)
-            note("a save, until training goes on", lambda: checkpoints.save(number, state, extra, None))
-            note("the update beside its writing", step)
+            note("a save, until training continues", lambda: checkpoints.save(number, state, extra, None))
+            note("the update during its writing", step)
             note("until it is written", checkpoints.close)
             reader = Checkpoints(workdir)
             note("a restore", lambda: jax.block_until_ready(reader.require(session.abstract_state, "last")[0]))
@@ -51,8 +51,8 @@ def main() -> int:
             turn(number + 1)
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    parts = ("a save, until training goes on", "the update beside its writing")
-    medians["what a save costs training"] = sum(medians[part] for part in parts) - medians["an update"]
+    parts = ("a save, until training continues", "the update during its writing")
+    medians["training time lost per save"] = sum(medians[part] for part in parts) - medians["an update"]
     lines = [{"what": name, "seconds": value} for name, value in medians.items()]
     facts = {"machine": machine(), "state": f"{held / 2**30:.2f} GiB", "turns": options.rounds}
     show("checkpoints", lines, facts, options.publish)

@@ -1,9 +1,9 @@
-"""Does start-up grow with the number of machines: plans on 256 and 2048 virtual devices, and hosts that agree.
+"""Scaling of start-up with the number of machines: plans on 8 to 2048 virtual devices, agreement of up to 512 hosts.
 
     python -m benchmarks.scale
 
-Plans are made in processes of their own. Hosts are clients of one real coordination service, all in this process: their
-calls are counted, and the time until all have heard the verdict.
+Each plan runs in its own process. Hosts are clients of one real coordination service, all in this process; the
+benchmark counts their calls and measures the time until all have the result.
 """
 
 import json
@@ -27,7 +27,7 @@ ROWS_PER_DEVICE = 2
 
 
 def plan(devices: int) -> dict[str, float]:
-    """Seconds and memory of getting ready for so many devices; run in a process of its own."""
+    """Returns seconds and peak memory of preparing an update for `devices` devices; must run in its own process."""
     from runners.virtual_devices import make_virtual_devices
 
     make_virtual_devices(devices)
@@ -52,7 +52,7 @@ def plan(devices: int) -> dict[str, float]:
 
 
 class Counted:
-    """A client that counts its calls."""
+    """Proxy of a client that counts calls."""
 
     def __init__(self, client: Any):
         self._client, self.calls = client, 0
@@ -68,12 +68,12 @@ class Counted:
 
 
 def agree(hosts: int) -> dict[str, float]:
-    """Calls and seconds of one agreement among so many hosts."""
+    """Returns calls and seconds of one agreement among `hosts` hosts."""
     from jax._src import distributed as internal
 
     from runners.processes.coordination import Peers
 
-    runtime: Any = vars(internal)["_jax"]  # of which JAX makes no public name
+    runtime: Any = vars(internal)["_jax"]  # JAX has no public name for it
 
     port = free_port()
     service = runtime.get_distributed_runtime_service(f"[::]:{port}", hosts, heartbeat_timeout=300, shutdown_timeout=60)
@@ -118,13 +118,13 @@ def main(arguments: list[str]) -> int:
         plans.append(json.loads(done.stdout.splitlines()[-1]))
     console = Console(width=120)
     table = Table(
-        "devices", "config, check, mesh", "shapes and places", "compile", "peak memory", title=f"Plans of {ENTRY}"
+        "devices", "config, check, mesh", "shapes and shardings", "compile", "peak memory", title=f"Plans of {ENTRY}"
     )
     for found in plans:
         seconds = [f"{found[name]:.1f} s" for name in ("check", "shapes", "compile")]
         table.add_row(str(found["devices"]), *seconds, f"{found['peak_gib']:.1f} GiB")
     console.print(table)
-    table = Table("hosts", "calls of a host", "all have agreed after", title="Agreeing at the start")
+    table = Table("hosts", "calls per host", "time to agree", title="Agreement at the start")
     for hosts in HOSTS:
         found = agree(hosts)
         table.add_row(str(hosts), f"{found['calls']:.0f}", f"{found['seconds'] * 1e3:.0f} ms")

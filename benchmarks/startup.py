@@ -1,4 +1,4 @@
-"""How long one waits for the first thing to happen: commands, imports, the first update, compilation by depth.
+"""Start-up times: commands, imports, the first update, compilation by number of layers.
 
 python -m benchmarks.startup
 """
@@ -29,13 +29,13 @@ COMMANDS = {
 MODULES = ("numpy", "jax", "optax", "flax.linen", "orbax.checkpoint", "layers.language_model", "registry.resolve")
 MODULES += ("tasks.language_model_task", "registry.experiments.gshard", "runners.session", "runners.training.train")
 MODULES += ("launch.command_line",)
-# What `make bench` sets for processes that cannot start anew by themselves would hide that commands do.
+# `make bench` sets GLIBC_TUNABLES for processes that cannot restart themselves; commands restart, which counts here.
 AS_TYPED = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"JAX_PLATFORMS": "cpu"}
 TRAIN = ["-m", "runners.main", "--exp=tiny.StdlibTiny", "--no-tensorboard", "--set=LOG_EVERY=1", "--set=NUM_STEPS=120"]
 
 
 def first_step(cache: str) -> float:
-    """Seconds from the command to the line of the first update."""
+    """Returns seconds from the start of the command to the log line of the first update."""
     environment = AS_TYPED | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-u", *TRAIN, f"--workdir={folder}"]
@@ -52,7 +52,7 @@ def first_step(cache: str) -> float:
 
 
 def compile_seconds(layers: int, unroll: int) -> float:
-    """Of a train step of tiny.StdlibTiny with so many layers, tracing included."""
+    """Returns seconds to trace and compile a train step of tiny.StdlibTiny with `layers` layers."""
     session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}", f"UNROLL={unroll}"]))
     with session.placed():
         batch = session.put(session.train.input.batch(0))
@@ -60,7 +60,7 @@ def compile_seconds(layers: int, unroll: int) -> float:
 
 
 def decoding_seconds(layers: int) -> float:
-    """Of compiling a loop of 64 tokens of tiny.StdlibTiny with so many layers."""
+    """Returns seconds to compile the decoding of 64 tokens of tiny.StdlibTiny with `layers` layers."""
     session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}"]))
     tokens = np.ones((1, 8), np.int32)
     with session.placed():
@@ -79,7 +79,7 @@ def main() -> int:
     works |= {f"import {name}": ["-c", f"import {name}"] for name in MODULES} | {"python alone": ["-c", ""]}
     bad = [name for name, work in works.items() if run(*work) not in (0, 1)]  # 1: `registry diff` found a difference
     if bad:
-        print(f"These failed: {', '.join(bad)}.", file=sys.stderr)
+        print(f"Commands failed: {', '.join(bad)}.", file=sys.stderr)
         return 1
     once = lambda: {name: timed(lambda work=work: run(*work)) for name, work in works.items()}
     turns = [once() for _ in range(options.rounds)]
@@ -94,7 +94,7 @@ def main() -> int:
             turn = lambda n=n, unroll=unroll: compile_seconds(n, n if unroll == "unrolled" else 1)
             compiles[f"compile a step of {n} layers, {unroll}"] = turn
     compiles |= {f"compile decoding with {n} layers": lambda n=n: decoding_seconds(n) for n in (4, 16, 64)}
-    compile_seconds(2, 1)  # what the first compilation of a process has to set up
+    compile_seconds(2, 1)  # one-time set-up of the compiler
     for name, work in compiles.items():
         lines.append({"what": name, "seconds": statistics.median(work() for _ in range(options.rounds))})
     show("start-up", lines, {"machine": machine(), "turns": options.rounds}, options.publish)

@@ -1,4 +1,4 @@
-"""Where figures go: a Markdown table between marks in docs/benchmarks.md, and the same as JSON beside it."""
+"""Tables of benchmarks: Markdown between marks in docs/benchmarks.md, and JSON in docs/figures."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ PAGE = DOCS / "benchmarks.md"
 
 
 def flags(doc: str | None) -> argparse.ArgumentParser:
-    """The flags of a benchmark of the CPU (or of what JAX_PLATFORMS says), --publish among them."""
+    """Returns a parser with --publish, for a benchmark on the CPU or on JAX_PLATFORMS."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
@@ -28,7 +28,7 @@ def flags(doc: str | None) -> argparse.ArgumentParser:
 
 
 def machine() -> str:
-    """Processor, cores, memory, and the versions of what computes, in one line."""
+    """Returns processor, cores, memory and versions of the frameworks, in one line."""
     cpu = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+)", _read("/proc/meminfo"))
     parts = [cpu[1] if cpu else platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
@@ -46,7 +46,7 @@ def _read(path: str) -> str:
 
 
 def measured_peak(dtype: str, sizes: Sequence[int], seconds: float = 1.0) -> float:
-    """FLOP/s of square products of random matrices, kept up for so many seconds; the best of these sizes."""
+    """Returns FLOP/s of square matrix products, sustained for `seconds`; the best of `sizes`."""
     return max(_peak(dtype, size, seconds) for size in sizes)
 
 
@@ -59,19 +59,19 @@ def _peak(dtype: str, size: int, seconds: float) -> float:
 
 
 def gpt_flops_per_token(layers: int, width: int, context: int, vocabulary: int) -> int:
-    """Of an update of a GPT: 6 times the weights in matrix products, and 6 L d T for causal attention."""
+    """Returns FLOPs per token of a GPT update: 6 times the weights in products, 6 L d T for causal attention."""
     return 6 * (12 * layers * width**2 + vocabulary * width + layers * width * context)
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that it takes."""
+    """Returns the seconds of a call of `work`."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def turn_about(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
-    """Median seconds of each, all turn about, behind one turn that does not count."""
+    """Returns median seconds of each work; works alternate, after one warm-up round."""
     for work in works.values():
         work()
     seconds = [{name: timed(work) for name, work in works.items()} for _ in range(rounds)]
@@ -79,17 +79,17 @@ def turn_about(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
 
 
 def as_markdown(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    """Facts in a sentence (those that are many numbers are for the JSON alone), lines as a table."""
+    """Returns facts in a sentence (dictionaries are only in the JSON), and lines as a table."""
     columns = list(dict.fromkeys(name for line in lines for name in line))
     cells = [[_cell(line.get(column)) for column in columns] for line in lines]
     rule = "| " + " | ".join("---" if i == 0 else "--:" for i in range(len(columns))) + " |"
     table = ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(row) + " |" for row in cells)]
-    said = "; ".join(f"{key}: {_cell(value)}" for key, value in facts.items() if not isinstance(value, dict))
-    return "\n".join([f"{said}.", "", *table])
+    sentence = "; ".join(f"{key}: {_cell(value)}" for key, value in facts.items() if not isinstance(value, dict))
+    return "\n".join([f"{sentence}.", "", *table])
 
 
 def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], publish: bool) -> None:
-    """Prints lines as a table; with `publish`, writes them into the docs between the marks of that name, and JSON."""
+    """Prints lines as a table; with `publish`, also writes them between the marks of `name` in the docs and as JSON."""
     text = as_markdown(lines, facts)
     print(f"\n{name}\n{text}\n", flush=True)
     if not publish:
@@ -98,7 +98,7 @@ def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
     page = PAGE.read_text()
     before, found, after = page.partition(begin)
     if not found or end not in after:
-        raise ValueError(f"{PAGE} has no marks of {name}")
+        raise ValueError(f"The marks of {name} are missing in {PAGE}.")
     PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after.partition(end)[2]}")
     folder = DOCS / "figures"
     (folder / f"{name}.json").write_text(json.dumps({**facts, "lines": list(lines)}, indent=1) + "\n")

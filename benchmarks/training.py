@@ -1,12 +1,12 @@
-"""Train steps of GPT-2 side by side: the same weights, tokens, optimizer and losses, in codes that take turns.
+"""Benchmark of GPT-2 train steps: implementations with the same weights, tokens, optimizer and losses alternate.
 
     python -m benchmarks.training --size=6x384
 
-Every contender computes in float32 and has large pages (runners.huge_pages), except where its line says otherwise. MFU
-is the share of XLA's matrix products on this machine (which take turns with the others) that goes into the model: per
-token, 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the
-median of those turn by turn; beside it stand its quartiles. Processes are started several times: one keeps the pages
-that it got, and is faster or slower than the next by a tenth for good.
+Every contender computes in float32 with huge pages (runners.huge_pages), unless its name differs. MFU is the model's
+share of the rate of XLA's matrix products on this machine, which alternate with the contenders; FLOPs per token are 6
+times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the median
+over turns, with its quartiles. Processes are started several times, because the memory pages that a process receives
+make it faster or slower than the next by a tenth until it exits.
 """
 
 import argparse
@@ -43,12 +43,12 @@ DIFFERS = " differs!"
 
 
 def flops_per_token(size: Gpt2Size) -> float:
-    """Of an update: see the top."""
+    """Returns FLOPs per token of an update (see the module docstring)."""
     return gpt_flops_per_token(size.layers, size.width, size.context, size.vocab)
 
 
 def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
-    """Each contender's processes, one of every launch, behind all turns; each turn about begins with another one."""
+    """Returns each contender's processes, one per launch, after all turns; each round starts with another contender."""
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[options.size], weights)
@@ -69,24 +69,24 @@ def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tu
 
 
 def seconds_of(runs: Sequence[Worker]) -> list[float]:
-    """Of an update, in every turn of every launch."""
+    """Returns seconds per update, in every turn of every launch."""
     return [seconds for run in runs for seconds in run.seconds]
 
 
 def missing(runs: Sequence[Worker]) -> str | None:
-    """Why a contender is not compared, if one of its processes did not run."""
+    """Returns why a contender is missing, if one of its processes failed, else None."""
     return next((run.missing for run in runs if run.missing is not None), None)
 
 
 def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size, peak: float) -> dict[str, Any]:
-    """A contender's figures, against those of the reference in the same turns."""
+    """Returns a contender's line, relative to the reference in the same turns."""
     line: dict[str, Any] = {"step of": runs[0].contender.name}
     if (why := missing(runs)) is not None:
         return line | {"last loss": f"missing: {why}"}
     rate = size.rows * size.context / statistics.median(seconds_of(runs))
     pairs = list(zip(runs, references, strict=True))
     losses = [each for run, reference in pairs for each in zip(run.results, reference.results, strict=True)]
-    agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in losses)  # not so where one is no number
+    agrees = all(abs(a - b) / b < LOSSES_AGREE for a, b in losses)  # False for NaN
     ratios = [ratio for run, reference in pairs for ratio in run.ratios(reference)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return line | {
@@ -94,13 +94,15 @@ def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size
         "ratio": statistics.median(ratios),
         "quartiles": f"{low:.2f} to {high:.2f}",
         "MFU": rate * flops_per_token(size) / peak,
-        "peak GiB": None if runs[-1].peak is None else runs[-1].peak / 2**30,  # of who has nothing left to compile
+        "peak GiB": None
+        if runs[-1].peak is None
+        else runs[-1].peak / 2**30,  # the last launch, whose programs are all cached
         "last loss": f"{runs[-1].results[-1]:.5f}" + ("" if agrees else DIFFERS),
     }
 
 
 def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list[dict[str, Any]], float, Any]:
-    """Lines of ours and these others in the same turns, FLOP/s of matrix products between them, and all seconds."""
+    """Returns lines of Vortaro and `others`, FLOP/s of matrix products in the same turns, and all seconds."""
     product, *started = measure([PRODUCTS, CONTENDERS[0], *others], options)
     for runs in (product, started[0]):
         if (why := missing(runs)) is not None:
@@ -113,16 +115,18 @@ def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list
 def main() -> int:
     parser = flags(__doc__)
     parser.add_argument("--size", choices=SIZES, default="6x384")
-    parser.add_argument("--launches", type=int, default=3, help="of every process")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of a launch")
-    parser.add_argument("--updates", type=int, default=5, help="of a turn")
-    parser.add_argument("--together", type=int, default=len(CONTENDERS), help="processes at once, ours in each group")
+    parser.add_argument("--launches", type=int, default=3, help="starts of each process")
+    parser.add_argument("--rounds", type=int, default=3, help="turns per launch")
+    parser.add_argument("--updates", type=int, default=5, help="updates per turn")
+    parser.add_argument(
+        "--together", type=int, default=len(CONTENDERS), help="simultaneous processes, Vortaro in each group"
+    )
     options = parser.parse_args()
     (ours, *others), size = CONTENDERS, SIZES[options.size]
     lines, peaks, seconds, several = [], [], {}, max(1, options.together - 1)
     for begin in range(0, len(others), several):
         group, peak, by_contender = compared(others[begin : begin + several], options)
-        group[0]["step of"] = f"{ours.name}{', beside those below' if lines else ''}"  # machines drift between groups
+        group[0]["step of"] = f"{ours.name}{', with the group below' if lines else ''}"  # machines drift between groups
         lines += group
         peaks.append(peak)
         seconds[f"group {len(peaks)}"] = by_contender

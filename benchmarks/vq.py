@@ -1,4 +1,4 @@
-"""VQ attention against its quadratic twin, turn about in one process: train step, forward pass, memory, sampling.
+"""VQ attention against its quadratic counterpart, alternating in one process: training, forward pass, sampling.
 
 python -m benchmarks.vq speed --lengths 2048 8192 32768
 python -m benchmarks.vq flat --lengths 8192 32768 131072
@@ -27,18 +27,18 @@ SIZES: dict[str, Any] = {
     "VOCAB_SIZE": 256,
     "BATCH_SIZE": 1,
     "DTYPE": "float32",
-    "REMAT": "none",  # both compute scores again in the backward pass, a block or a chunk of queries at a time
+    "REMAT": "none",  # both recompute scores in the backward pass, per block or chunk of queries
     "LOSS_CHUNK": 512,
 }
 
 
 def experiment(length: int, knobs: dict[str, Any], attention: str) -> Experiment:
-    """The model to be measured."""
+    """Returns the experiment of a model to measure."""
     return VQLm.derive(**SIZES | knobs | {"SEQ_LEN": length, "ATTENTION": attention})()
 
 
 class Measured:
-    """One model at one length: its compiled programs, and what they took."""
+    """One model at one length: compiled programs, and their seconds."""
 
     def __init__(self, length: int, knobs: dict[str, Any], attention: str):
         self.session = Session(experiment(length, knobs, attention), jax.devices()[:1])
@@ -52,7 +52,7 @@ class Measured:
         self.seconds: dict[str, list[float]] = {"train": [], "forward": []}
 
     def turn(self, repeats: int) -> None:
-        """So many train steps, and so many forward passes."""
+        """Times `repeats` train steps and `repeats` forward passes."""
 
         def train() -> None:
             for _ in range(repeats):
@@ -67,20 +67,20 @@ class Measured:
             self.seconds["forward"].append(timed(forward) / repeats)
 
     def rate(self, kind: str) -> float:
-        """Tokens per second, the first turn left out."""
+        """Returns tokens per second, the first turn excluded."""
         return self.length / statistics.median(self.seconds[kind][1:])
 
     @property
     def kib_per_token(self) -> float:
-        """Temporaries of the train step, by the compiler's analysis."""
+        """Temporary memory of the train step per token, by the compiler's analysis."""
         return self.update.memory_analysis().temp_size_in_bytes / self.length / 1024
 
 
 def measured(lengths: list[int], kinds: dict[str, str], rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line per length, medians, of models that take turns; in each turn, all read as many tokens as the longest row.
+    """Returns a line of medians per length. Models alternate; in each turn, all process the tokens of the longest row.
 
     Args:
-      kinds: what a model is called, and its ATTENTION.
+      kinds: name of a model, and its ATTENTION.
     """
     models = {(length, name): Measured(length, knobs, kind) for length in lengths for name, kind in kinds.items()}
     for _ in range(rounds + 1):
@@ -102,7 +102,7 @@ def measured(lengths: list[int], kinds: dict[str, str], rounds: int, knobs: dict
 
 
 def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tokens per second behind pasts of different lengths, turn about."""
+    """Returns sampled tokens per second after contexts of different lengths, which alternate."""
     session = Session(experiment(1024, {"NUM_LAYERS": 2} | knobs, "vq"), jax.devices()[:1])
     task = cast(LanguageModelTask, session.task)
     choices: dict[str, Any] = {"new_tokens": new_tokens, "sampler": Sampler(temperature=1.0)}

@@ -1,4 +1,4 @@
-"""A contender in a process of its own: prepares its work, then does a turn of it for every line it reads.
+"""Process of a contender: prepares its work, then runs one turn per line of standard input.
 
 python -m benchmarks.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
 """
@@ -18,7 +18,7 @@ from benchmarks.contenders.work import SIZES
 
 
 def prepared(options: argparse.Namespace) -> Any:
-    """A function of the number of repetitions, that does one turn."""
+    """Returns the function that runs one turn of a number of repetitions."""
     module = importlib.import_module(f"benchmarks.contenders.{options.contender}")
     size, chosen = SIZES[options.size], set(options.options)
     if options.work == "train":
@@ -28,12 +28,12 @@ def prepared(options: argparse.Namespace) -> Any:
 
 
 def forget_peak() -> None:
-    """Lets the kernel count this process's highest memory from here on (what a parent held counts in it else)."""
+    """Resets the kernel's record of this process's peak memory, which would include the parent's memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int | None:
-    """The most memory that this process has held since; None where the kernel does not say."""
+    """Returns the peak memory of this process since `forget_peak`; None if the kernel does not report it."""
     status = Path("/proc/self/status")
     found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
     return int(found[1]) * 1024 if found else None
@@ -44,27 +44,27 @@ def main() -> int:
     parser.add_argument("work", choices=["train", "decode"])
     parser.add_argument("contender", help="a module of benchmarks.contenders")
     parser.add_argument("--size", choices=SIZES, required=True)
-    parser.add_argument("--weights", required=True, help="a file in GPT-2's form")
+    parser.add_argument("--weights", required=True, help="a file in GPT-2's format")
     parser.add_argument("--options", nargs="*", default=[])
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256)
     options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    say = lambda **values: print(json.dumps(values), file=answers, flush=True)
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
+    send = lambda **values: print(json.dumps(values), file=answers, flush=True)
     try:
         turn = prepared(options)
     except ImportError as error:
-        say(missing=str(error))
+        send(missing=str(error))
         return 0
-    say(ready=True)
+    send(ready=True)
     for line in sys.stdin:
         with contextlib.suppress(OSError):
             forget_peak()
         began = time.perf_counter()
         result = turn(int(line))
-        say(seconds=time.perf_counter() - began, result=result, peak=peak_bytes())
+        send(seconds=time.perf_counter() - began, result=result, peak=peak_bytes())
     return 0
 
 

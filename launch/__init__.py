@@ -1,4 +1,4 @@
-"""Starts a run on many machines: `python -m launch TARGET [options] -- RUNNER FLAGS`."""
+"""Launchers that start a run on many machines: `python -m launch TARGET [options] -- RUNNER FLAGS`."""
 
 import runpy
 from pathlib import Path

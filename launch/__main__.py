@@ -1,4 +1,4 @@
-"""`python -m launch`."""
+"""Entry point of `python -m launch`."""
 
 import sys
 

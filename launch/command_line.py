@@ -16,7 +16,7 @@ from runners.options import add_options
 USAGE = """python -m launch TARGET [options] -- RUNNER FLAGS
 
 TARGET: local | slurm | mpirun | jobset | tpu ACTION | tpu queue ACTION
-`python -m launch TARGET --help` lists its options. What each does: docs/launch.md."""
+`python -m launch TARGET --help` lists its options. docs/launch.md describes each target."""
 
 RENDER: dict[str, tuple[type[jobs.Job], Callable[..., Path]]] = {
     "slurm": (jobs.Slurm, slurm.render),
@@ -38,10 +38,10 @@ WITH_RUNNER = ("local", "slurm", "mpirun", "jobset", "tpu run")
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
-    """The target and what is to be launched.
+    """Returns the target and its job.
 
     Raises:
-      UsageError: no such target or option, a wrong value, or runner flags that the runner would refuse.
+      UsageError: an unknown target or option, a wrong value, or flags that the runner would refuse.
     """
     arguments = list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -53,17 +53,17 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
     given = vars(parser.parse_known(own))
     for field in dataclasses.fields(cls):
         if field.name in given and given[field.name] is dataclasses.MISSING:
-            raise UsageError(f"`python -m launch {target}` must be told --{field.name}: {field.metadata['help']}.")
+            raise UsageError(f"`python -m launch {target}` requires --{field.name} ({field.metadata['help']}). Add it.")
     workdir = None
     if target in WITH_RUNNER:
         if not flags:
-            raise UsageError(f"`python -m launch {target}` starts the runner: give its flags behind `--`.")
+            raise UsageError(f"`python -m launch {target}` requires flags of the runner. Add them after `--`.")
         workdir = checked(flags, ["--host_devices"] if given.get("host_devices") else []).workdir
     elif flags:
-        raise UsageError(f"`python -m launch {target}` starts no run: leave out `--` and what follows.")
+        raise UsageError(f"`python -m launch {target}` does not start a run. Remove `--` and the flags after it.")
     if not given["name"]:
         if target.startswith("tpu"):
-            raise UsageError("Say which slice: --name=NAME.")
+            raise UsageError(f"`python -m launch {target}` requires the name of the slice. Add --name=NAME.")
         given["name"] = re.sub(r"[^\w.-]", "-", Path(workdir or "").name)
     job = cls(flags=flags, **given)
     _require_workdir(job, workdir)
@@ -71,19 +71,19 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
 
 
 def _target(words: list[str]) -> tuple[str, list[str]]:
-    """The target's name, of one to three words, and what follows."""
+    """Returns the target's name (one to three words) and the remaining arguments."""
     leading = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
     for count in (3, 2, 1):
         if count <= leading and (name := " ".join(words[:count])) in TARGETS:
             return name, words[count:]
     if not words or words[0] in ("-h", "--help"):
         raise _Help
-    said = " ".join(words[:leading]) or words[0]
-    raise UsageError(f"There is no target '{said}'. {did_you_mean(said, TARGETS)}")
+    name = " ".join(words[:leading]) or words[0]
+    raise UsageError(f"Unknown target '{name}'. {did_you_mean(name, TARGETS)}")
 
 
 class _Help(Exception):
-    """Nothing but help was asked for."""
+    """Raised if the command line only requests help."""
 
 
 def _require_workdir(job: jobs.Job, workdir: str | None) -> None:
@@ -108,10 +108,10 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be written: {error.strerror}. Choose another --folder.") from error
     sys.stdout.flush()
-    # In this process's place, so that signals and the terminal are the script's.
+    # The script replaces this process, so that it receives signals and the terminal.
     os.execvp("bash", ["bash", str(written), *(["--dry_run"] if job.dry_run else [])])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Launches; a known error ends in one sentence and its exit code."""
+    """Runs the command; prints a known error as one message and returns its exit code."""
     return exit_code(run, arguments)

@@ -1,4 +1,4 @@
-"""What is launched: one frozen description for each target. The command line is made from its fields."""
+"""Jobs: one frozen dataclass for each target, whose fields are the command-line options."""
 
 import dataclasses
 import math
@@ -7,49 +7,53 @@ import re
 from layers.errors import UsageError
 from runners.options import option
 
-COORDINATOR_PORT = 8482  # where process 0 listens in a pod; JAX's own on TPU VMs
+COORDINATOR_PORT = 8482  # the port of process 0 in a pod; the same as JAX's on TPU VMs
 
 
 def require_positive(job: "Job", *names: str) -> None:
-    """Raises a UsageError where one of these fields is a number below 1."""
+    """Raises a UsageError if one of these fields is a number below 1."""
     for name in names:
         value = getattr(job, name)
         if value is not None and value < 1:
-            raise UsageError(f"--{name}={value} must be at least 1.")
+            raise UsageError(f"--{name} must be at least 1 (got {value}).")
 
 
 def require_dns_name(name: str) -> None:
-    """Raises a UsageError for what cannot be part of a host's name."""
+    """Raises a UsageError unless `name` can be part of a host name."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
         raise UsageError(
-            f"--name={name} becomes part of host names: small letters, digits and hyphens, a letter first, 40 at most."
+            f"--name must be at most 40 lowercase letters, digits and inner hyphens, a letter first, because it "
+            f"becomes part of host names (got {name})."
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every target takes."""
+    """Options of every target."""
 
     flags: tuple[str, ...] = ()  # the runner's
-    name: str = option("what the launch is called; by default the workdir's last part", default="")
-    folder: str = option("where scripts and logs are written; by default launches/NAME", default="")
-    dry_run: bool = option("print and write everything, run nothing", default=False)
+    name: str = option("the name of the launch; by default the last part of the workdir", default="")
+    folder: str = option("the folder of scripts and logs; by default launches/NAME", default="")
+    dry_run: bool = option("write and print everything without running it", default=False)
 
     def __post_init__(self):
         if not re.fullmatch(r"\w[\w.-]*", self.name):
-            raise UsageError(f"'{self.name}' is no name: give --name of letters, digits, '.', '_' and '-'.")
+            raise UsageError(
+                f"--name must consist of letters, digits, '.', '_' and '-', without '.' or '-' at its start (got "
+                f"{self.name!r})."
+            )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            said = value if isinstance(value, tuple) else (value,)
-            if field.name != "flags" and any(isinstance(one, str) and not one.isprintable() for one in said):
-                raise UsageError(f"--{field.name} holds a character that cannot be printed: it must be one line.")
+            values = value if isinstance(value, tuple) else (value,)
+            if field.name != "flags" and any(isinstance(one, str) and not one.isprintable() for one in values):
+                raise UsageError(f"--{field.name} must be one line of printable characters (got {value!r}).")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(Job):
-    """Processes on this machine. Process 0 writes here, the others to files."""
+    """Processes on this machine. Process 0 writes to the terminal, the others to files."""
 
-    num_processes: int = option("how many processes")
+    num_processes: int = option("number of processes")
     host_devices: int | None = option("virtual CPU devices of each process", default=None)
 
     def __post_init__(self):
@@ -59,17 +63,17 @@ class Local(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slurm(Job):
-    """A batch job of Slurm, one srun inside."""
+    """A batch job of Slurm with one srun."""
 
-    nodes: int = option("how many machines")
-    tasks_per_node: int | None = option("processes on each; by default one per GPU, or one", default=None)
+    nodes: int = option("number of machines")
+    tasks_per_node: int | None = option("processes on each machine; by default one per GPU, or one", default=None)
     gpus_per_node: int | None = option("GPUs on each machine", default=None)
     cpus_per_task: int | None = option("CPU cores of each process", default=None)
     time: str = option("time limit, as Slurm writes it: 24:00:00", default="")
     partition: str = option("the partition", default="")
-    account: str = option("who pays", default="")
-    notice: int = option("seconds before the time limit at which runs are told to save; 300", default=300)
-    activate: str = option("a line of shell that makes `python` the right one; by default this Python", default="")
+    account: str = option("the account that is charged", default="")
+    notice: int = option("seconds before the time limit at which runs get SIGTERM and save; 300", default=300)
+    activate: str = option("a shell line that activates the right `python`; by default this Python", default="")
     sbatch: tuple[str, ...] = option("any other option of sbatch: --sbatch=--constraint=a100; repeatable", default=())
 
     def __post_init__(self):
@@ -77,16 +81,16 @@ class Slurm(Job):
         require_positive(self, "nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "notice")
         if self.gpus_per_node and self.tasks != self.gpus_per_node:
             raise UsageError(
-                f"--tasks_per_node={self.tasks} does not fit --gpus_per_node={self.gpus_per_node}: under Slurm each "
-                "process takes one GPU, so leave it out."
+                f"--tasks_per_node must equal --gpus_per_node = {self.gpus_per_node}, because under Slurm each process "
+                f"takes one GPU (got {self.tasks}). Remove it."
             )
         for one in self.sbatch:
             if not one.startswith("-"):
-                raise UsageError(f"--sbatch={one} is no option of sbatch: write --sbatch=--constraint=a100.")
+                raise UsageError(f"--sbatch must be an option of sbatch, like --sbatch=--constraint=a100 (got {one}).")
 
     @property
     def tasks(self) -> int:
-        """Processes on each machine."""
+        """The number of processes on each machine."""
         return self.tasks_per_node or self.gpus_per_node or 1
 
 
@@ -94,34 +98,34 @@ class Slurm(Job):
 class Mpirun(Job):
     """Open MPI's mpirun, in the foreground."""
 
-    num_processes: int = option("how many processes")
+    num_processes: int = option("number of processes")
     hosts: str = option("machines and their slots: a:2,b:2", default="")
-    hostfile: str = option("a file that lists them instead", default="")
-    processes_per_host: int | None = option("so many on each machine, whatever its slots", default=None)
-    export: tuple[str, ...] = option("an environment variable that the processes shall have; repeatable", default=())
+    hostfile: str = option("a file that lists the machines, instead of --hosts", default="")
+    processes_per_host: int | None = option("processes on each machine, instead of its slots", default=None)
+    export: tuple[str, ...] = option("an environment variable to pass to the processes; repeatable", default=())
     grace: int = option("seconds between SIGTERM and SIGKILL; 60", default=60)
-    activate: str = option("a line of shell that makes `python` the right one; by default this Python", default="")
+    activate: str = option("a shell line that activates the right `python`; by default this Python", default="")
 
     def __post_init__(self):
         super().__post_init__()
         require_positive(self, "num_processes", "processes_per_host", "grace")
         if self.hosts and self.hostfile:
-            raise UsageError("--hosts and --hostfile both name the machines: give one of them.")
+            raise UsageError("--hosts and --hostfile exclude each other. Remove one of them.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSet(Job):
-    """A JobSet of Kubernetes: one pod for each host, which run and restart together."""
+    """A JobSet of Kubernetes: one pod per host; all pods start and restart together."""
 
-    image: str = option("the container image, with this package in it")
-    num_hosts: int = option("how many pods, one process each")
-    tpu_type: str = option("GKE's name of the TPU: tpu-v5-lite-podslice", default="")
+    image: str = option("the container image, which contains this package")
+    num_hosts: int = option("number of pods, with one process each")
+    tpu_type: str = option("GKE's name of the TPU type: tpu-v5-lite-podslice", default="")
     topology: str = option("the slice's shape: 4x4", default="")
     gpus: int | None = option("GPUs of each pod", default=None)
-    volume: tuple[str, ...] = option("a claim that all pods mount: CLAIM:/path; repeatable", default=())
-    namespace: str = option("the namespace; by default kubectl's own", default="")
-    service_account: str = option("the pods' account, which may read and write buckets", default="default")
-    max_restarts: int = option("restarts after failures; those after lost nodes are not counted; 10", default=10)
+    volume: tuple[str, ...] = option("a volume claim that all pods mount: CLAIM:/path; repeatable", default=())
+    namespace: str = option("the namespace; by default that of kubectl", default="")
+    service_account: str = option("the pods' account, with access to buckets", default="default")
+    max_restarts: int = option("restarts after failures, without those after lost nodes; 10", default=10)
     grace: int = option("seconds between SIGTERM and SIGKILL; 300", default=300)
 
     def __post_init__(self):
@@ -129,27 +133,30 @@ class JobSet(Job):
         require_dns_name(self.name)
         require_positive(self, "num_hosts", "gpus", "grace")
         if bool(self.tpu_type) != bool(self.topology):
-            raise UsageError("--tpu_type and --topology name a slice together: give both, or none.")
+            raise UsageError("--tpu_type and --topology must be given together. Give both, or remove both.")
         if self.tpu_type and self.gpus:
-            raise UsageError("--tpu_type and --gpus exclude each other: a pod has TPUs or GPUs.")
+            raise UsageError("--tpu_type and --gpus exclude each other. Remove one of them.")
         if self.topology and (not re.fullmatch(r"\d+(x\d+){1,2}", self.topology) or self.chips % self.num_hosts):
-            raise UsageError(f"--topology={self.topology} does not give {self.num_hosts} hosts as many chips each.")
+            raise UsageError(
+                f"--topology must be like 4x4, with a number of chips that --num_hosts = {self.num_hosts} divides (got "
+                f"{self.topology})."
+            )
         for one in self.volume:
             if not re.fullmatch(r"[a-z0-9.-]+:/.+", one):
-                raise UsageError(f"--volume={one} must be CLAIM:/path.")
+                raise UsageError(f"--volume must be CLAIM:/path (got {one}).")
 
     @property
     def chips(self) -> int:
-        """TPU chips of the slice."""
+        """The number of TPU chips of the slice."""
         return math.prod(int(size) for size in self.topology.split("x"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tpu(Job):
-    """A Cloud TPU slice by its name."""
+    """An existing slice of Cloud TPUs, by name."""
 
     zone: str = option("the Cloud zone")
-    project: str = option("the Cloud project; by default gcloud's own", default="")
+    project: str = option("the Cloud project; by default that of gcloud", default="")
 
     def __post_init__(self):
         super().__post_init__()
@@ -158,38 +165,38 @@ class Tpu(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewTpu(Tpu):
-    """A slice that is to be."""
+    """A slice to create."""
 
     accelerator_type: str = option("type and size: v4-32")
-    runtime_version: str = option("the machines' software; tpu-ubuntu2204-base", default="tpu-ubuntu2204-base")
-    spot: bool = option("cheap, and taken away at any time", default=False)
-    reserved: bool = option("from a reservation", default=False)
+    runtime_version: str = option("software version of the hosts; tpu-ubuntu2204-base", default="tpu-ubuntu2204-base")
+    spot: bool = option("use spot capacity, which is cheap but may be preempted at any time", default=False)
+    reserved: bool = option("use a reservation", default=False)
 
     def __post_init__(self):
         super().__post_init__()
         if self.spot and self.reserved:
-            raise UsageError("--spot and --reserved exclude each other: give one of them.")
+            raise UsageError("--spot and --reserved exclude each other. Remove one of them.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueuedTpu(NewTpu):
-    """A slice that is waited for."""
+    """A slice requested through a queue."""
 
-    valid_until_duration: str = option("give up after so long: 6h", default="")
+    valid_until_duration: str = option("time after which the request expires: 6h", default="")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Installation(Tpu):
-    """What the slice's hosts get."""
+    """The installation of the package on the hosts of a slice."""
 
-    source: str = option("a git checkout, whose last commit is installed; this folder", default=".")
+    source: str = option("a git checkout, whose last commit is installed; by default this folder", default=".")
     extras: str = option("extras of the package: tpu,hf", default="tpu")
     python: str = option("the Python that uv fetches; 3.12", default="3.12")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stop(Tpu):
-    """An end to the run on a slice."""
+    """A request to stop the run on a slice."""
 
     grace: int = option("seconds between SIGTERM and SIGKILL; 300", default=300)
 
@@ -200,6 +207,6 @@ class Stop(Tpu):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watch(Tpu):
-    """A look at the run on a slice."""
+    """A view of the run on a slice."""
 
-    worker: str = option("the host, or all; 0, which has process 0", default="0")
+    worker: str = option("the index of the host, or all; 0, the host of process 0", default="0")

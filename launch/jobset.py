@@ -1,4 +1,4 @@
-"""A JobSet of Kubernetes."""
+"""The target `jobset`: a JobSet of Kubernetes."""
 
 import textwrap
 from pathlib import Path
@@ -11,12 +11,12 @@ EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gk
 
 
 def mounts(job: JobSet) -> list[str]:
-    """Where the pods see volumes that they share."""
+    """Returns the paths at which the pods mount shared volumes."""
     return [volume.partition(":")[2] for volume in job.volume]
 
 
 def render(job: JobSet, folder: Path) -> Path:
-    """Writes the manifest and the script that applies it; returns the second."""
+    """Writes the manifest and the script that applies it; returns the path of the script."""
     limits, selector = {}, {}
     if job.tpu_type:
         limits = {"google.com/tpu": job.chips // job.num_hosts}
@@ -53,10 +53,10 @@ def render(job: JobSet, folder: Path) -> Path:
     )
     path = write(folder, "jobset.yaml", manifest)
     apply = ["kubectl", "apply", "-f", str(path), *([f"--namespace={job.namespace}"] if job.namespace else [])]
-    where = "run this where kubectl reaches the cluster"
+    where = "Run this where kubectl can reach the cluster"
     return write(folder, "apply.sh", steps("kubectl", where, [apply]))
 
 
 def _literal(text: str) -> str:
-    """Text that Kubernetes leaves as it was: it replaces $(NAME), and $$ by $."""
+    """Returns text escaped for Kubernetes, which expands $(NAME) and replaces $$ by $."""
     return text.replace("$", "$$")

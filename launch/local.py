@@ -1,4 +1,4 @@
-"""Processes on this machine."""
+"""The target `local`: processes on this machine."""
 
 import functools
 import os
@@ -13,21 +13,21 @@ from pathlib import Path
 
 from launch.jobs import Local
 
-PATIENCE = 120  # seconds that others have to end by themselves when one process has failed
+PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def start(job: Local, folder: Path) -> int:
-    """Starts the runner in so many processes and waits for them; returns the first exit code that is not zero."""
+    """Starts the processes of the runner and waits for them; returns the first exit code that is not zero."""
     more = [] if job.host_devices is None else [f"--host_devices={job.host_devices}"]
     command = [sys.executable, "-m", "runners.main", *job.flags, *more]
     return processes(command, job.num_processes, folder / "logs", dry_run=job.dry_run)
 
 
 def processes(command: Sequence[str], count: int, logs: Path, *, dry_run: bool = False) -> int:
-    """Runs a command in so many processes that find each other; returns the first exit code that is not zero.
+    """Runs a command in `count` connected processes; returns the first exit code that is not zero.
 
-    The first process writes to the terminal, the others into `logs`. SIGTERM and SIGINT are passed on, once to each.
+    The first process writes to the terminal, the others to files in `logs`. Forwards SIGTERM and SIGINT, once to each.
     """
     port = _free_port()
     lines = [[*command, *_place(port, count, index)] for index in range(count)]
@@ -66,8 +66,8 @@ def _log(logs: Path, index: int | str) -> Path:
 
 
 def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
-    environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(index)}  # one GPU each, where there are any
-    # In sessions of their own, so that Ctrl-C reaches each of them through us alone, and once.
+    environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(index)}  # one GPU each, if the machine has any
+    # Each in a new session, so that it receives Ctrl-C only once, from this process.
     start = functools.partial(subprocess.Popen, line, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     if index == 0:
         return start()
@@ -77,7 +77,7 @@ def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
 
 
 def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: Path) -> int:
-    """Waits for all; says how those that failed did, and returns the code of the first."""
+    """Waits for all processes; prints how failed ones ended, and returns the exit code of the first of them."""
     running, passed, code, deadline = dict(enumerate(started)), 0, 0, float("inf")
     while running:
         while passed < len(asked):
@@ -94,7 +94,7 @@ def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: 
                 deadline = min(deadline, time.monotonic() + PATIENCE)
         if time.monotonic() > deadline:
             for index, process in running.items():
-                print(f"vortaro: Process {index} did not end by itself and is killed.", file=sys.stderr)
+                print(f"vortaro: Process {index} did not exit in time and is killed.", file=sys.stderr)
                 process.kill()
             deadline = float("inf")
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Open MPI's mpirun."""
+"""The target `mpirun`: Open MPI's mpirun."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,14 @@ from launch.rendering import script, write
 
 
 def render(job: Mpirun, folder: Path) -> Path:
-    """Writes the script that runs mpirun; returns it."""
-    line = ["mpirun", "-n", str(job.num_processes), "--bind-to", "none"]  # else two processes get one core each
+    """Writes the script that runs mpirun; returns its path."""
+    line = [
+        "mpirun",
+        "-n",
+        str(job.num_processes),
+        "--bind-to",
+        "none",
+    ]  # by default, two processes would get one core each
     if job.hosts:
         line += ["--host", job.hosts]
     if job.hostfile:

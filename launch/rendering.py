@@ -1,4 +1,4 @@
-"""Templates to files. Strict: what a template does not name, or is not given, is an error."""
+"""Rendering of templates to files; a missing or superfluous value is an error."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Verbatim(str):
-    """Text that goes into a file as it stands."""
+    """Text that is inserted into a file without quoting."""
 
 
 class _Template(string.Template):
@@ -18,14 +18,14 @@ class _Template(string.Template):
 
 
 def render(template: str, **values: object) -> str:
-    """A template with its places filled: words of shell are quoted, in .yaml files JSON stands for values.
+    """Returns a template with its placeholders replaced: values are quoted for the shell, or as JSON in .yaml files.
 
     Raises:
-      ValueError: a place has no value, a value no place, or a `%%` is no place.
+      ValueError: a placeholder lacks a value, a value lacks a placeholder, or a `%%` starts no placeholder.
     """
     found = _Template((TEMPLATES / template).read_text())
     if not found.is_valid() or set(found.get_identifiers()) != set(values):
-        raise ValueError(f"{template} has the places {found.get_identifiers()}, and was given {sorted(values)}.")
+        raise ValueError(f"{template} needs values of {found.get_identifiers()} (got {sorted(values)}).")
     quoted = json.dumps if template.endswith(".yaml") else _shell
     return found.substitute({key: v if isinstance(v, Verbatim) else quoted(v) for key, v in values.items()})
 
@@ -35,18 +35,18 @@ def _shell(value: object) -> str:
 
 
 def script(template: str, **values: object) -> str:
-    """A shell script: a template that begins with what all scripts have in common."""
+    """Returns a shell script: a template that starts with the prologue of all scripts."""
     return render(template, prologue=Verbatim((TEMPLATES / "prologue.sh").read_text().rstrip()), **values)
 
 
 def steps(tool: str, where: str, commands: Sequence[Sequence[str]]) -> str:
-    """A script that runs commands one after the other; `where` says in a few words who has the tool."""
+    """Returns a script that runs commands in order; `where` is the advice to print if the tool is missing."""
     lines = Verbatim("\n".join("run " + shlex.join(command) for command in commands))
     return script("steps.sh", tool=tool, where=where, commands=lines)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
-    """Writes a file into the launch's folder; returns its path, for all to see."""
+    """Writes a file into the folder of the launch; prints and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.absolute() / name
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""What stands behind `--`, judged by the runner itself before anything is started or queued."""
+"""The flags after `--`, checked by the runner's own parser before anything is started or queued."""
 
 import argparse
 import contextlib
@@ -9,21 +9,21 @@ from layers.errors import UsageError
 from runners.flags import check_module_flags
 from runners.main import parse
 
-OURS = ("--coordinator", "--num_processes", "--process_id")  # the launcher, or what it launches with, says these
+OURS = ("--coordinator", "--num_processes", "--process_id")  # set by the launcher or by the tool that it uses
 
 
 def checked(flags: Sequence[str], also_ours: Sequence[str] = ()) -> argparse.Namespace:
-    """The runner's flags, parsed, with an experiment that resolves.
+    """Returns the parsed flags of the runner, after checking that their experiment resolves.
 
     Args:
-      flags: what stands behind `--`.
-      also_ours: further flags that the launcher gives by itself.
+      flags: the arguments after `--`.
+      also_ours: further flags that the launcher sets.
     Raises:
-      UsageError: an unknown flag, one that the launcher gives, no such experiment, or a bad override.
+      UsageError: an unknown flag, one that the launcher sets, an unknown experiment, or a bad override.
     """
     for flag in flags:
         if (name := flag.partition("=")[0]) in (*OURS, *also_ours):
-            raise UsageError(f"{name} is the launcher's to say: leave it out behind `--`.")
+            raise UsageError(f"{name} is set by the launcher. Remove it from the flags after `--`.")
     with _without_accelerators():
         options = parse(flags)
         if options.exp is not None:
@@ -36,7 +36,7 @@ def checked(flags: Sequence[str], also_ours: Sequence[str] = ()) -> argparse.Nam
 
 @contextlib.contextmanager
 def _without_accelerators() -> Iterator[None]:
-    """Inside, modules that are imported look for no device. What is launched gets the environment as it was."""
+    """Keeps imported modules from using accelerators inside the context; restores the environment for the launch."""
     is_set = "JAX_PLATFORMS" in os.environ
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
@@ -47,15 +47,18 @@ def _without_accelerators() -> Iterator[None]:
 
 
 def require_shared(workdir: str | None, mounts: Sequence[str], elsewhere: str) -> None:
-    """Raises a UsageError for a workdir that each host would have for itself.
+    """Raises a UsageError if the workdir would be a separate folder on each host.
 
     Args:
-      workdir: the runner's; None where a mode needs none.
-      mounts: folders that all hosts see; a bucket is seen by all.
-      elsewhere: what else to do, for the message.
+      workdir: the runner's --workdir; None if the mode needs none.
+      mounts: folders that all hosts share; buckets are always shared.
+      elsewhere: an alternative for the message.
     """
     if workdir is None or workdir.startswith(("gs://", "s3://")):
         return
     path = os.path.normpath(workdir)
     if not any(path == mount or path.startswith(mount.rstrip("/") + "/") for mount in mounts):
-        raise UsageError(f"The workdir '{workdir}' would be another on each host: give gs:// or s3://, or {elsewhere}.")
+        raise UsageError(
+            f"The workdir '{workdir}' would be a separate folder on each host. Set one on gs:// or s3://, or "
+            f"{elsewhere}."
+        )

@@ -1,4 +1,4 @@
-"""A batch job of Slurm."""
+"""The target `slurm`: a batch job of Slurm."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ from launch.rendering import Verbatim, script, steps, write
 
 
 def render(job: Slurm, folder: Path) -> Path:
-    """Writes the batch script and the one that submits it; returns the second."""
+    """Writes the batch script and the script that submits it; returns the path of the second."""
     directives = [f"#SBATCH {shlex.quote(option)}" for option in _options(job, folder.absolute())]
     srun = ["srun", "--kill-on-bad-exit=1"]
     if job.cpus_per_task:
@@ -22,7 +22,7 @@ def render(job: Slurm, folder: Path) -> Path:
         srun=[*srun, python, "-m", "runners.main", *job.flags],
     )
     path = write(folder, "job.sbatch", batch)
-    submit = steps("sbatch", "run this on a login node of a Slurm cluster", [["sbatch", str(path)]])
+    submit = steps("sbatch", "Run this on a login node of a Slurm cluster", [["sbatch", str(path)]])
     return write(folder, "submit.sh", submit)
 
 
@@ -33,7 +33,7 @@ def _options(job: Slurm, folder: Path) -> list[str]:
         f"--ntasks-per-node={job.tasks}",
         f"--chdir={Path.cwd()}",
         f"--output={str(folder).replace('%', '%%')}/%j.out",
-        "--open-mode=append",  # a requeued job has its number again
+        "--open-mode=append",  # a requeued job keeps its number, hence its output file
         "--requeue",
         f"--signal=TERM@{job.notice}",  # to the processes of srun, not to the script
     ]
@@ -48,5 +48,5 @@ def _options(job: Slurm, folder: Path) -> list[str]:
 
 
 def _activation(line: str) -> str:
-    """A line of shell, run without `set -u`: scripts that activate ask for variables that are not set."""
+    """Returns shell code that runs a line without `set -u`, because activation scripts read unset variables."""
     return f'if [ -z "$dry_run" ]; then\n  set +u\n  {line}\n  set -u\nfi' if line else ""

@@ -1,4 +1,4 @@
-"""Slices of Cloud TPUs, by gcloud."""
+"""The targets `tpu ...`: slices of Cloud TPUs, managed by gcloud."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,16 @@ VM, QUEUE = "tpu-vm", "queued-resources"
 
 
 def create(job: NewTpu, folder: Path) -> Path:
-    """Makes the slice."""
+    """Writes the script that creates the slice; returns its path."""
     line = _gcloud(job, VM, "create", job.name, f"--version={job.runtime_version}", *_kind(job))
     return _script(folder, "tpu_create.sh", line)
 
 
 def install(job: Installation, folder: Path) -> Path:
-    """Copies the last commit of a checkout to all hosts and installs it there."""
+    """Writes the script that copies the last commit of a checkout to all hosts and installs it; returns its path."""
     source = Path(job.source)
     if not (source / "pyproject.toml").exists():
-        raise UsageError(f"--source={job.source} has no pyproject.toml: give the folder of a checkout.")
+        raise UsageError(f"--source must be the folder of a checkout, with a pyproject.toml (got {job.source}).")
     packages = ["--editable", f".[{job.extras}]"]
     if (source / "constraints.txt").exists():
         packages = ["--constraint", "constraints.txt", *packages]
@@ -31,7 +31,7 @@ def install(job: Installation, folder: Path) -> Path:
 
 
 def run(job: Tpu, folder: Path) -> Path:
-    """Starts a run on all hosts, in tmux."""
+    """Writes the script that starts a run on all hosts, in tmux; returns its path."""
     command = ["../venv/bin/python", "-m", "runners.main", *job.flags]
     session = write(folder, "launch_session.sh", script("tpu_session.sh", command=command))
     host = write(folder, "launch_run.sh", script("tpu_run_host.sh"))
@@ -39,42 +39,42 @@ def run(job: Tpu, folder: Path) -> Path:
 
 
 def attach(job: Watch, folder: Path) -> Path:
-    """Shows a host's session."""
+    """Writes the script that attaches to the tmux session of a host; returns its path."""
     line = _gcloud(job, VM, "ssh", job.name, f"--worker={job.worker}", ending=["--", "-t", "tmux attach -t =vortaro"])
     return _script(folder, "tpu_attach.sh", line)
 
 
 def logs(job: Watch, folder: Path) -> Path:
-    """Follows a host's log."""
+    """Writes the script that follows the log of a host; returns its path."""
     return _script(folder, "tpu_logs.sh", _on_hosts(job, "tail -n 100 -F vortaro/run.log", job.worker))
 
 
 def kill(job: Stop, folder: Path) -> Path:
-    """Ends the run on all hosts, which save first."""
+    """Writes the script that stops the run on all hosts after a save; returns its path."""
     host = write(folder, "launch_kill.sh", script("tpu_kill_host.sh", grace=job.grace))
     return _script(folder, "tpu_kill.sh", _copy(job, host), _on_hosts(job, "bash launch_kill.sh"))
 
 
 def delete(job: Tpu, folder: Path) -> Path:
-    """Gives the slice back."""
+    """Writes the script that deletes the slice; returns its path."""
     return _script(folder, "tpu_delete.sh", _gcloud(job, VM, "delete", job.name, "--quiet"))
 
 
 def queue_create(job: QueuedTpu, folder: Path) -> Path:
-    """Asks for a slice and waits in line for it."""
+    """Writes the script that requests a slice through a queue; returns its path."""
     more = [f"--valid-until-duration={job.valid_until_duration}"] if job.valid_until_duration else []
     options = [f"--node-id={job.name}", f"--runtime-version={job.runtime_version}", *_kind(job), *more]
     return _script(folder, "tpu_queue_create.sh", _gcloud(job, QUEUE, "create", job.name, *options))
 
 
 def queue_state(job: Tpu, folder: Path) -> Path:
-    """Says where the request stands."""
+    """Writes the script that prints the state of the request; returns its path."""
     line = _gcloud(job, QUEUE, "describe", job.name, "--format=value(state.state)")
     return _script(folder, "tpu_queue_state.sh", line)
 
 
 def queue_delete(job: Tpu, folder: Path) -> Path:
-    """Takes the request back, and the slice with it."""
+    """Writes the script that deletes the request and its slice; returns its path."""
     return _script(folder, "tpu_queue_delete.sh", _gcloud(job, QUEUE, "delete", job.name, "--force", "--quiet"))
 
 
@@ -97,4 +97,4 @@ def _on_hosts(job: Tpu, command: str, worker: str = "all") -> list[str]:
 
 
 def _script(folder: Path, name: str, *lines: list[str]) -> Path:
-    return write(folder, name, steps("gcloud", "install the Google Cloud CLI", lines))
+    return write(folder, name, steps("gcloud", "Install the Google Cloud CLI", lines))

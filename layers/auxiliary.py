@@ -1,4 +1,4 @@
-"""What a layer says beside its output: terms of the objective, numbers for the log, updates of state, activations."""
+"""Auxiliary outputs of layers: terms of the objective, metrics, updates of state, and watched activations."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,58 +8,58 @@ from flax import traverse_util
 from layers.specs import constrain
 
 LOSSES = "losses"  # collection of terms that the task adds to its objective
-OVERHEAD = "overhead"  # named scope of products that move data and are no part of the model's work (see runners.flops)
+OVERHEAD = "overhead"  # named scope of products that only move data; not counted as model work (see runners.flops)
 METRICS = "metrics"  # collection of numbers that the task averages over layers and logs
-WATCHED = "watched"  # collection of activations, each under its name, for who looks into a model
-UPDATES = "updates"  # collection of updates of state, each under the name of the collection whose weights it changes
+WATCHED = "watched"  # collection of activations by name, for inspecting a model
+UPDATES = "updates"  # collection of updates of state, each under the name of the collection that it changes
 
 
 @runtime_checkable
 class Update(Protocol):
-    """What a batch does to a module's weights without gradient; updates of parts of a batch add up with `+`."""
+    """A batch's update of a module's weights without gradient; updates of parts of a batch add up with `+`."""
 
     def apply(self, weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The module's weights behind the batch."""
+        """Returns the module's weights after the batch."""
         ...
 
 
 def add_loss(module: Any, name: str, value: jax.Array) -> None:
-    """Adds the scalar `value`, its factor included, to the objective; lost where the caller does not collect it."""
+    """Adds the scalar `value`, its factor included, to the objective; dropped if the caller does not collect LOSSES."""
     if not module.is_initializing():
         module.sow(LOSSES, name, value, reduce_fn=lambda total, new: total + new, init_fn=lambda: 0.0)
 
 
 def add_metric(module: Any, name: str, value: jax.Array) -> None:
-    """Reports the scalar `value` under `name`; lost where the caller does not collect it."""
+    """Reports the scalar `value` under `name`; dropped if the caller does not collect METRICS."""
     if not module.is_initializing():
         module.sow(METRICS, name, jax.lax.stop_gradient(value), reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
 
 
 def watch(module: Any, name: str, x: jax.Array) -> jax.Array:
-    """`x` itself; shown under `name` to a caller that collects WATCHED, and free for all others."""
+    """Returns `x`; records it under `name` if the caller collects WATCHED, at no cost otherwise."""
     if not module.is_initializing():
         module.sow(WATCHED, name, x, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
     return x
 
 
 def place(module: Any, key: str, x: jax.Array) -> jax.Array:
-    """The activation `x` placed by `module.activations[key]`, and watched under that name."""
+    """Returns the activation `x`, placed by `module.activations[key]` and watched under that name."""
     return watch(module, key, constrain(x, module.activations, key))
 
 
 def add_update(module: Any, collection: str, update: Update) -> None:
-    """Asks for `update` of the module's weights in `collection`; lost where the caller does not collect it."""
+    """Requests `update` of the module's weights in `collection`; dropped if the caller does not collect UPDATES."""
     if not module.is_initializing():
         module.sow(UPDATES, collection, update, reduce_fn=lambda _, new: new, init_fn=lambda: None)
 
 
 def add_updates(some: Any, more: Any) -> Any:
-    """The updates of two parts of a batch as those of both."""
+    """Returns the sum of the updates of two parts of a batch."""
     return jax.tree.map(lambda a, b: a + b, some, more, is_leaf=lambda x: hasattr(x, "apply"))
 
 
 def apply_updates(variables: dict[str, Any], updates: Any) -> dict[str, Any]:
-    """The variables with what layers asked for done to them."""
+    """Returns the variables after the updates that layers requested."""
     flat: Any = traverse_util.flatten_dict(updates, is_leaf=lambda _, x: hasattr(x, "apply"))
     state = {name: traverse_util.flatten_dict(tree) for name, tree in variables.items()}
     for (*path, collection), update in flat.items():

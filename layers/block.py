@@ -1,4 +1,4 @@
-"""One residual block: a sequence mixer and a feed-forward layer, one after the other or side by side."""
+"""Residual block: a sequence mixer and a feed-forward layer, sequential or parallel."""
 
 from typing import Any, ClassVar
 
@@ -15,24 +15,24 @@ class ResidualBlock(nn.Module):
     """Pre-norm residual block.
 
     Sequential (Xiong et al. 2020, figure 1b): `x += mixer(norm(x)); x += ffn(norm(x))`.
-    Parallel (Wang and Komatsuzaki 2021, GPT-J): `x += mixer(norm(x)) + ffn(norm(x))`, each with a norm of its own, or
-    one shared norm where `ffn_norm` is None. Without `ffn`, the mixer is all there is, as in gated attention units.
+    Parallel (Wang and Komatsuzaki 2021, GPT-J): `x += mixer(norm(x)) + ffn(norm(x))`, each with its own norm, or one
+    shared norm if `ffn_norm` is None. Without `ffn`, the block is the mixer alone, as in gated attention units.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm",)
 
     activations: Specs
     mixer_norm: nn.Module
-    mixer: nn.Module  # obeys the state interface: (x, state, segment_ids, positions) -> (y, state)
+    mixer: nn.Module  # implements the state interface: (x, state, segment_ids, positions) -> (y, state)
     ffn_norm: nn.Module | None
     ffn: nn.Module | None  # (x, segment_ids) -> y
     parallel: bool = False
-    mask_padding: bool = False  # zero the stream at padding (segment id 0) in front of each branch
-    dropout_rate: float = 0.0  # on what each branch adds to the residual stream
-    layer_drop_rate: float = 0.0  # leaves a branch out, per row, for its whole sequence (Fan et al. 2020, LayerDrop)
+    mask_padding: bool = False  # set the stream to zero at padding (segment id 0) before each branch
+    dropout_rate: float = 0.0  # on the output of each branch before it is added to the residual stream
+    layer_drop_rate: float = 0.0  # rate of dropped branches, per row and its sequence (Fan et al. 2020, LayerDrop)
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
-        """The mixer's empty state."""
+        """Returns the mixer's empty state."""
         return self.mixer.init_state(batch_size, capacity)
 
     @nn.compact
@@ -72,12 +72,12 @@ class ResidualBlock(nn.Module):
 
 
 class Chain(nn.Module):
-    """Blocks of different kinds in a row, as one block: what a Stack repeats where layers alternate."""
+    """A sequence of different blocks as one block: the unit that a Stack repeats if layers alternate."""
 
-    blocks: tuple[nn.Module, ...]  # each obeys the state interface
+    blocks: tuple[nn.Module, ...]  # each implements the state interface
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
-        """The blocks' empty states, in order."""
+        """Returns the blocks' empty states, in order."""
         return tuple(block.init_state(batch_size, capacity) for block in self.blocks)
 
     @nn.compact
@@ -96,5 +96,5 @@ class Chain(nn.Module):
 
 
 def zero_padding(x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
-    """`x` with zeros where the segment id is 0; `x` itself where rows have no segments."""
+    """Returns `x` with zeros where the segment id is 0; `x` itself if rows have no segments."""
     return x if segment_ids is None else x * (segment_ids != 0)[..., None].astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Exchanges along a mesh axis that a computation handles itself, beside axes that the compiler handles."""
+"""Collectives along a manual mesh axis, while the compiler handles all other axes."""
 
 import contextlib
 import contextvars
@@ -12,20 +12,20 @@ from layers.specs import P, axes_of
 
 
 def manual_axis() -> str | None:
-    """The mesh axis that the computation being traced handles itself (see tasks.zero); None is none."""
+    """Returns the manual axis of the computation being traced (see tasks.zero); None if there is none."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
-    assert len(axes) < 2, "one axis at a time is handled beside the compiler's"
+    assert len(axes) < 2, "at most one mesh axis is manual"
     return axes[0] if axes else None
 
 
 def manual_parts() -> int:
-    """Parts of the manual axis; 1 where there is none."""
+    """Returns the size of the manual axis; 1 if there is none."""
     axis = manual_axis()
     return 1 if axis is None else jax.sharding.get_abstract_mesh().shape[axis]
 
 
 def summed(x: jax.Array) -> jax.Array:
-    """The sum over the devices of the manual axis, of numbers that other axes do not split; `x` where there is none."""
+    """Returns the sum over the devices of the manual axis, for numbers that no other axis splits; `x` without one."""
     axis = manual_axis()
     return x if axis is None else jax.lax.psum(x, axis)
 
@@ -35,7 +35,7 @@ _GATHERS: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers", defau
 
 @contextlib.contextmanager
 def gathering(layers: bool) -> Iterator[None]:
-    """Inside, what is traced gathers the weights of its layers, or does not."""
+    """Sets, for the code inside, whether traced layers gather their weights."""
     token = _GATHERS.set(layers)
     try:
         yield
@@ -44,54 +44,56 @@ def gathering(layers: bool) -> Iterator[None]:
 
 
 def layers_are_gathered() -> bool:
-    """Whether the computation being traced gathers the weights of its layers."""
+    """Returns whether layers gather their weights in the computation being traced."""
     return _GATHERS.get()
 
 
 def only(spec: P, axis: str) -> P:
-    """What `spec` says of one mesh axis."""
+    """Returns `spec` restricted to one mesh axis."""
     return P(*[axis if axis in axes_of(entry) else None for entry in spec])
 
 
 def without(spec: P, axis: str) -> P:
-    """What `spec` says of all other mesh axes."""
+    """Returns `spec` without one mesh axis."""
     rest = (tuple(name for name in axes_of(entry) if name != axis) for entry in spec)
     return P(*[names if len(names) > 1 else names[0] if names else None for names in rest])
 
 
 def dim_of(spec: P, axis: str) -> int | None:
-    """The dimension that a mesh axis splits; None where it splits none."""
+    """Returns the dimension that a mesh axis splits; None if it splits none."""
     return next((dim for dim, entry in enumerate(spec) if axis in axes_of(entry)), None)
 
 
 def gather(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
-    """All devices' parts of an array side by side along `dim`; other axes split it by `spec`."""
+    """Gathers all devices' parts of an array along `dim`; other axes split it by `spec`."""
     return _beside(lambda x: jax.lax.all_gather(x, axis, axis=dim, tiled=True), x, axis, spec)
 
 
 def scatter(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
-    """Each device's part along `dim` of the sum over devices; other axes split it by `spec`."""
+    """Sums over devices and returns each device's part along `dim`; other axes split it by `spec`."""
     return _beside(lambda x: jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), x, axis, spec)
 
 
 def swap(x: jax.Array, axis: str, cut: int, join: int, spec: P) -> jax.Array:
-    """Every device's parts along `join`, of its own part along `cut`: an all-to-all; other axes split it by `spec`."""
+    """All-to-all: splits a device's part along `cut`, and concatenates what it receives along `join`; other axes split
+    it by `spec`.
+    """
     exchange = functools.partial(jax.lax.all_to_all, axis_name=axis, split_axis=cut, concat_axis=join, tiled=True)
     return _beside(exchange, x, axis, spec)
 
 
 def total(x: jax.Array, axis: str, spec: P) -> jax.Array:
-    """The sum over devices; other axes split it by `spec`."""
+    """Returns the sum over devices; other axes split it by `spec`."""
     return _beside(lambda x: jax.lax.psum(x, axis), x, axis, spec)
 
 
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of remat: what was gathered is gathered again, all else is kept."""
+    """Rematerialization policy: gathers weights again in the backward pass, saves everything else."""
     return primitive.name != "all_gather"
 
 
 def _beside(fn: Callable[[jax.Array], jax.Array], x: jax.Array, axis: str, spec: P) -> jax.Array:
-    # The compiler would undo the splits by its own axes in front of an exchange along ours: it handles none here.
+    # The compiler would remove the splits by its own axes before an exchange along ours: here it handles none of them.
     others = {name for entry in spec for name in axes_of(entry)} - {axis}
     if not others:
         return fn(x)

@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary, a piece of the sequence at a time, with z-loss and label smoothing."""
+"""Cross-entropy over the vocabulary, computed in chunks of the sequence, with z-loss and label smoothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,16 @@ from layers.errors import UsageError
 
 
 class LossSums(struct.PyTreeNode):
-    """Sums over positions, each weighted by its loss weight; divide by `weight` for means."""
+    """Sums over positions, each weighted by its loss weight; dividing by `weight` gives means."""
 
-    objective: Float[Array, ""]  # what is minimised: smoothed cross-entropy plus z-loss
+    objective: Float[Array, ""]  # the minimised value: smoothed cross-entropy plus z-loss
     loss: Float[Array, ""]  # cross-entropy in nats, without smoothing and z-loss
-    correct: Float[Array, ""]  # positions whose likeliest token is the target
-    weight: Float[Array, ""]  # loss weights
+    correct: Float[Array, ""]  # weighted number of positions whose most likely token is the target
+    weight: Float[Array, ""]  # sum of the loss weights
 
     @classmethod
     def zero(cls) -> "LossSums":
-        """Of no positions."""
+        """Returns the sums of no positions."""
         return cls(*[jnp.float32(0)] * 4)
 
 
@@ -34,11 +34,11 @@ def cross_entropy_sums(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
 ) -> LossSums:
-    """Cross-entropy of one piece, in float32. Logits from `vocab_size` on are padding, which no target names.
+    """Returns the cross-entropy of one chunk, in float32. Logits from `vocab_size` on are padding, never a target.
 
     With p the softmax of the logits and e = label_smoothing, the objective at a position is
     `-(1 - e) log p[target] - e mean_v(log p[v]) + z_loss * log(Z)^2` (Szegedy et al. 2016, section 7; z-loss:
-    Chowdhery et al. 2022, PaLM, section 5), Z being the softmax's denominator.
+    Chowdhery et al. 2022, PaLM, section 5), where Z is the softmax's denominator.
     """
     logits = logits.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -70,11 +70,11 @@ def chunked_cross_entropy(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
 ) -> LossSums:
-    """`cross_entropy_sums` of `to_logits(features)`, never holding the logits of more than `chunk` positions a row.
+    """`cross_entropy_sums` of `to_logits(features)`, with the logits of at most `chunk` positions per row in memory.
 
-    `features` is an array of (B, S, ...), or a tree of them. Where a gradient is asked for, each piece's is computed
-    beside its loss, so that no logits are computed twice. With a `chunk`, `objective` alone has one, by features
-    and weights of the head.
+    `features` is an array of (B, S, ...), or a tree of them. If a gradient is requested, each chunk's gradient is
+    computed together with its loss, so that no logits are computed twice. With a `chunk`, only `objective` has a
+    gradient, with respect to features and weights of the head.
 
     Raises:
       UsageError: `chunk` does not divide the sequence.
@@ -84,15 +84,15 @@ def chunked_cross_entropy(
     if chunk is None or chunk >= length:
         return cross_entropy_sums(to_logits(features), targets, weights, *options)
     if length % chunk:
-        raise UsageError(f"loss_chunk = {chunk} must divide the sequence length {length}.")
+        raise UsageError(f"loss_chunk must divide the sequence length {length} (got {chunk}).")
 
     def split(x: jax.Array) -> jax.Array:
-        # Position p goes to piece p % pieces: devices that share a sequence keep their own positions.
+        # Position p belongs to piece p % pieces, so that devices that share a sequence keep their own positions.
         return jnp.moveaxis(x.reshape(x.shape[0], chunk, length // chunk, *x.shape[2:]), 2, 0)
 
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], chunk, *x.shape[2:]), x.dtype), features)
     head = jax.make_jaxpr(to_logits)(first)
-    read = head.consts  # beside features: weights, and token ids
+    read = head.consts  # inputs other than features: weights, and token ids
     learned = [jnp.issubdtype(x.dtype, jnp.inexact) for x in read]
     head_weights = [x for x, is_learned in zip(read, learned, strict=True) if is_learned]
     fixed = [x for x, is_learned in zip(read, learned, strict=True) if not is_learned]
@@ -109,10 +109,10 @@ def chunked_cross_entropy(
 
 
 def _summed(piece: Callable[..., LossSums]) -> Callable[..., LossSums]:
-    """`piece` summed over pieces, with its gradient computed beside it where one is asked for.
+    """Returns `piece` summed over chunks; a requested gradient is computed in the same loop.
 
-    `piece` is a function of (features, weights of the head, what else the head reads, targets, loss weights). Features,
-    targets and loss weights of the sum have a leading dimension of pieces.
+    `piece` is a function of (features, weights of the head, other inputs of the head, targets, loss weights). Features,
+    targets and loss weights of the sum have a leading dimension of chunks.
     """
 
     def with_objective(*arguments: Any) -> tuple[jax.Array, LossSums]:

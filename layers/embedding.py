@@ -1,4 +1,4 @@
-"""Token embedding and the way back from features to logits, tied or not."""
+"""Token embedding, and the tied or untied output layer from features to logits."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from layers.weights.weight import weight
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors; `attend` uses the same table as output layer (Press and Wolf 2017)."""
+    """Maps token ids to vectors; `attend` uses the same table as output layer (Press and Wolf 2017)."""
 
     SPECS: ClassVar[tuple[str, ...]] = ("embedding_vm", "unembedding_bias_v")
 
@@ -21,10 +21,10 @@ class Embedding(nn.Module):
     vocab_size: int
     model_dim: int
     initializer: Initializer
-    table_rows: int | None = None  # rows stored: those from vocab_size on are padding for the split; None is vocab_size
+    table_rows: int | None = None  # rows stored, those from vocab_size on as padding for the split; None is vocab_size
     scale: float = 1.0  # factor on the looked-up vectors
-    logits_scale: float = 1.0  # factor on the logits of a tied head, the bias left out
-    use_bias: bool = False  # of a tied head
+    logits_scale: float = 1.0  # factor on the logits of a tied head, before the bias
+    use_bias: bool = False  # adds a bias to the logits of a tied head
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
 
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
         used = (self.vocab_size, self.model_dim)
         shape = (self.vocab_size if self.table_rows is None else self.table_rows, self.model_dim)
         if shape < used:
-            raise UsageError(f"table_rows = {shape[0]} must be at least vocab_size = {self.vocab_size}.")
+            raise UsageError(f"table_rows must be at least vocab_size = {self.vocab_size} (got {shape[0]}).")
         init: Any = {"init": self.initializer, "role": "embedding", "fan_in": 1}
         self.table_vm = weight(self, "embedding_vm", shape, used=used, dtype="float32", **init)
         if self.use_bias:
@@ -43,7 +43,7 @@ class Embedding(nn.Module):
         return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale
 
     def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
-        """Logits in float32: products of features with every token's vector; the least there are for padding."""
+        """Returns logits in float32: products of features and token vectors; the lowest float for padding rows."""
         table_vm = self.table_vm.astype(self.dtype)
         logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
         if self.use_bias:
@@ -54,7 +54,7 @@ class Embedding(nn.Module):
 
 
 class Unembedding(nn.Module):
-    """Features to logits in float32 through a matrix of its own (an untied head)."""
+    """Maps features to logits in float32 with its own matrix (an untied head)."""
 
     SPECS: ClassVar[tuple[str, ...]] = ("unembedding_mv", "unembedding_bias_v")
 
@@ -63,7 +63,7 @@ class Unembedding(nn.Module):
     model_dim: int
     initializer: Initializer
     use_bias: bool = False
-    logits_scale: float = 1.0  # factor on the logits, the bias left out
+    logits_scale: float = 1.0  # factor on the logits, before the bias
     dtype: str = "float32"  # of the matrix product's operands
     param_dtype: str = "float32"
 

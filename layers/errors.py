@@ -1,4 +1,4 @@
-"""Errors that reach a person as one clear sentence, and the exit code each stands for."""
+"""Exceptions with a one-sentence message for the user, and the exit code of each."""
 
 import difflib
 import os
@@ -7,23 +7,23 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 class VortaroError(Exception):
-    """A run failed for a reason that the message explains; the process exits with code 1."""
+    """The run failed for the reason in the message; the process exits with code 1."""
 
     exit_code = 1
 
 
 class UsageError(VortaroError):
-    """The request itself is wrong (a name, a value, a shape); the process exits with code 2."""
+    """The request is invalid (a name, a value, a shape); the process exits with code 2."""
 
     exit_code = 2
 
 
 class SpecError(UsageError):
-    """A partition spec does not fit its weight, its mesh, or is missing or superfluous."""
+    """A partition spec does not fit its weight or its mesh, is missing, or is superfluous."""
 
 
 def file_line(filename: str, line: int) -> str:
-    """A place in source text, `my_models.py:12`; the path is relative to the working folder for files inside it."""
+    """Returns a position in source text, `my_models.py:12`; relative to the working folder for files inside it."""
     relative = os.path.relpath(filename)
     return f"{filename if relative.startswith('..') else relative}:{line}"
 
@@ -39,7 +39,7 @@ def first_line(error: BaseException | str, most: int = 200) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
-    """A closing sentence that names the valid spellings nearest to `name`.
+    """Returns the closing sentence of an error, with the valid names nearest to `name`.
 
     >>> did_you_mean("rmpsprop", ["adamw", "rmsprop"])
     "Did you mean 'rmsprop'?"
@@ -52,13 +52,13 @@ def did_you_mean(name: str, valid: Iterable[str], most: int = 3) -> str:
     if near:
         return "Did you mean " + " or ".join(repr(n) for n in near) + "?"
     if not valid:
-        return "There is nothing to choose from."
+        return "No valid names exist."
     shown = ", ".join(repr(v) for v in valid[:8])
     return f"Valid: {shown}{', ...' if len(valid) > 8 else ''}."
 
 
 def missing_package(subject: str, package: str, extra: str) -> UsageError:
-    """The error for something that needs a package which an extra of this project installs.
+    """Returns the error for a feature that needs a package of one of this project's extras.
 
     >>> missing_package("--wandb", "wandb", "wandb")
     UsageError("--wandb needs the package wandb. Run pip install -c constraints.txt -e '.[wandb]'.")
@@ -67,10 +67,10 @@ def missing_package(subject: str, package: str, extra: str) -> UsageError:
 
 
 def unknown_flag(unknown: Sequence[str], known: Collection[str]) -> UsageError:
-    """The error for a command line with flags that a command does not have, with advice on the first of them.
+    """Returns the error for a command line with unknown flags, with advice on the first of them.
 
     Args:
-      unknown: the arguments left over, values that follow their flags included.
+      unknown: the remaining arguments, including values that follow their flags.
       known: the command's flags.
     """
     name, _, value = unknown[0].partition("=")
@@ -80,4 +80,4 @@ def unknown_flag(unknown: Sequence[str], known: Collection[str]) -> UsageError:
         advice = f"Knobs and config fields are set by --set: --set={name.removeprefix('--')}={value}."
     else:
         advice = did_you_mean(name, known)
-    return UsageError(f"There is no flag '{unknown[0]}'. {advice}")
+    return UsageError(f"Unknown flag '{unknown[0]}'. {advice}")

@@ -1,4 +1,4 @@
-"""A head that points at tokens seen before, by keys of what followed them (Peng 2021, RWKV-LM, head-QK)."""
+"""Pointer head: raises the logits of earlier tokens by query-key scores (Peng 2021, RWKV-LM, head-QK)."""
 
 from typing import ClassVar
 
@@ -14,37 +14,37 @@ from layers.weights.weight import weight
 
 
 class PointerState(struct.PyTreeNode):
-    """Keys and tokens read so far, in slots of fixed number."""
+    """Keys and tokens read so far, in a fixed number of slots."""
 
     key_btc: Float[Array, "b t c"]
     tokens_bt: Int[Array, "b t"]
-    segment_ids_bt: Int[Array, "b t"]  # -1 marks a slot that is empty
-    index: Int[Array, ""]  # slots filled so far
+    segment_ids_bt: Int[Array, "b t"]  # -1 marks an empty slot
+    index: Int[Array, ""]  # number of filled slots
 
 
 class PointedFeatures(struct.PyTreeNode):
-    """Features, and by how much each of the tokens seen is pointed at."""
+    """Features, and a pointer score for each earlier token."""
 
     x_bsm: Float[Array, "b s m"]
     scores_bst: Float[Array, "b s t"]
-    tokens_bt: Int[Array, "b t"] | None  # the same for all positions
+    tokens_bt: Int[Array, "b t"] | None  # tokens of the slots, shared by all positions
 
 
 class HeadQK(nn.Module):
-    """Logits of position i: token x_j grows by c_ij = (z_i W_q) (z_j W_k) / size for each j <= i in i's segment."""
+    """At position i, adds c_ij = (z_i W_q) (z_j W_k) / size to the logit of x_j for each j <= i in i's segment."""
 
     SPECS: ClassVar[tuple[str, ...]] = ("pointer_query_mc", "pointer_key_mc")
 
     specs: Specs
     model_dim: int
-    query_initializer: Initializer  # zero, so that nothing is pointed at in the beginning
+    query_initializer: Initializer  # zero initially, so that all pointer scores start at 0
     key_initializer: Initializer
-    size: int = 256  # of a query and key
+    size: int = 256  # size of a query and key
     dtype: str = "float32"  # of the matrix products' operands
     param_dtype: str = "float32"
 
     def init_state(self, batch_size: int, capacity: int) -> PointerState:
-        """An empty state for `capacity` positions."""
+        """Returns an empty state for `capacity` positions."""
         empty = lambda value: jnp.full((batch_size, capacity), value, jnp.int32)
         keys = jnp.zeros((batch_size, capacity, self.size), self.dtype)
         return PointerState(keys, empty(0), empty(-1), jnp.int32(0))
@@ -57,7 +57,7 @@ class HeadQK(nn.Module):
         state: PointerState | None,
         segment_ids: Int[Array, "b s"] | None,
     ) -> tuple[PointedFeatures, PointerState | None]:
-        """The features with scores of all tokens up to their own, and the state behind them where one was given."""
+        """Returns the features with scores of all tokens up to their own, and the state after them if one is given."""
         shape, common = (self.model_dim, self.size), {"role": "hidden", "fan_in": self.model_dim}
         query_mc = weight(self, "pointer_query_mc", shape, init=self.query_initializer, **common)
         key_mc = weight(self, "pointer_key_mc", shape, init=self.key_initializer, **common)
@@ -80,7 +80,7 @@ class HeadQK(nn.Module):
 
 
 def add_pointed(logits: Float[Array, "b s v"], features: PointedFeatures, specs: Specs) -> Float[Array, "b s v"]:
-    """The logits, each token's raised by all scores of its places."""
+    """Returns the logits, each token's increased by the scores of all its positions."""
 
     def one(logits_sv: jax.Array, scores_st: jax.Array, tokens_t: jax.Array) -> jax.Array:
         return logits_sv.at[:, tokens_t].add(scores_st)

@@ -1,4 +1,4 @@
-"""The language model: embedding, stack of blocks, final norm, logits."""
+"""Language model: embedding, stack of blocks, final norm, logits."""
 
 from typing import Any, ClassVar
 
@@ -17,43 +17,43 @@ from layers.stack import LayerStates, Stack
 
 
 class ModelState(struct.PyTreeNode):
-    """What a language model remembers of a sequence: one state per layer, and how far it has read."""
+    """Decoding state of a language model: one state per layer, and the number of positions read."""
 
     layers: Any  # the mixers' states, stacked over layers
     index: Int[Array, ""]  # positions read so far
-    pointer: PointerState | None = None  # of a head that points at tokens
+    pointer: PointerState | None = None  # state of the pointer head
 
     def stacked(self) -> "ModelState":
-        """The same with the layers' states stacked, as they are between calls."""
+        """Returns the state with the layers' states stacked, the form between calls."""
         return self.replace(layers=self.layers.stacked()) if isinstance(self.layers, LayerStates) else self
 
 
 class LanguageModel(nn.Module):
-    """Token ids to features (`__call__`) and features to logits (`logits`).
+    """Maps token ids to features (`__call__`) and features to logits (`logits`).
 
-    The two are apart so that a loss can take logits a piece at a time (see layers.cross_entropy).
+    They are separate so that a loss can compute logits in chunks (see layers.cross_entropy).
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm", "logits_bsv")
 
     activations: Specs
     embedding: Embedding
-    positions: nn.Module | None  # added to the embedding; None where attention rotates, or for no positions at all
+    positions: nn.Module | None  # added to the embedding; None for rotary or no positions
     stack: nn.Module
     final_norm: nn.Module | None
     head: Unembedding | None  # None ties the head to the embedding
-    pointer: HeadQK | None = None  # raises logits of tokens seen before
+    pointer: HeadQK | None = None  # raises logits of earlier tokens
     embedding_norm: nn.Module | None = None  # of the embedding, positions included
     mask_padding: bool = False  # zero the features at padding (segment id 0)
     dropout_rate: float = 0.0  # on the embedding
 
     def init_state(self, batch_size: int, capacity: int) -> ModelState:
-        """An empty state that can read `capacity` positions."""
+        """Returns an empty state for `capacity` positions."""
         pointer = None if self.pointer is None else self.pointer.init_state(batch_size, capacity)
         return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0), pointer)
 
     def apart(self, variables: Any, state: ModelState) -> tuple[Any, ModelState]:
-        """Variables and state as a loop that reads a token a turn wants them (Stack.apart)."""
+        """Returns variables and state unstacked by layer, for a loop that reads one token per step (Stack.apart)."""
         if not isinstance(self.stack, Stack):
             return variables, state
         mine = {name: tree["stack"] for name, tree in variables.items() if "stack" in tree}
@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"] | PointedFeatures, ModelState | None]:
-        """Features after the final norm, and the state behind these tokens where one was given."""
+        """Returns features after the final norm, and the state after these tokens if one is given."""
         if positions is None:
             start = 0 if state is None else state.index
             positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
         return x, state
 
     def logits(self, features: Float[Array, "b s m"] | PointedFeatures) -> Float[Array, "b s v"]:
-        """Logits in float32."""
+        """Returns logits in float32."""
         x = features.x_bsm if isinstance(features, PointedFeatures) else features
         logits = self.embedding.attend(x) if self.head is None else self.head(x)
         if isinstance(features, PointedFeatures):

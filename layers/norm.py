@@ -15,7 +15,7 @@ from layers.weights.weight import weight
 
 @recomputed
 def rms_normalize(x: Float[Array, "... m"], epsilon: float | jax.Array) -> Float[Array, "... m"]:
-    """x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
+    """Returns x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
     y = x.astype(jnp.float32)
     return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
 
@@ -44,9 +44,9 @@ class RMSNorm(nn.Module):
 
     specs: Specs
     epsilon: float = 1e-6  # added under the root
-    use_scale: bool = True  # a learned factor per channel, 1 at the start
-    scalar_scale: bool = False  # ... or one for all channels
-    use_bias: bool = False  # a learned offset per channel, 0 at the start
+    use_scale: bool = True  # a learned factor per channel, initially 1
+    scalar_scale: bool = False  # one learned factor for all channels instead
+    use_bias: bool = False  # a learned offset per channel, initially 0
     param_dtype: str = "float32"
 
     @nn.compact
@@ -67,8 +67,8 @@ class LayerNorm(nn.Module):
 
     specs: Specs
     epsilon: float = 1e-5  # added under the root
-    use_scale: bool = True  # a learned factor per channel, 1 at the start
-    use_bias: bool = True  # a learned offset per channel, 0 at the start
+    use_scale: bool = True  # a learned factor per channel, initially 1
+    use_bias: bool = True  # a learned offset per channel, initially 0
     param_dtype: str = "float32"
 
     @nn.compact

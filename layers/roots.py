@@ -1,8 +1,8 @@
-"""Puts Vortaro's packages before modules of the same names on the path.
+"""Import order: Vortaro's packages take precedence over modules of the same names on the path.
 
 `python -m` and notebooks search the working folder first, where a user's `tasks.py` would hide the package `tasks`. The
 `__init__.py` of every package runs this file by its path, because an import by name could already find the user's file.
-A `runners.py`, `registry.py` or `launch.py` there hides the command itself, before a line of Vortaro could run.
+A `runners.py`, `registry.py` or `launch.py` there hides the command itself, before any code of Vortaro can run.
 """
 
 import os
@@ -16,18 +16,18 @@ FOLDER = Path(os.path.abspath(__file__)).parent.parent
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module, by its name, is a part of Vortaro."""
+    """Returns whether a module, by its name, belongs to Vortaro."""
     return module.partition(".")[0] in ROOTS
 
 
 class RootFinder:
-    """Finds the packages in ROOTS in one folder, whatever is on the path before it."""
+    """Finds the packages in ROOTS in one folder, independent of the path."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """The spec of a package in ROOTS; None leaves other modules to the finders that follow."""
+        """Returns the spec of a package in ROOTS; None for other modules, which later finders handle."""
         return PathFinder.find_spec(name, [str(self.folder)]) if name in ROOTS else None
 
 
@@ -35,7 +35,7 @@ def ours_first() -> None:
     """Installs the finder, once in a process.
 
     Raises:
-      ImportError: a module of one of these names was imported before.
+      ImportError: a module with the name of a package was imported before.
     """
     for root in ROOTS:
         found = sys.modules.get(root)

@@ -1,4 +1,4 @@
-"""Partition specs by name: where every weight and activation lives on the device mesh."""
+"""Partition specs by name: the placement of every weight and activation on the device mesh."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,8 +14,8 @@ __all__ = ["P", "Specs", "axes_of", "constrain"]
 class Specs(Mapping[str, P]):
     """An immutable table of partition specs, keyed by role.
 
-    A key ends in the dimension letters of the array it places: `query_mnd` is the query weight with
-    dimensions model, heads, head size, so its spec has three entries.
+    A key ends in the dimension letters of the array it places: `query_mnd` is the query weight with dimensions model,
+    heads, head size, so its spec has three entries.
 
     >>> table = Specs(ffn_in_mf=P("data", "model")) | Specs(ffn_out_fm=P("model", "data"))
     >>> table["ffn_out_fm"]
@@ -25,12 +25,12 @@ class Specs(Mapping[str, P]):
     def __init__(self, **specs: P):
         for key, spec in specs.items():
             if not isinstance(spec, P):
-                raise UsageError(f"Spec '{key}' must be a P(...), but is {spec!r}.")
+                raise UsageError(f"Spec '{key}' must be a P(...) (got {spec!r}).")
             letters = key.rpartition("_")[2]
             if len(spec) != len(letters):
                 raise SpecError(
-                    f"Spec '{key}' = {show_spec(spec)} has {len(spec)} entries, but its letters '{letters}' name "
-                    f"{len(letters)} dimensions: give one entry per dimension (None where it is not split)."
+                    f"Spec '{key}' = {show_spec(spec)} must have one entry per dimension of '{letters}' (got "
+                    f"{len(spec)}). Write None for dimensions that are not split."
                 )
         self._specs = dict(specs)
 
@@ -56,38 +56,38 @@ class Specs(Mapping[str, P]):
         return "Specs(" + ", ".join(f"{k}={show_spec(v)}" for k, v in self._specs.items()) + ")"
 
     def of(self, layer: Any) -> "Specs":
-        """The rows that `layer` (a module class) lists in its `WEIGHTS` and `ACTIVATIONS`."""
+        """Returns the rows that `layer` (a module class) lists in its `SPECS`."""
         return Specs(**{k: v for k, v in self._specs.items() if k in layer.SPECS})
 
     def lookup(self, key: str, owner: str) -> P:
-        """The spec under `key`; a SpecError that names `owner` where there is none."""
+        """Returns the spec under `key`; raises a SpecError that names `owner` if it is missing."""
         if key not in self._specs:
             replicated = f"P({', '.join(['None'] * len(key.rpartition('_')[2]))})"
             raise SpecError(
                 f"Weight '{key}' of {owner} has no partition spec. Declare it in the experiment's class, as in "
-                f"`WEIGHTS: Specs = Base.WEIGHTS | Specs({key}={replicated})`, which replicates it; in "
-                f"OPTIONAL_WEIGHTS where a knob adds the weight. {did_you_mean(key, self)}"
+                f"`WEIGHTS: Specs = Base.WEIGHTS | Specs({key}={replicated})`, which replicates it, or in "
+                f"OPTIONAL_WEIGHTS if only some knob values add the weight. {did_you_mean(key, self)}"
             )
         return self._specs[key]
 
 
 def show_spec(spec: P) -> str:
-    """A spec as it is written in code: `P('data', None)`."""
+    """Returns a spec as source code: `P('data', None)`."""
     return "P(" + ", ".join(repr(entry) for entry in spec) + ")"
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes one entry of a spec names."""
+    """Returns the mesh axes in one entry of a spec."""
     if entry is None:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
 
 
 def constrain(x: jax.Array, specs: Specs, key: str) -> jax.Array:
-    """Asks the compiler to place activation `x` by `specs[key]`; nothing outside a mesh or without that row."""
+    """Constrains activation `x` to `specs[key]`; returns `x` unchanged outside a mesh or without that row."""
     mesh = jax.sharding.get_abstract_mesh()
     if key not in specs or mesh.empty:
         return x
-    # Axes that the computation handles itself are done with: x is one device's part.
-    left = [tuple(axis for axis in axes_of(entry) if axis not in mesh.manual_axes) for entry in specs[key]]
-    return jax.lax.with_sharding_constraint(x, P(*[axes or None for axes in left]))
+    # Manual axes are omitted: x is already one device's part.
+    remaining = [tuple(axis for axis in axes_of(entry) if axis not in mesh.manual_axes) for entry in specs[key]]
+    return jax.lax.with_sharding_constraint(x, P(*[axes or None for axes in remaining]))

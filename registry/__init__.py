@@ -1,4 +1,4 @@
-"""The dictionary of experiments."""
+"""Registry of experiments."""
 
 import runpy
 from pathlib import Path

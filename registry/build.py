@@ -1,4 +1,4 @@
-"""From configs to the objects they describe; and the registrations that let Fiddle print and save our values."""
+"""Building of objects from configs, and registrations that let Fiddle print and save the project's own values."""
 
 from typing import Any
 
@@ -14,26 +14,26 @@ from registry.user_code import clear_errors, described
 
 
 def build(config: fdl.Config, name: str) -> Any:
-    """Builds `config`, which errors call by `name`.
+    """Builds `config`, which errors refer to as `name`.
 
     Raises:
-      UsageError: a constructor refused its arguments.
+      UsageError: a constructor rejects its arguments.
     """
     try:
         return fdl.build(config)
     except VortaroError as error:
         kind = next(kind for kind in (SpecError, UsageError, VortaroError) if isinstance(error, kind))
-        raise kind(str(error).partition("\n")[0]) from error  # Fiddle adds lines of its own
+        raise kind(str(error).partition("\n")[0]) from error  # Fiddle appends its own lines
     except Exception as error:
         place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")
         raise UsageError(f"{name}{place}: {described(error)}.") from error
 
 
 def config_of(experiment: Experiment, root: str) -> fdl.Config:
-    """What Task(), Train() or Test() returns, by its root: "task", "train" or "test".
+    """Returns the config of Task(), Train() or Test(), by its root: "task", "train" or "test".
 
     Raises:
-      UsageError: the method failed; the sentence names the line in the user's code.
+      UsageError: the method fails; the message names the line in the user's code.
     """
     cls = type(experiment)
     with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
@@ -41,12 +41,12 @@ def config_of(experiment: Experiment, root: str) -> fdl.Config:
 
 
 def to_json(config: fdl.Config) -> str:
-    """The config as Fiddle's JSON; `from_json` builds an equal one."""
+    """Returns the config as Fiddle's JSON; `from_json` builds an equal one."""
     return serialization.dump_json(config)
 
 
 def from_json(text: str) -> Any:
-    """The config that `to_json` wrote."""
+    """Returns the config that `to_json` wrote."""
     return serialization.load_json(text)
 
 

@@ -1,4 +1,4 @@
-"""What must hold of an experiment before it runs."""
+"""Validation of an experiment before it runs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,10 +24,10 @@ from tasks.zero import placed_table
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
-    """Proves an experiment against a mesh; by default its own, as written.
+    """Validates an experiment against a mesh; by default against its own, as declared.
 
     Raises:
-      UsageError: the first thing that is wrong, in one sentence.
+      UsageError: the first error found, in one sentence.
     """
     mesh = experiment.mesh_shape() if mesh is None else mesh
     name = cls_key(type(experiment))
@@ -44,7 +44,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     for key in sorted(unused):
         near = did_you_mean(key, {row.key for row in table})
         raise SpecError(
-            f"WEIGHTS of {name} states '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight takes it. {near}"
+            f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight uses it. {near}"
         )
     for key in task.optimizer.undecayed:
         if key not in experiment.specs:
@@ -61,7 +61,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         pieces = task.microbatches if where == "train.input" else 1
         if source.batch_size % pieces:
             raise UsageError(
-                f"{where}.batch_size = {source.batch_size} must be divisible by task.microbatches = {pieces}."
+                f"{where}.batch_size must be divisible by task.microbatches = {pieces} (got {source.batch_size})."
             )
         for rows, length in source.shapes():
             batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
@@ -73,13 +73,13 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
 
 
 def _trace_loss(task: Task, rows: int, length: int) -> None:
-    """Runs the loss without arrays: shapes that do not fit show here."""
+    """Traces the loss without arrays, which detects mismatched shapes."""
     batch = empty_batch(rows, length)
     jax.eval_shape(lambda variables: task.loss(variables, batch)[0], task.weight_table().abstract)
 
 
 def _trace_metrics(task: Task, rows: int, length: int) -> None:
-    """Runs the loss as the devices of the mesh do, each on its own rows."""
+    """Traces the loss on the devices of the mesh, each with its own rows."""
     batch = empty_batch(rows, length)
     jax.eval_shape(lambda variables: metrics_of(task, variables, batch), task.weight_table().abstract)
 
@@ -96,7 +96,7 @@ def _no_shared_modules(config: fdl.Config) -> None:
             if seen.setdefault(id(value), here) != here:
                 first = seen[id(value)]
                 raise UsageError(
-                    f"One config stands at task.{first} and task.{here}, which would tie weights: make two."
+                    f"task.{first} and task.{here} are the same config, which would tie weights. Make two configs."
                 )
 
 
@@ -120,7 +120,7 @@ def _used_activations(experiment: Experiment, config: fdl.Config) -> None:
     for key in experiment.ACTIVATIONS:
         if key not in known:
             raise SpecError(
-                f"ACTIVATIONS states '{key}', but no layer places such an array. {did_you_mean(key, known)}"
+                f"ACTIVATIONS has a row '{key}', but no layer places such an array. {did_you_mean(key, known)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The order of devices in a mesh: which device stands at which place."""
+"""Order of the devices in a mesh."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,18 +11,18 @@ DeviceOrder = Literal["auto", "row_major", "transposed", "ring", "ring_transpose
 
 
 def device_ids(order: DeviceOrder, shape: Sequence[int]) -> np.ndarray:
-    """Device ids in a two-dimensional mesh of `shape`.
+    """Returns device ids in a two-dimensional mesh of `shape`.
 
-    row_major: id = row * columns + column. transposed: id = column * rows + row. ring: rows and columns both go out
-    over the even numbers and come back over the odd ones, so that neighbours along an axis, the last and the first
-    included, are at most two apart: a ring on chips in a line, whose ends need no link. ring_transposed: the ring of
-    the transposed shape, transposed.
+    row_major: id = row * columns + column. transposed: id = column * rows + row. ring: rows and columns both ascend
+    over the even numbers and descend over the odd ones, so that neighbours along an axis, including the last and the
+    first, are at most two apart: a ring on chips in a line whose ends are not linked. ring_transposed: the ring of the
+    transposed shape, transposed.
 
     Raises:
-      UsageError: the mesh has not two dimensions.
+      UsageError: the mesh does not have two dimensions.
     """
     if len(shape) != 2:
-        raise UsageError(f"DEVICE_ORDER = '{order}' is for meshes of two axes, not of shape {tuple(shape)}.")
+        raise UsageError(f"DEVICE_ORDER = '{order}' needs a mesh of two axes (got shape {tuple(shape)}). Set auto.")
     rows, columns = shape
     if order == "transposed":
         return np.arange(rows * columns).reshape(columns, rows).T
@@ -34,6 +34,6 @@ def device_ids(order: DeviceOrder, shape: Sequence[int]) -> np.ndarray:
 
 
 def _out_and_back(count: int) -> np.ndarray:
-    """0, 2, 4, ..., 5, 3, 1."""
+    """Returns 0, 2, 4, ..., 5, 3, 1."""
     numbers = np.arange(count)
     return np.concatenate([numbers[::2], numbers[1::2][::-1]])

@@ -1,4 +1,4 @@
-"""What differs between two experiments: knobs, config, weights, totals."""
+"""Difference of two experiments: knobs, config, weights, totals."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ Difference = dict[str, Any]
 
 
 def diff(a: Snapshot, b: Snapshot) -> Difference:
-    """Differences from `a` to `b`; lists are empty where the two are equal. "code" is filled in whether it differs or
-    not, and does not count as a difference.
+    """Returns the differences from `a` to `b`; lists are empty where the two are equal. "code" is filled in even if
+    equal, and does not count as a difference.
 
-    A config path that only one side has stands with None on the other. Paths under a class that differs are left out
-    where the other side lacks them: the class says it.
+    A config path of only one side has the value None on the other. Paths under a class that differs are omitted if the
+    other side lacks them, because the difference of the class implies them.
     """
     return {
         "a": _title(a),
@@ -32,13 +32,13 @@ def diff(a: Snapshot, b: Snapshot) -> Difference:
 
 
 def _code(a: Snapshot, b: Snapshot) -> Difference:
-    """Which code made each side; nothing if it is not known of both."""
+    """Returns the code of each side; empty if it is unknown for one of them."""
     made = {"a": made_by(a), "b": made_by(b)}
     return made if all(made.values()) else {}
 
 
 def is_equal(difference: Difference) -> bool:
-    """Whether nothing differs."""
+    """Returns whether nothing differs."""
     return not any(difference[key] for key in ("knobs", "config", "weights", "totals", "mesh"))
 
 

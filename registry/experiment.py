@@ -1,4 +1,4 @@
-"""The experiment: a class whose UPPER_CASE attributes are its knobs, and whose methods return fresh Fiddle configs."""
+"""Experiments: classes whose UPPER_CASE attributes are knobs, and whose methods return fresh Fiddle configs."""
 
 import contextlib
 import contextvars
@@ -31,26 +31,26 @@ class Experiment:
     """Base of all experiments.
 
     A knob is an UPPER_CASE class attribute. An annotation declares it (`NUM_LAYERS: int = 4`); subclasses set it
-    without one (`NUM_LAYERS = 64`), and may not set what no base declares. What follows from knobs is a property. The
-    same holds for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and rows that no base
-    has need the annotation (`WEIGHTS: Specs = ...`).
+    without one (`NUM_LAYERS = 64`), and may not set names that no base declares. Values derived from knobs are
+    properties. The same holds for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and
+    new rows need the annotation (`WEIGHTS: Specs = ...`).
 
     Raises (when a subclass is made):
-      UsageError: an undeclared knob or row, or a value of the wrong type or one that can be changed in place.
+      UsageError: an undeclared knob or row, or a value of the wrong type or of a mutable type.
     """
 
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
-    DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; one -1 takes all that remain
-    DEVICE_ORDER: DeviceOrder = "auto"  # which device stands where in the mesh; "auto" follows the machine's links
-    WEIGHTS: Specs = Specs()  # where each weight lives; every row must place a weight
-    OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that only some settings of the knobs have
-    ACTIVATIONS: Specs = Specs()  # where activations live; `tokens_bs` places the batch
-    SEED: int = 0  # of initial weights, data order and dropout
+    DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; a single -1 takes all that remain
+    DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
+    WEIGHTS: Specs = Specs()  # placement of each weight; every row must place a weight
+    OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that exist only with some knob values
+    ACTIVATIONS: Specs = Specs()  # placement of activations; `tokens_bs` places the batch
+    SEED: int = 0  # seed of initial weights, data order and dropout
 
     overrides: ClassVar[tuple[str, ...]] = ()  # the --set values that made this class from the registered one
-    smoke: ClassVar[bool] = False  # made small by Smoke(); its mesh folds onto the devices that are there
-    _fault: ClassVar[UsageError | None] = None  # what is wrong with the class, until it is used
-    _place: ClassVar[tuple[str, int]]  # file and line that registered it
+    smoke: ClassVar[bool] = False  # reduced by Smoke(); its mesh is folded onto the available devices
+    _fault: ClassVar[UsageError | None] = None  # deferred error of the class, raised at its first use
+    _place: ClassVar[tuple[str, int]]  # file and line that registered the class
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -60,55 +60,55 @@ class Experiment:
             _raise_or_defer(cls, error)
 
     def Task(self) -> fdl.Config:
-        """What is learned."""
+        """Returns the config of the task: model, loss and optimizer."""
         raise NotImplementedError
 
     def Train(self) -> fdl.Config:
-        """Which data, for how long."""
+        """Returns the config of training: data and number of steps."""
         raise NotImplementedError
 
     def Test(self) -> fdl.Config:
-        """On which splits it is judged."""
+        """Returns the config of evaluation: the splits to evaluate on."""
         raise NotImplementedError
 
     @classmethod
     def Smoke(cls) -> type[Self]:
-        """The same experiment made small: the same table rows, data that needs no download."""
+        """Returns a small version of the experiment: the same table rows, and data that needs no download."""
         raise NotImplementedError
 
     @classmethod
     def derive(cls, **knobs: Any) -> type[Self]:
-        """A subclass of the same name with these knobs; `knobs_set_by` states who set them."""
+        """Returns a subclass of the same name with these knobs; `knobs_set_by` sets their recorded owner."""
         body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "set_by": _SETTER.get(), **knobs}
         made: Any = type(cls.__name__, (cls,), body)
         return made
 
     @property
     def specs(self) -> Specs:
-        """All rows that place weights."""
+        """All rows of specs that place weights."""
         return self.WEIGHTS | self.OPTIONAL_WEIGHTS
 
     @classmethod
     def knobs(cls) -> dict[str, Any]:
-        """Every knob with its value, in the order of declaration."""
+        """Returns every knob with its value, in the order of declaration."""
         return {name: getattr(cls, name) for name in knob_types(cls)}
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh as written, a -1 counted as 1: no number of its own can disagree with the mesh."""
+        """Number of devices of the declared mesh, with -1 counted as 1."""
         return math.prod(self.mesh_shape().values())
 
     def mesh_shape(self, devices: int | None = None) -> dict[str, int]:
-        """Axis sizes on so many devices; None takes the shape as written, a -1 as 1.
+        """Returns axis sizes for a number of devices; None uses the declared shape, with -1 counted as 1.
 
         Raises:
-          UsageError: the shape does not fit its axes' names, or the number of devices.
+          UsageError: the shape does not match its axes' names, or the number of devices.
         """
         shape, axes = tuple(self.DEVICE_MESH_SHAPE), tuple(self.MESH_AXES)
         if len(shape) != len(axes):
-            raise UsageError(f"DEVICE_MESH_SHAPE = {shape} and MESH_AXES = {axes} differ in length.")
+            raise UsageError(f"DEVICE_MESH_SHAPE = {shape} and MESH_AXES = {axes} differ in length. Change one.")
         if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
-            raise UsageError(f"DEVICE_MESH_SHAPE = {shape}: sizes are at least 1, and one at most may be -1.")
+            raise UsageError(f"DEVICE_MESH_SHAPE sizes are at least 1, and at most one is -1 (got {shape}).")
         fixed = math.prod(size for size in shape if size != -1)
         if devices is not None and self.smoke and owner(type(self), "DEVICE_MESH_SHAPE") != "--set":
             return dict(zip(axes, _fold(shape, devices), strict=True))
@@ -144,7 +144,7 @@ def _require_valid(cls: type[Experiment]) -> None:
                 f"declared by its annotation: `{name}: {type(value).__name__} = ...`.)"
             )
         if isinstance(value, list | dict | set):
-            raise UsageError(f"{base.__name__}.{name} = {value!r} can be changed in place: use a tuple or Specs(...).")
+            raise UsageError(f"{base.__name__}.{name} = {value!r} can be changed in place. Use a tuple or Specs(...).")
         convert(value, types[name], f"{base.__name__}.{name}")
         if base is cls and isinstance(value, Specs) and name not in declared:
             rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
@@ -156,7 +156,7 @@ def _require_valid(cls: type[Experiment]) -> None:
 
 
 def _require_no_shadow(cls: type, name: str, value: Any, types: dict[str, Any]) -> None:
-    """Refuses `num_heads = 8`: it sets no knob, and hides a property of that name."""
+    """Rejects `num_heads = 8`, which sets no knob and hides a property of that name."""
     is_plain = not callable(value) and not hasattr(type(value), "__get__")
     if name.upper() in types and is_plain and not hasattr(Experiment, name):
         knob = name.upper()
@@ -164,7 +164,7 @@ def _require_no_shadow(cls: type, name: str, value: Any, types: dict[str, Any]) 
 
 
 def _raise_or_defer(cls: type[Experiment], error: UsageError) -> None:
-    """Raises the error, or keeps it until the class is used, so that the rest of its module can be imported."""
+    """Raises the error, or defers it until the class is used, so that the rest of its module can be imported."""
     if not _DEFERS.get() or not is_written(cls):
         raise error
     cls._fault = type(error)(f"{file_line(*_calling_line())}: {error}")
@@ -172,7 +172,7 @@ def _raise_or_defer(cls: type[Experiment], error: UsageError) -> None:
 
 @contextlib.contextmanager
 def faults_deferred() -> Iterator[None]:
-    """Inside, a class that breaks a rule is made all the same; `require_sound` raises what is wrong with it."""
+    """Defers errors of the classes defined inside; `require_sound` raises them."""
     token = _DEFERS.set(True)
     try:
         yield
@@ -181,14 +181,14 @@ def faults_deferred() -> Iterator[None]:
 
 
 def require_sound(cls: type[Experiment]) -> type[Experiment]:
-    """Returns the class; raises the UsageError that was deferred for it or for a base."""
+    """Returns the class; raises the UsageError deferred for it or for one of its bases."""
     if cls._fault is not None:
         raise cls._fault
     return cls
 
 
 def knob_types(cls: type[Experiment]) -> dict[str, Any]:
-    """The declared type of every knob, bases first."""
+    """Returns the declared type of every knob, bases first."""
     types: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, Experiment):
@@ -198,18 +198,18 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
 
 
 def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
-    """The experiments that a class extends, itself among them, nearest first: those made by `derive` are left out."""
+    """Returns the experiments that a class extends, itself included, nearest first, without those made by `derive`."""
     return [base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base)]
 
 
 def is_written(cls: type) -> bool:
-    """Whether the class is written in source text: `derive` made the others."""
+    """Returns whether the class is defined in source text, not made by `derive`."""
     return "set_by" not in vars(cls)
 
 
 @contextlib.contextmanager
 def knobs_set_by(setter: str) -> Iterator[None]:
-    """Inside, `derive` records `setter` as the owner of the knobs it sets: a flag, or "Smoke()"."""
+    """Makes `derive` record `setter` as the owner of the knobs that it sets inside: a flag, or "Smoke()"."""
     token = _SETTER.set(setter)
     try:
         yield
@@ -218,20 +218,20 @@ def knobs_set_by(setter: str) -> Iterator[None]:
 
 
 def owner(cls: type[Experiment], knob: str) -> str:
-    """What sets `knob` for `cls`: the key of a class, a flag such as "--set" or "--widths", "Smoke()" or "derive()"."""
+    """Returns the owner of `knob`: a class key, a flag such as "--set" or "--widths", "Smoke()" or "derive()"."""
     base = next(base for base in cls.__mro__ if knob in vars(base))
     return vars(base).get("set_by") or cls_key(base)
 
 
 def register(cls: type[Experiment]) -> type[Experiment]:
-    """Class decorator: enters an experiment in the dictionary under `family.Class`.
+    """Registers an experiment under `family.Class`; a class decorator.
 
     Raises:
-      UsageError: it has no docstring, or another class has its name.
+      UsageError: the class has no docstring, or another class has its name.
     """
     key, cls._place = cls_key(cls), _calling_line()
     if not vars(cls).get("__doc__"):
-        needs = f"{cls.__name__} needs a docstring: one sentence on what it is, as `registry list` shows it."
+        needs = f"{cls.__name__} needs a docstring. Describe it in one sentence for `registry list`."
         _raise_or_defer(cls, UsageError(needs))
     before = REGISTRY.get(key)
     if before is not None and not _is_again(cls, before):
@@ -243,7 +243,7 @@ def register(cls: type[Experiment]) -> type[Experiment]:
 
 
 def _is_again(cls: type[Experiment], before: type[Experiment]) -> bool:
-    """Whether `cls` is what `before` was: the same class, by a second import or after an edit of its file."""
+    """Returns whether `cls` is the same class as `before`, imported a second time or after an edit of its file."""
     same_name = (cls.__module__, cls.__qualname__) == (before.__module__, before.__qualname__)
     (file, line), (file_before, line_before) = cls._place, before._place
     moved = file == file_before and line != line_before
@@ -251,7 +251,7 @@ def _is_again(cls: type[Experiment], before: type[Experiment]) -> bool:
 
 
 def _calling_line() -> tuple[str, int]:
-    """File and line that this module was called from."""
+    """Returns the file and line that called this module."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals is globals():
         frame = frame.f_back
@@ -259,20 +259,20 @@ def _calling_line() -> tuple[str, int]:
 
 
 def cls_key(cls: type[Experiment]) -> str:
-    """`tiny.StdlibTiny` for our own families, `their.module.Name` for a user's."""
+    """Returns `tiny.StdlibTiny` for Vortaro's own families, `their.module.Name` for a user's."""
     module = cls.__module__.removeprefix(ENTRIES)
     return f"{module.removeprefix('registry.') if module.startswith(TEMPLATES) else module}.{cls.__name__}"
 
 
 def _fold(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """Spreads the devices over the axes, each prime factor to the axis furthest below its stated size."""
+    """Distributes the devices over the axes, each prime factor to the axis furthest below its declared size."""
     folded = [1] * len(shape)
     rest, factor = devices, 2
     while rest > 1:
         while rest % factor:
             factor += 1
-        wanted = [math.inf if size == -1 else size for size in shape]
-        axis = max(range(len(shape)), key=lambda i: (wanted[i] / folded[i], -i))
+        target = [math.inf if size == -1 else size for size in shape]
+        axis = max(range(len(shape)), key=lambda i: (target[i] / folded[i], -i))
         folded[axis] *= factor
         rest //= factor
     return tuple(folded)

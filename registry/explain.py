@@ -1,4 +1,4 @@
-"""Which class and line set a knob, a config field or a weight's spec."""
+"""Origin of a value: the class and line that set a knob, a config field or a weight's spec."""
 
 import ast
 import inspect
@@ -16,10 +16,10 @@ from registry.values import show
 
 
 def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
-    """Steps from the value at `path` back to where it was written: `{what, value, where}`, the value itself first.
+    """Returns the steps from the value at `path` back to its source: `{what, value, where}`, the value itself first.
 
     Raises:
-      UsageError: there is no such knob, config path or weight.
+      UsageError: `path` is not a knob, config path or weight.
     """
     cls = type(experiment)
     head = path.partition(".")[0]
@@ -33,7 +33,7 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
     matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
     if not matches:
         near = did_you_mean(path, [*knob_types(cls), *METHODS, *table])
-        raise UsageError(f"There is no knob, config path or weight '{path}'. {near}")
+        raise UsageError(f"Unknown knob, config path or weight '{path}'. {near}")
     row = matches[0]
     spec_table = "WEIGHTS" if row.key in experiment.WEIGHTS else "OPTIONAL_WEIGHTS"
     first = {
@@ -45,7 +45,7 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
 
 
 def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
-    """Every class of the line and every flag that sets the knob, the one that wins first."""
+    """Returns every base class and flag that sets the knob, the effective one first."""
     steps: list[dict[str, Any]] = []
     for base in (base for base in cls.__mro__ if name in vars(base)):
         value, setter = show(vars(base)[name]), vars(base).get("set_by")
@@ -73,11 +73,12 @@ def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
     root, *names = path.split(".")
     config: Any = config_of(experiment, root)
     if not names:
-        raise UsageError(f"'{path}' is a whole config: name one of its fields ({', '.join(field_names(config)[:6])}).")
+        fields = ", ".join(field_names(config)[:6])
+        raise UsageError(f"'{path}' is a config, not a field. Name one of its fields ({fields}).")
     for i, name in enumerate(names):
         if name not in field_names(config):
             at = ".".join([root, *names[:i]])
-            raise UsageError(f"There is no '{name}' in {at}. {did_you_mean(name, field_names(config))}")
+            raise UsageError(f"Unknown field '{name}' in {at}. {did_you_mean(name, field_names(config))}")
         holder, config = config, get_field(config, name)
     value = show(fdl.get_callable(config)) if isinstance(config, fdl.Config) else show(config)
     if path in [assignment.partition("=")[0] for assignment in experiment.overrides]:
@@ -97,7 +98,7 @@ def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
 
 
 def _statement(filename: str, line: int, name: str) -> tuple[int, str]:
-    """The line, and the text, of the keyword argument `name` in the call that `line` lies in; else the line itself."""
+    """Returns line and text of the keyword argument `name` in the call at `line`; otherwise of the line itself."""
     with open(filename, encoding="utf-8") as file:
         source = file.read()
     for node in ast.walk(ast.parse(source)):
@@ -109,12 +110,12 @@ def _statement(filename: str, line: int, name: str) -> tuple[int, str]:
 
 
 def where_set(cls: type, name: str, containing: str = "") -> str:
-    """The class and the line of its body that assign `name`; the module where the source cannot be read."""
+    """Returns the class and the line of its body that assign `name`; the module if the source cannot be read."""
     return f"{cls.__name__}, {_assignment_line(cls, name, containing) or cls.__module__}"
 
 
 def _assignment_line(cls: type, name: str, containing: str = "") -> str | None:
-    """Where the class body assigns `name` (on the line with `containing` in it), as `file:line`."""
+    """Returns the position where the class body assigns `name` (on a line with `containing`), as `file:line`."""
     try:
         lines, start = inspect.getsourcelines(cls)
         filename = inspect.getsourcefile(cls) or ""

@@ -1,4 +1,4 @@
-"""Which experiments there are, read from source text: nothing is imported, so listing takes milliseconds."""
+"""Index of experiments, read from source text: nothing is imported, so listing takes milliseconds."""
 
 import ast
 import dataclasses
@@ -17,10 +17,10 @@ ENTRY_POINTS = "vortaro.experiments"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A registered class, as its source text states it."""
+    """A registered class as declared in its source text."""
 
     key: str  # "tiny.StdlibTiny"
-    module: str  # what to import
+    module: str  # module to import
     base: str  # name of the class it extends
     doc: str  # first line of its docstring
     mesh: tuple[int, ...]  # DEVICE_MESH_SHAPE, its own or inherited
@@ -28,24 +28,24 @@ class Entry:
 
     @property
     def cls(self) -> str:
-        """Name of the class alone."""
+        """Name of the class without its module."""
         return self.key.rpartition(".")[2]
 
 
 @functools.cache
 def entries() -> dict[str, Entry]:
-    """All entries by key: our own families and those that installed packages announce by entry point.
+    """Returns all entries by key: Vortaro's own families, and families that installed packages declare by entry point.
 
     Raises:
-      UsageError: an entry point leads nowhere, or two classes have one name.
+      UsageError: an entry point cannot be found, or two classes have one name.
     """
     modules = _modules("registry.experiments", FAMILIES)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             spec = importlib.util.find_spec(point.value)
-        except Exception as error:  # a parent package of the module is imported, and may fail in any way
+        except Exception as error:  # importing a parent package of the module can fail in any way
             where = point.dist.name if point.dist else "an installed package"
-            raise UsageError(f"The entry point '{point.name}' of {where} leads nowhere: {error}.") from error
+            raise UsageError(f"The entry point '{point.name}' of {where} cannot be found: {error}.") from error
         if spec is not None and spec.origin is not None:
             modules[point.value] = Path(spec.origin)
     bases = _modules("registry.templates", TEMPLATES)
@@ -62,17 +62,17 @@ def entries() -> dict[str, Entry]:
 
 
 def _modules(package: str, folder: Path) -> dict[str, Path]:
-    """Files of the modules in a package, by the modules' names."""
+    """Returns the files of a package's modules, by module name."""
     return {f"{package}.{path.stem}": path for path in sorted(folder.glob("[!_]*.py"))}
 
 
 def two_of_one_name(key: str, first: str, second: str) -> UsageError:
-    """The error for two registered classes with one key, by their places."""
+    """Returns the error for two registered classes with one key, with their positions."""
     return UsageError(f"Two experiments have the name '{key}': {first} and {second}. Rename one of them.")
 
 
 def count(path: Path, name: str) -> int:
-    """How many registered classes of that name a file defines, at any depth; 0 where there is no such file."""
+    """Returns the number of registered classes of that name in a file, at any depth; 0 if the file does not exist."""
     nodes = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef))
     return sum(node.name == name and _is_registered(node) for node in nodes)
 
@@ -88,7 +88,7 @@ def _tree(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError):
-        return ast.Module([], [])  # resolving the module reports what is wrong with it
+        return ast.Module([], [])  # resolving the module reports the syntax error
 
 
 def _is_registered(node: ast.ClassDef) -> bool:

@@ -1,4 +1,4 @@
-"""`--set PATH=VALUE`: an experiment with knobs or config fields changed, as a subclass made on the spot."""
+"""Overrides `--set PATH=VALUE`: subclasses of an experiment with changed knobs or config fields."""
 
 import inspect
 import typing
@@ -14,23 +14,23 @@ from registry.renamed import knob_advice
 from registry.user_code import clear_errors
 from registry.values import parse, read, show
 
-METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, by how config paths begin
+METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, by the first part of config paths
 
 
 def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experiment]:
-    """A subclass of `cls` with the assignments carried out, in order.
+    """Returns a subclass of `cls` with the assignments applied in order.
 
-    `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table; all that depends on them follows.
+    `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table; values derived from them change accordingly.
     `task.`, `train.` and `test.` paths set a field of the config that the method returns.
 
     Raises:
-      UsageError: no such knob or path, or a value that does not fit; the sentence names the closest valid thing.
+      UsageError: an unknown knob or path, or an invalid value; the message names the closest valid name.
     """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         path = path.strip()
         if not equals or not path:
-            raise UsageError(f"--set={assignment} should read PATH=VALUE, as in --set=BATCH_SIZE=8.")
+            raise UsageError(f"--set={assignment} is not of the form PATH=VALUE. Write for example --set=BATCH_SIZE=8.")
         head = path.partition(".")[0]
         overrides = (*cls.overrides, f"{path}={text}")
         with knobs_set_by("--set"):
@@ -51,26 +51,26 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     if types[name] is Specs:
         return {name: _with_row(getattr(cls, name), row, text, path)}
     if row:
-        raise UsageError(f"{name} is one value, {show(getattr(cls, name))}: there is nothing under '{path}'.")
+        raise UsageError(f"{name} is one value, {show(getattr(cls, name))}, without fields (got '{path}').")
     return {name: read(text, types[name], name)}
 
 
 def _with_row(table: Specs, row: str, text: str, path: str) -> Specs:
     if row not in table:
         raise UsageError(
-            f"There is no row '{row}' to set by '{path}'. {did_you_mean(row, table)} (--set changes rows; a class "
+            f"Unknown row '{row}' in '{path}'. {did_you_mean(row, table)} (--set changes existing rows; a class "
             f"declares new ones.)"
         )
     value = parse(text)
     if not isinstance(value, P):
-        raise UsageError(f"{path} takes a spec, as in {path}={show(table[row])}, not {show(value)}.")
+        raise UsageError(f"{path} takes a spec, as in {path}={show(table[row])} (got {show(value)}).")
     return table | Specs(**{row: value})
 
 
 def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]:
     root, *steps = path.split(".")
     if not steps:
-        raise UsageError(f"'{path}' is a whole config: name one of its fields, as in train.num_steps=100.")
+        raise UsageError(f"'{path}' is a config, not a field. Name one of its fields, as in train.num_steps=100.")
     method = METHODS[root]
     inherited = getattr(cls, method)
 
@@ -80,16 +80,16 @@ def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]
         return config
 
     with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
-        changed(cls())  # a wrong path is found here, not at first use
+        changed(cls())  # detects a wrong path here, not at first use
     return cls.derive(**{method: changed})
 
 
 def _set_field(config: Any, at: str, steps: Sequence[str], text: str) -> None:
-    """Sets the field at the end of `steps` from `config`, whose path is `at`, to the value that `text` spells."""
+    """Sets the field reached by `steps` from `config`, whose path is `at`, to the value of `text`."""
     for i, step in enumerate(steps):
         names = field_names(config)
         if step not in names:
-            raise UsageError(f"There is no '{step}' in {at}. {did_you_mean(step, names)}")
+            raise UsageError(f"Unknown field '{step}' in {at}. {did_you_mean(step, names)}")
         at += f".{step}"
         if i < len(steps) - 1:
             child = get_field(config, step)
@@ -98,7 +98,7 @@ def _set_field(config: Any, at: str, steps: Sequence[str], text: str) -> None:
                 setattr(config, step, _with_row(child, row, text, f"{at}.{row}"))
                 return
             if not field_names(child):
-                raise UsageError(f"{at} is one value, {show(child)}: there is nothing under it.")
+                raise UsageError(f"{at} is one value, {show(child)}, without fields.")
             config = child
     last, value = steps[-1], parse(text)
     if isinstance(config, dict):
@@ -110,12 +110,12 @@ def _set_field(config: Any, at: str, steps: Sequence[str], text: str) -> None:
         inside = ", ".join(field_names(current)[:6])
         fits_none = value is None and type(None) in typing.get_args(hint)
         if not fits_none:
-            raise UsageError(f"{at} is a config of its own: set one of its fields ({inside}).")
+            raise UsageError(f"{at} is a config, not a field. Set one of its fields ({inside}).")
     setattr(config, last, read(text, hint, at))
 
 
 def field_names(config: Any) -> list[str]:
-    """The names that a path may go on with from here."""
+    """Returns the names that may follow in a path from `config`."""
     if isinstance(config, fdl.Config):
         names = inspect.signature(fdl.get_callable(config)).parameters
         return [name for name in names if name not in ("parent", "name")]
@@ -125,12 +125,12 @@ def field_names(config: Any) -> list[str]:
 
 
 def is_row(value: Any) -> bool:
-    """Whether a value is a tuple of configs, whose numbers are steps of a path."""
+    """Returns whether a value is a tuple of configs, which are addressed by number in a path."""
     return isinstance(value, tuple) and any(isinstance(item, fdl.Config) for item in value)
 
 
 def get_field(config: Any, name: str) -> Any:
-    """The value of a field, its default where the config does not set it."""
+    """Returns the value of a field, or its default if the config does not set it."""
     if isinstance(config, dict | Specs):
         return config[name]
     if is_row(config):
@@ -142,6 +142,6 @@ def get_field(config: Any, name: str) -> Any:
 
 
 def field_types(config: Any) -> dict[str, Any]:
-    """The declared types of a config's fields."""
+    """Returns the declared types of a config's fields."""
     target = fdl.get_callable(config)
     return typing.get_type_hints(target)

@@ -1,4 +1,4 @@
-"""Provenance: the code and the packages that this process runs, as experiment.json and `registry diff` show them."""
+"""Provenance: the code and packages that this process runs, as recorded in experiment.json and `registry diff`."""
 
 import functools
 import hashlib
@@ -16,8 +16,8 @@ from layers.roots import FOLDER, ROOTS
 from registry.snapshot import Snapshot
 from registry.user_code import package_files
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # without them nothing runs
-OTHER_PACKAGES = (  # recorded if they are installed: other dependencies, then accelerators, then extras
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages
+OTHER_PACKAGES = (  # recorded if installed: other dependencies, then accelerators, then extras
     *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "matplotlib", "rich", "safetensors"),
     *("ml-dtypes", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12"),
     *("nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
@@ -25,13 +25,13 @@ OTHER_PACKAGES = (  # recorded if they are installed: other dependencies, then a
     *("s3fs", "sentencepiece", "seqio", "tensorboard", "tensorflow", "tensorflow-datasets", "tensorflow-text"),
     *("tokenizers", "torch", "transformers", "wandb", "webdataset", "zstandard"),
 )
-_SECONDS = 20  # for git on a slow file system
+_SECONDS = 20  # time limit for git, which may run on a slow file system
 
 Checkout = dict[str, Any]
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of all packages that matter, as far as they are installed."""
+    """Returns the versions of Python and of all recorded packages that are installed."""
     found = {name: _version(name) for name in (*PACKAGES, *OTHER_PACKAGES)}
     return {"python": platform.python_version(), **{name: version for name, version in found.items() if version}}
 
@@ -43,13 +43,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-@functools.cache  # a process runs the code that it started with
+@functools.cache  # the code of a process does not change after its start
 def code(modules: tuple[str, ...] = ()) -> dict[str, Checkout]:
-    """The code that runs: `{name: {version, digest, commit, dirty}}` of this project, and of other modules that are
-    imported. Commit and dirty are None without a git checkout, or without git.
+    """Returns the running code, `{name: {version, digest, commit, dirty}}`, of this project and of other imported
+    modules. Commit and dirty are None without a git checkout, or without git.
 
     Args:
-      modules: names; those of this project are left out.
+      modules: names; modules of this project are ignored.
     """
     ours = [FOLDER / name for name in ROOTS]
     made = {"vortaro": {"version": _version("vortaro"), "digest": digest(), **checkout(Path(__file__), ours)}}
@@ -61,7 +61,7 @@ def code(modules: tuple[str, ...] = ()) -> dict[str, Checkout]:
 
 
 def digest(modules: Sequence[str] = ()) -> str:
-    """A digest of the source that trains, and of some other modules with what they import from their packages."""
+    """Returns a digest of the training source, and of other modules with their imports from the same packages."""
     folders = [FOLDER / root for root in ROOTS if root not in ("launch", "vortaro")]
     parts = [_digest_of([path for folder in folders for path in folder.rglob("*.py")], FOLDER)]
     for name in modules:
@@ -71,7 +71,7 @@ def digest(modules: Sequence[str] = ()) -> str:
 
 
 def _imported_with(file: Path, module: str) -> list[Path]:
-    """Files of a module's package, or of its folder where it is a module by itself, that this process has imported."""
+    """Returns the imported files of a module's package, or of its folder if the module is not in a package."""
     imported = {
         Path(found).resolve() for each in list(sys.modules.values()) if (found := getattr(each, "__file__", None))
     }
@@ -79,17 +79,17 @@ def _imported_with(file: Path, module: str) -> list[Path]:
 
 
 def _digest_of(files: Iterable[Path], folder: Path) -> str:
-    """A digest of names and contents of files; names are relative to a folder."""
+    """Returns a digest of names and contents of files; names are relative to a folder."""
     named = sorted((os.path.relpath(path, folder), path) for path in files)
     return short_digest(b"\0".join(name.encode() + b"\0" + path.read_bytes() for name, path in named))
 
 
 def checkout(file: Path, tracked: Sequence[Path]) -> Checkout:
-    """The git checkout that a file lies in: `{commit, dirty}`, both None if there is none, or no git.
+    """Returns the git checkout that contains a file: `{commit, dirty}`, both None without a checkout or git.
 
     Args:
-      file: one that git does not ignore; otherwise it is not part of the checkout (an installed package).
-      tracked: files, and folders of Python files, that make the checkout dirty if git does not track them.
+      file: a file that git does not ignore; an ignored file is not part of the checkout (an installed package).
+      tracked: files and folders of Python files; the checkout is dirty if git does not track them.
     """
     root = next((parent for parent in file.resolve().parents if (parent / ".git").exists()), None)
     unknown = {"commit": None, "dirty": None}
@@ -107,9 +107,10 @@ def checkout(file: Path, tracked: Sequence[Path]) -> Checkout:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails, takes too long or is not installed."""
-    # With the folder named, git does not ask whose it is: in a container it often belongs to another user. What git
-    # protects from, settings of a repository that run programs, does not matter: this process runs its code already.
+    """Returns the output of git; None if it fails, exceeds the time limit or is not installed."""
+    # With an explicit folder git skips the check of its owner: in a container it often belongs to another user. The
+    # check protects from repository settings that run programs, which is irrelevant here: this process already runs its
+    # code.
     command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "GIT_INDEX_FILE"}
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # only reads
@@ -125,25 +126,25 @@ def _source(module: str) -> Path | None:
     found = sys.modules.get(module)
     try:
         file = None if found is None else inspect.getsourcefile(found)
-    except TypeError:  # built in
+    except TypeError:  # a built-in module
         return None
     return None if file is None else Path(file).resolve()
 
 
 def short_digest(content: bytes) -> str:
-    """Twelve hexadecimal digits of its SHA-256."""
+    """Returns twelve hexadecimal digits of the SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def made_now(modules: Sequence[str] = ()) -> dict[str, Any]:
-    """Code and versions of this process, as a run folder records them."""
+    """Returns code and versions of this process, as recorded in a run folder."""
     return {"code": code(tuple(modules)), "versions": versions()}
 
 
 def made_by(stored: Snapshot) -> dict[str, Any] | None:
-    """Code and versions of a run's last start, and how many starts and kinds of code there were.
+    """Returns code and versions of a run's last start, with its numbers of starts and of distinct code states.
 
-    None if they are not known: for experiments that are no runs, and runs of older versions.
+    None if unknown: for experiments that are not runs, and runs of older versions.
     """
     starts = stored.get("starts") or [stored]
     if "code" not in starts[-1]:

@@ -1,7 +1,7 @@
-"""Names of earlier versions: knobs and modules that are called something else today.
+"""Names of earlier versions: renamed knobs and modules.
 
-Run folders and users' modules are older than a renaming. Records are translated when they are read; a command or a
-class that uses an old name gets one sentence with the new one.
+Run folders and users' modules may be older than a renaming. Records are translated when they are read; a command or a
+class that uses an old name fails with an error that gives the new one.
 """
 
 import re
@@ -83,7 +83,7 @@ MODULES = {
 
 
 def _old_module() -> re.Pattern[str]:
-    """Matches old module names, and not the packages of today that have such a name (`layers.attention.vq`)."""
+    """Returns a pattern of old module names; it excludes current packages of such a name (`layers.attention.vq`)."""
     patterns = []
     for old in sorted(MODULES, key=len, reverse=True):
         inside = [re.escape(new[len(old) + 1 :]) for new in MODULES.values() if new.startswith(f"{old}.")]
@@ -95,12 +95,12 @@ _OLD_MODULE = _old_module()
 
 
 def with_todays_modules(text: str) -> str:
-    """Returns the text of a record with the module names of today."""
+    """Returns the text of a record with current module names."""
     return _OLD_MODULE.sub(lambda match: MODULES[match[0]], text)
 
 
 def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the record of an experiment with the knob names of today; names overrides that change on stderr.
+    """Returns the record of an experiment with current knob names; reports renamed overrides on stderr.
 
     Args:
       record: a snapshot (registry.snapshot).
@@ -116,12 +116,12 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def knob_advice(name: str) -> str | None:
-    """The sentence for an old knob name; None for all others."""
+    """Returns the advice for an old knob name; None for all others."""
     return f"{name} was renamed. Set {KNOBS[name]}." if name in KNOBS else None
 
 
 def module_advice(error: BaseException) -> str:
-    """The sentence for an import of a module that was moved; empty for other errors."""
+    """Returns the advice for an import of a moved module; empty for other errors."""
     name = getattr(error, "name", None) if isinstance(error, ImportError) else None
     return f" {name} was moved. Import {MODULES[name]}." if name in MODULES else ""
 

@@ -1,4 +1,4 @@
-"""From a name to an experiment."""
+"""Resolution of names to experiments."""
 
 import importlib
 import importlib.util
@@ -16,13 +16,13 @@ from registry.user_code import clear_errors, with_place
 def resolve(
     name: str, overrides: Sequence[str] = (), *, smoke: bool = False, imports: Sequence[str] = ()
 ) -> Experiment:
-    """The experiment of that name, made small if `smoke`, with the overrides carried out.
+    """Returns the experiment of that name, reduced by Smoke() if `smoke`, with the overrides applied.
 
-    Accepts `family.Class`, `registered.Class`, the bare class name, spellings that differ in case, hyphens and
+    Accepts `family.Class`, `registered.Class`, the class name alone, spellings that differ in case, hyphens and
     underscores (`VQ-Large`), and `their.module.Class` for a class in a user's own module.
 
     Raises:
-      UsageError: no or several such experiments, a module that does not import, or a bad override.
+      UsageError: an unknown or ambiguous name, a module that cannot be imported, or an invalid override.
     """
     for module in imports:
         load(module)
@@ -34,23 +34,23 @@ def resolve(
 
 
 def find(name: str) -> type[Experiment]:
-    """The registered class of that name."""
+    """Returns the registered class of that name."""
     keys = sorted({*index.entries(), *REGISTRY})
-    wanted = name.removeprefix("registered.")
+    query = name.removeprefix("registered.")
     matches = (
-        [key for key in keys if key == wanted]
-        or [key for key in keys if key.rpartition(".")[2] == wanted]
-        or [key for key in keys if _plain(key) == _plain(wanted)]
-        or [key for key in keys if _plain(key.rpartition(".")[2]) == _plain(wanted)]
+        [key for key in keys if key == query]
+        or [key for key in keys if key.rpartition(".")[2] == query]
+        or [key for key in keys if _plain(key) == _plain(query)]
+        or [key for key in keys if _plain(key.rpartition(".")[2]) == _plain(query)]
     )
     if len(matches) > 1:
-        raise UsageError(f"'{name}' could be {' or '.join(matches)}: give the whole name.")
+        raise UsageError(f"'{name}' is ambiguous: it matches {' or '.join(matches)}. Give the full name.")
     if matches:
         key = matches[0]
         if key not in REGISTRY:
             load(index.entries()[key].module)
         return require_sound(REGISTRY[key])
-    module, _, cls = wanted.rpartition(".")
+    module, _, cls = query.rpartition(".")
     if f"registry.{module}.".startswith(TEMPLATES) and not _exists(module):
         module = f"registry.{module}"  # `templates.decoder.DecoderLm`, as tables show it
     if module and _exists(module):
@@ -59,16 +59,16 @@ def find(name: str) -> type[Experiment]:
             return require_sound(found)
         keys = [key for key in REGISTRY if key.startswith(f"{module}.")] or keys
     elif module and module not in {key.rpartition(".")[0] for key in keys}:
-        near = did_you_mean(wanted, keys)
-        raise UsageError(f"There is no experiment '{name}', and no module '{module}' on the Python path. {near}")
-    raise UsageError(f"There is no experiment '{name}'. {did_you_mean(wanted, _spellings(wanted, keys))}")
+        near = did_you_mean(query, keys)
+        raise UsageError(f"Unknown experiment '{name}': module '{module}' is not on the Python path. {near}")
+    raise UsageError(f"Unknown experiment '{name}'. {did_you_mean(query, _spellings(query, keys))}")
 
 
 def load(module: str):
     """Imports a module.
 
     Raises:
-      UsageError: there is none of that name, or it fails; the sentence names the exception and the module's line.
+      UsageError: the module does not exist or fails; the message names the exception and the module's line.
     """
     root = module.partition(".")[0]
     if module in ROOTS or (root in ROOTS and not _exists(module)):
@@ -79,7 +79,7 @@ def load(module: str):
         )
     if not _exists(module):
         raise UsageError(
-            f"There is no module '{module}' on the Python path: run where it can be imported, or install it."
+            f"Module '{module}' is not on the Python path. Install it, or run from a folder where it can be imported."
         )
     with with_place(module), clear_errors(f"Importing '{module}' failed", module), faults_deferred():
         return importlib.import_module(module)
@@ -99,5 +99,5 @@ def _plain(name: str) -> str:
 
 
 def _spellings(name: str, keys: Sequence[str]) -> list[str]:
-    """What to compare a misspelt name with: class names for a bare name, keys otherwise."""
+    """Returns the candidates for a misspelt name: class names for a class name alone, keys otherwise."""
     return list(keys) if "." in name else [key.rpartition(".")[2] for key in keys]

@@ -1,4 +1,4 @@
-"""An experiment as plain data: knobs, config, weight table, totals. Golden files, run folders and diffs use it."""
+"""Snapshots: experiments as plain data (knobs, config, weights, totals), for golden files, run folders and diffs."""
 
 import json
 import math
@@ -25,7 +25,7 @@ Snapshot = dict[str, Any]
 
 
 def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Snapshot:
-    """Everything that is decided about an experiment; `mesh` as on the devices at hand, or as written."""
+    """Returns the resolved experiment as plain data; `mesh` for the available devices, by default as declared."""
     cls = type(experiment)
     knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
     return {
@@ -39,7 +39,7 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
 
 
 def flat_config(experiment: Experiment) -> dict[str, str]:
-    """Every field of what Task(), Train() and Test() return, under its path."""
+    """Returns every field of the configs of Task(), Train() and Test(), by path."""
     return _flat_configs({root: config_of(experiment, root) for root in METHODS})
 
 
@@ -48,8 +48,8 @@ def _flat_configs(configs: Mapping[str, fdl.Config]) -> dict[str, str]:
 
 
 def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every field of a config under its path, defaults included; a config itself stands as the class it makes, and
-    configs in a tuple under their numbers.
+    """Yields every field of a config by path, defaults included; a config itself is represented by the class that it
+    builds, and configs in a tuple by their numbers.
     """
     if isinstance(value, fdl.Config):
         yield path, show(fdl.get_callable(value))
@@ -66,7 +66,7 @@ def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The weight table and its totals, in the form of `registry weights --json`."""
+    """Returns the weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
     return _weight_summary(cls_key(type(experiment)), config_of(experiment, "task"), mesh)
 
@@ -104,7 +104,7 @@ def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> d
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
-    kept = task.gradient_dtype if task.microbatches == 1 else "float32"  # sums over micro-batches
+    kept = task.gradient_dtype if task.microbatches == 1 else "float32"  # float32, the dtype of sums over micro-batches
     return math.prod(row.shape) * np.dtype(kept).itemsize // shards(row.gradient_spec, mesh)
 
 
@@ -112,15 +112,15 @@ def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> 
     state = jax.eval_shape(task.optimizer.build(table).init, table.abstract["params"])
     specs = task.optimizer.state_specs(table, state)
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
-    slots = [(leaf, spec) for leaf, spec in leaves if leaf.shape]  # a scalar counts updates: no slot of a weight
+    slots = [(leaf, spec) for leaf, spec in leaves if leaf.shape]  # scalars count updates and are not slots of a weight
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in slots)
 
 
 def load(path: Place) -> Snapshot:
-    """The snapshot in a file, or in a run folder's experiment.json.
+    """Returns the snapshot in a file, or in a run folder's experiment.json.
 
     Raises:
-      UsageError: there is none, or it cannot be read.
+      UsageError: it does not exist, or cannot be read.
     """
     file = path / "experiment.json" if path.is_dir() else path
     if not file.exists():
@@ -128,14 +128,14 @@ def load(path: Place) -> Snapshot:
     try:
         loaded = json.loads(with_todays_modules(file.read_text()))
         if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
-            raise ValueError("it holds no experiment")
+            raise ValueError("it does not contain an experiment")
         return with_todays_knobs(_with_texts(loaded), str(file))
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
 
 
 def _with_texts(loaded: Snapshot) -> Snapshot:
-    """The snapshot that `show --json` printed with values in the place of their texts; others are unchanged."""
+    """Returns a snapshot printed by `show --json` with texts as values; other snapshots are unchanged."""
     if "config_text" not in loaded:
         return loaded
     knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
@@ -143,10 +143,10 @@ def _with_texts(loaded: Snapshot) -> Snapshot:
 
 
 def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
-    """The configs of Task(), Train() and Test() that a run folder holds, under "task", "train" and "test".
+    """Returns the recorded configs of Task(), Train() and Test() of a run folder, under "task", "train" and "test".
 
     Raises:
-      UsageError: there are none, or they name classes that no longer exist.
+      UsageError: they are missing, or refer to classes that no longer exist.
     """
     try:
         return {root: from_json(json.dumps(stored["fiddle"][root])) for root in METHODS}
@@ -159,7 +159,7 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
 
 
 def rebuilt(stored: Snapshot) -> Snapshot:
-    """A run's experiment as today's code builds it from the configs in its folder; its class may be gone.
+    """Returns a run's experiment, built by the current code from the recorded configs; its class may no longer exist.
 
     Raises:
       UsageError: they cannot be read or built.

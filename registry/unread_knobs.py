@@ -1,4 +1,4 @@
-"""Knobs without effect in users' classes: nothing reads them, or a property hides them."""
+"""Knobs without effect in users' classes: knobs that no code reads, or that a property hides."""
 
 import ast
 import functools
@@ -18,15 +18,15 @@ from registry.user_code import package_files
 
 
 def require_effect(experiment: Experiment) -> None:
-    """Refuses a knob that a user's class declares and nothing reads, and a user's property that hides a knob.
+    """Rejects a knob that a user's class declares and no code reads, and a user's property that hides a knob.
 
-    A knob counts as read if Task(), Train() or Test() reads it at the present settings, or if its name is read anywhere
+    A knob counts as read if Task(), Train() or Test() reads it at the current settings, or if its name is read anywhere
     in the source of the user's package (for a single module: of its folder) or of the tool and the runner. So a knob
-    that matters under other settings alone is never refused, nor one that a user's own script reads; a knob that only
-    dead code reads is not found. Classes of our own families cost nothing: a test of ours reads their source.
+    that matters only under other settings is never rejected, nor one that a user's own script reads; a knob that only
+    dead code reads is not detected. Classes of Vortaro's own families are skipped: a test reads their source.
 
     Raises:
-      UsageError: the knob, and the nearest one that a base declares.
+      UsageError: a knob has no effect; the message names the nearest one that a base declares.
     """
     cls = type(experiment)
     users = [base for base in cls.__mro__ if _is_users(base)]
@@ -55,7 +55,7 @@ def require_effect(experiment: Experiment) -> None:
 
 
 def _is_users(cls: type) -> bool:
-    """Whether a user wrote the class: an experiment, or what one mixes in."""
+    """Returns whether the class is a user's: an experiment or a mixin."""
     return cls is not object and is_written(cls) and not is_ours(cls.__module__)
 
 
@@ -64,13 +64,13 @@ def _declared(cls: type) -> list[str]:
 
 
 def _property_of(users: Collection[type], name: str) -> type | None:
-    """The user's class whose property of that name is in force; None where there is none."""
+    """Returns the user's class whose property of that name is effective; None if there is none."""
     base = next((base for base in users if name in vars(base)), None)
     return base if base and isinstance(vars(base)[name], property | functools.cached_property) else None
 
 
 def _recorder(cls: type[Experiment]) -> tuple[Any, set[str]]:
-    """An experiment that equals cls(), and the names of its attributes that were read so far."""
+    """Returns an experiment equal to cls(), and the names of its attributes that have been read."""
     reads: set[str] = set()
 
     def read(self: Any, name: str) -> Any:
@@ -81,14 +81,14 @@ def _recorder(cls: type[Experiment]) -> tuple[Any, set[str]]:
 
 
 def _require_property_reads(recorder: Any, reads: set[str], base: type, knob: str) -> None:
-    """Raises a UsageError where the property `num_heads` neither reads NUM_HEADS nor names it, or its base's value."""
+    """Raises a UsageError if the property `num_heads` neither reads NUM_HEADS nor names it, or its base's value."""
     made: Any = vars(base)[knob.lower()]
     code = getattr(getattr(made, "fget", None) or getattr(made, "func", None), "__code__", None)
     reads.clear()
     try:
         getattr(recorder, knob.lower())
     except Exception:
-        return  # whatever needs the property reports its error
+        return  # the code that reads the property reports its error
     if code is not None and knob not in reads and not {knob, knob.lower()} & set(_names(code)):
         raise UsageError(
             f"{cls_key(base)}.{knob.lower()} hides {knob} ({file_line(code.co_filename, code.co_firstlineno)}). Set "
@@ -97,7 +97,7 @@ def _require_property_reads(recorder: Any, reads: set[str], base: type, knob: st
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names and texts that a function uses, those of functions inside it too."""
+    """Yields names and texts that a function uses, including nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -107,7 +107,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _named_in_source(names: Collection[str], users: Collection[type]) -> set[str]:
-    """Those of `names` that source text reads; all of them where a user's class has no source file."""
+    """Returns those of `names` that source text reads; all of them if a user's class has no source file."""
     if not names:
         return set()
     files = {path for place in ("registry", "registry/tool") for path in (FOLDER / place).glob("*.py")}

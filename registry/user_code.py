@@ -1,4 +1,4 @@
-"""Errors that a user's code raises, as one sentence with the file and line."""
+"""Errors of users' code, reported in one sentence with file and line."""
 
 import contextlib
 import functools
@@ -12,17 +12,20 @@ from layers.errors import UsageError, VortaroError, file_line, first_line
 from layers.roots import FOLDER, ROOTS, is_ours
 from registry.renamed import module_advice
 
-SHOWN = 3  # calls of a user's code that a sentence names, the innermost first
-ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise at sizes that do not fit
+SHOWN = 3  # calls of a user's code in a message, the innermost first
+ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise for mismatched sizes
 
 
 @contextlib.contextmanager
 def clear_errors(what_failed: str, module: str = "") -> Iterator[None]:
-    """Turns exceptions into a UsageError: `what_failed`, the exception, and the places in the user's code it passed.
+    """Converts exceptions to a UsageError: `what_failed`, the exception, and its positions in the user's code.
 
     Args:
-      what_failed: how the sentence begins.
+      what_failed: the beginning of the message.
       module: name of the user's module; with it, a package installed among libraries counts as the user's code.
+
+      Raises:
+      UsageError: the code inside raises an exception or exits.
     """
     try:
         yield
@@ -34,7 +37,7 @@ def clear_errors(what_failed: str, module: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_place(module: str) -> Iterator[None]:
-    """Puts the line of the user's code before a sentence that passed through it."""
+    """Adds the line of the user's code to the message of a UsageError that passed through it."""
     try:
         yield
     except UsageError as error:
@@ -45,7 +48,7 @@ def with_place(module: str) -> Iterator[None]:
 
 
 def described(error: BaseException, module: str = "") -> str:
-    """An exception in a few words: its type, its message, and the user's lines it passed."""
+    """Describes an exception briefly: its type, its message, and the lines of the user's code in its traceback."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     reason = first_line(message) if message.strip() else ""
     places = _places(error, module)
@@ -57,7 +60,7 @@ def described(error: BaseException, module: str = "") -> str:
 
 
 def _places(error: BaseException, module: str) -> list[str]:
-    """Where the exception passed through the user's code, innermost first."""
+    """Returns the traceback positions in the user's code, innermost first."""
     root = module.partition(".")[0]
     places = []
     if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
@@ -74,14 +77,14 @@ def _places(error: BaseException, module: str) -> list[str]:
 
 
 def _inner_place(error: BaseException) -> list[str]:
-    """The innermost line of all, for a mistake that shows in nobody's code but Vortaro's or a library's."""
+    """Returns the innermost position of all, for an error outside the user's code."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return [file_line(frames[-1][0].f_code.co_filename, frames[-1][1])] if frames else []
 
 
 @functools.cache
 def _is_library(filename: str) -> bool:
-    """Whether a file belongs to Python, to an installed library, or to Vortaro."""
+    """Returns whether a file belongs to Python, to an installed library, or to Vortaro."""
     path = Path(os.path.abspath(filename))
     if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
         return True
@@ -90,6 +93,6 @@ def _is_library(filename: str) -> bool:
 
 
 def package_files(file: Path, module: str) -> Iterator[Path]:
-    """Python files of the outermost package of a module; of its folder where it is a module by itself."""
+    """Yields the Python files of a module's outermost package, or of its folder if it is not in a package."""
     inside = module.count(".") + (file.name == "__init__.py")
     return file.parents[inside - 1].rglob("*.py") if inside else file.parent.glob("*.py")

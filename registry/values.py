@@ -1,4 +1,4 @@
-"""Values as they are written on a command line: parsed, held against a type, and written back."""
+"""Values on a command line: parsed, checked against a type, and formatted."""
 
 import ast
 import dataclasses
@@ -14,7 +14,7 @@ from layers.specs import P, show_spec
 
 @dataclasses.dataclass(frozen=True)
 class Above:
-    """Mark of an annotated number that must exceed `bound`."""
+    """Annotation of a number that must exceed `bound`."""
 
     bound: float
 
@@ -27,7 +27,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse(text: str) -> Any:
-    """A Python literal, `P(...)`, true/false/none, or else the text itself.
+    """Returns a Python literal, a `P(...)`, true/false/none, or otherwise the text itself.
 
     >>> parse("2,4"), parse("1e-3"), parse("gelu_tanh")
     ((2, 4), 0.001, 'gelu_tanh')
@@ -44,7 +44,7 @@ def parse(text: str) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as code would write it; `parse` reads it back."""
+    """Returns a value as source code; `parse` reads it back."""
     if isinstance(value, P):
         return show_spec(value)
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
@@ -53,7 +53,7 @@ def show(value: Any) -> str:
 
 
 def show_type(hint: Any) -> str:
-    """A type in words: `float or None`, `one of 'rms', 'layer'`."""
+    """Returns a type in words: `float or None`, `one of 'rms', 'layer'`."""
     if hint is types.NoneType:
         return "None"
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -70,15 +70,15 @@ def show_type(hint: Any) -> str:
 
 
 def read(text: str, hint: Any, name: str) -> Any:
-    """The value of type `hint` that `text` spells: a literal where the type takes it, else the text as written.
+    """Returns the value of type `hint` in `text`: a literal if the type accepts it, otherwise the text as written.
 
-    Sizes of a mesh may be joined by x, as tables print them (`2x4`, `*x1`).
+    Sizes of a mesh may be joined by x, the format of tables (`2x4`, `*x1`).
 
     >>> read("1.10", str | None, "DATASET_CONFIG"), read("1.10", float | None, "CLIP_NORM")
     ('1.10', 1.1)
 
     Raises:
-      UsageError: the text spells no such value; the sentence names what `name` takes.
+      UsageError: the text is not such a value; the message describes what `name` takes.
     """
     is_sizes = typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int
     if is_sizes and _SIZES.fullmatch(text):
@@ -88,10 +88,10 @@ def read(text: str, hint: Any, name: str) -> Any:
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
-    """`value` as the type `hint`, where nothing is lost by it.
+    """Returns `value` converted to the type `hint`, if the conversion loses nothing.
 
     Raises:
-      UsageError: it does not fit; the sentence says what `name` takes.
+      UsageError: the value does not fit; the message describes what `name` takes.
     """
     fits, result = _fit(value, hint)
     if fits:
@@ -126,7 +126,7 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
 
 
 def _fit_text(text: str, hint: Any) -> tuple[bool, Any]:
-    """As `_fit`, of a value as it is written: only a text that no literal of the type spells is taken as it is."""
+    """Like `_fit`, for text: the text itself is accepted only if it is not a literal of the type."""
     value, origin, args = parse(text), typing.get_origin(hint), typing.get_args(hint)
     if value != text and (fit := _fit(value, hint))[0]:
         return fit
@@ -140,14 +140,14 @@ def _fit_text(text: str, hint: Any) -> tuple[bool, Any]:
 
 
 def _fit_items(items: Sequence[Any], hints: Sequence[Any], fit: Callable[[Any, Any], tuple[bool, Any]]):
-    """The items of a tuple, each by the type of its place: `tuple[int, ...]` or `tuple[str, float]`."""
+    """Converts the items of a tuple, each by the type at its position: `tuple[int, ...]` or `tuple[str, float]`."""
     hints = [hints[0]] * len(items) if tuple(hints[1:]) == (...,) else hints
     fits = [fit(item, hint) for item, hint in zip(items, hints, strict=False)]
     return len(items) == len(hints) and all(fit for fit, _ in fits), tuple(item for _, item in fits)
 
 
 def _items(text: str) -> list[str]:
-    """The items of a tuple as they are written, with parentheses or without."""
+    """Returns the items of a tuple as text, with or without parentheses."""
     text = text.strip()
     try:
         tree = ast.parse(text, mode="eval").body

@@ -1,4 +1,4 @@
-"""What carries experiments out."""
+"""The runner: modes that train, evaluate, sample from and inspect experiments."""
 
 import runpy
 from pathlib import Path

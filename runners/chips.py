@@ -1,4 +1,4 @@
-"""What accelerators can do: memory, its bandwidth, matrix products, links. From the makers' data sheets."""
+"""Accelerator specifications: FLOP/s, memory and bandwidths, from the manufacturers' data sheets."""
 
 import dataclasses
 from typing import Any
@@ -8,19 +8,18 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One device as JAX counts them: a core of TPU v2 and v3, a chip of the others."""
+    """Specification of one JAX device: a core of TPU v2 and v3, a chip of all others."""
 
-    name: str  # as `--chip` and `--topology` call it
-    kinds: tuple[str, ...]  # what jax.Device.device_kind starts with; the longest that fits decides
+    name: str  # the name in `--chip` and `--topology`
+    kinds: tuple[str, ...]  # prefixes of jax.Device.device_kind; the longest match decides
     flops: float  # bfloat16 matrix-product operations per second
-    hbm_bytes: int  # memory
+    hbm_bytes: int  # memory size in bytes
     hbm_bandwidth: float  # bytes per second
-    link_bandwidth: (
-        float  # bytes per second that a device sends along one mesh axis, both directions of a ring together
-    )
+    link_bandwidth: float  # bytes per second that a device sends along one mesh axis, sum of both directions of a ring
 
 
-# Links of TPUs: both directions of one torus axis; the two cores of a v2 or v3 chip share it. Of GPUs: NVLink one way.
+# Link bandwidths of TPUs: both directions of one torus axis, shared by the two cores of a v2 or v3 chip. GPUs: NVLink,
+# one direction.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -65,7 +64,7 @@ CHIPS = {
             hbm_bandwidth=1555e9,
             link_bandwidth=300e9,
         ),
-        # NVIDIA H100 data sheet (2023), figures without sparsity; the bridge between two cards.
+        # NVIDIA H100 data sheet (2023), without sparsity; the link is the NVLink bridge between two cards.
         Chip(
             name="h100-pcie",
             kinds=("NVIDIA H100 PCIe",),
@@ -111,7 +110,7 @@ CHIPS = {
 
 
 def chip_of(device: Any) -> Chip | None:
-    """The chip a device is; None where it is not known."""
+    """Returns the specification of a device; None if it is unknown."""
     fitting = [
         (len(kind), chip) for chip in CHIPS.values() for kind in chip.kinds if device.device_kind.startswith(kind)
     ]

@@ -1,4 +1,4 @@
-"""Weights of other codes into run folders, and out of them.
+"""Weight conversion: imports checkpoints of other code bases into run folders and exports run folders to them.
 
 python -m runners.convert import --format=gpt2 --from=model.safetensors --exp=gpt2.Gpt2Small --workdir=runs/gpt2
 python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.safetensors
@@ -14,29 +14,29 @@ from runners.conversion.name_maps import FORMATS
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from tasks.storage.files import place
 
-VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # what each needs
-ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # and what the other one has no use for
+VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # required flags
+ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # flags that the other verb lacks
 FLAGS = {"source": "--from"}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The verb and the flags.
+    """Returns the verb and the flags.
 
     Raises:
       UsageError: an unknown verb, flag or format, or a flag that is missing or of the other verb.
     """
     options = parse_with_modules(_parser, arguments)
     if options.verb not in VERBS:
-        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+        raise UsageError(f"Unknown verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
     for name in VERBS[options.verb]:
         if not getattr(options, name):
-            raise UsageError(f"{options.verb} needs {FLAGS.get(name, f'--{name}')}.")
+            raise UsageError(f"{options.verb} requires {FLAGS.get(name, f'--{name}')}. Add it.")
     for verb, names in ONLY.items():
         for name in names:
             if verb != options.verb and getattr(options, name) is not None:
-                raise UsageError(f"{FLAGS.get(name, f'--{name}')} is for {verb}, not for {options.verb}.")
+                raise UsageError(f"{FLAGS.get(name, f'--{name}')} is a flag of {verb} (got {options.verb}). Remove it.")
     if options.format not in FORMATS:
-        raise UsageError(f"There is no format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
+        raise UsageError(f"Unknown format '{options.format}'. {did_you_mean(options.format, FORMATS)}")
     options.command = ("python", "-m", "runners.convert", *arguments)
     return options
 
@@ -47,11 +47,11 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--format", help=" | ".join(FORMATS))
     add("--from", dest="source", metavar="FILE", help="import: .safetensors, .pt, .pth, .bin, an index or its folder")
-    add("--exp", help="import: the experiment that the weights are for")
-    add("--workdir", help="the run folder, to be made or to be read")
+    add("--exp", help="import: the experiment that takes the weights")
+    add("--workdir", help="the run folder: created by import, read by export")
     add("--to", metavar="FILE.safetensors", help="export: the file to write")
     add("--checkpoint", help="export: last (the default), best or a step")
-    add("--smoke", action="store_true", default=None, help="import: the experiment made small")
+    add("--smoke", action="store_true", default=None, help="import: a small version of the experiment")
     add("--set", action="append", default=[], metavar="PATH=VALUE", help="as in runners.main; repeatable")
     add("--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices")
@@ -59,7 +59,7 @@ def _parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carries out what the flags say; returns the exit code."""
+    """Imports or exports as the flags select; returns the exit code."""
     prepare_devices(options.host_devices)
     return (_import if options.verb == "import" else _export)(options)
 
@@ -101,20 +101,20 @@ def _import(options: argparse.Namespace) -> int:
         checkpoints = Checkpoints(workdir)
         checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
         checkpoints.close()
-        # Last, so that what was cut short is no run folder that would train from other weights.
+        # Last, so that an interrupted import leaves no run folder that would train from initial weights.
         parent = {"file": options.source, "format": options.format}
         start = start_of(options, experiment)
         open_workdir(options.workdir, experiment, session.mesh_shape, start=start, parent=parent)
     if sizes:
-        print(f"From the file: {', '.join(sizes)}.", flush=True)
+        print(f"Sizes from the file: {', '.join(sizes)}.", flush=True)
     _say(names, experiment)
     size = sum(row.size for row in table)
-    print(f"{session.name} in '{workdir}' has the {size:,} weights of {options.source}, as its step 0.", flush=True)
+    print(f"Imported {size:,} weights of {options.source} as step 0 of {session.name} in '{workdir}'.", flush=True)
     return 0
 
 
 def _sizes(options: argparse.Namespace, file: Any, knobs: Mapping[str, Any]) -> list[str]:
-    """Settings of the knobs that the file shows and --set does not name, for formats whose models come in any size."""
+    """Returns settings of the size knobs that follow from the file and not from --set, if the format's sizes vary."""
     from runners.conversion.name_maps import MAPS
     from runners.conversion.renaming import sizes_in
 
@@ -159,7 +159,7 @@ def _export(options: argparse.Namespace) -> int:
     write_arrays(options.to, theirs)
     _say(names, experiment)
     size = sum(row.size for row in table)
-    print(f"{options.to} has the {size:,} weights of {session.name} at step {int(state.step)}.", flush=True)
+    print(f"Exported {size:,} weights of {session.name} at step {int(state.step)} to {options.to}.", flush=True)
     return 0
 
 
@@ -174,11 +174,11 @@ def _refuse_checkpoints(workdir: str) -> None:
     from runners.training.checkpoints import FOLDER
 
     if any((place(workdir) / FOLDER).glob("[0-9]*")):
-        raise UsageError(f"'{workdir}' has checkpoints already: choose another --workdir.")
+        raise UsageError(f"'{workdir}' already has checkpoints. Choose another --workdir.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Converts; a known error ends in one sentence and its exit code."""
+    """Runs the command; prints a known error as one message and returns its exit code."""
     return run_app(parse, run, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Command lines: flags with one-sentence errors, absl's flags and logging, virtual devices, errors as exit codes."""
+"""Command lines: flags with one-line errors, absl's flags and logging, virtual devices, errors as exit codes."""
 
 import argparse
 import logging
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
-# What asyncio begins with where writes run side by side and fail together: one is waited for, and shown are the others.
+# The prefixes of asyncio's messages if concurrent writes fail together: one is awaited, and asyncio logs the others.
 OF_OTHER_WRITES = re.compile(r"\w+ exception was never retrieved|unhandled exception during asyncio\.run\(\) shutdown")
 
 
-# Records with tracebacks that orbax logs for exceptions which `Checkpoints` raises again as one sentence.
+# Log records with tracebacks that orbax writes for exceptions which `Checkpoints` raises again as one message.
 RAISED_AGAIN = (
     "_SignalingThread.run() raised an exception",
     "Handler Commit operations or the Commit callback in background save thread",
@@ -32,14 +32,14 @@ RAISED_AGAIN = (
     "[wait_until_finished] Save Finalize thread",
 )
 
-EPILOG = """Flags of absl are accepted too (--verbosity=1 logs debug messages, 0 info, -1 warnings, -2 errors), and
-so are those that modules named by --import define. --helpfull lists them."""
+EPILOG = """Flags of absl are accepted too (--verbosity=1 logs debug messages, 0 info, -1 warnings, -2 errors), as
+are absl flags defined by modules of --import. --helpfull lists them."""
 
 _given: set[str] = set()  # absl flags that the last command line of this process set
 
 
 class Parser(argparse_flags.ArgumentParser):
-    """A parser whose errors are one sentence, with the closest flag; it accepts flags of absl if `with_absl`."""
+    """A parser with one-line errors that name the closest flag; it accepts absl flags if `with_absl`."""
 
     def __init__(self, prog: str, description: str | None, *, with_absl: bool = False):
         super().__init__(
@@ -56,7 +56,7 @@ class Parser(argparse_flags.ArgumentParser):
         raise UsageError(f"{message}. `python -m {self.prog} --help` lists all flags.")
 
     def parse_some(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags, and what remains unknown. Flags of absl get their values, or their defaults if not given.
+        """Returns the flags and the unknown arguments. Sets absl flags to their values, or defaults if not given.
 
         Raises:
           UsageError: a value of the wrong type.
@@ -73,7 +73,7 @@ class Parser(argparse_flags.ArgumentParser):
             _given.update(name for name, count in before.items() if flags.FLAGS[name].present > count)
 
     def parse_known(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags.
+        """Returns the flags.
 
         Raises:
           UsageError: an unknown flag, or a value of the wrong type.
@@ -84,16 +84,16 @@ class Parser(argparse_flags.ArgumentParser):
         return options
 
     def _known(self) -> list[str]:
-        """The flags that an error may name."""
+        """Returns the flags that an error message may suggest."""
         known = [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
-        if self._inherited_absl_flags is not None:  # of absl's own flags, only the one that --help names
+        if self._inherited_absl_flags is not None:  # of absl's own flags, only the one in EPILOG
             by_module = flags.FLAGS.flags_by_module_dict().items()
             known += ["--verbosity", *(f"--{f.name}" for m, of in by_module if not m.startswith("absl.") for f in of)]
         return known
 
 
 def parse_with_modules(parser: Callable[[], Parser], arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags of a command, and the absl flags that modules named by its --import define.
+    """Returns the flags of a command; parses the absl flags defined by modules of its --import too.
 
     Only a command line that sets or lists such flags imports the modules here, before processes have joined.
 
@@ -112,19 +112,19 @@ def parse_with_modules(parser: Callable[[], Parser], arguments: Sequence[str]) -
 
 
 def given_module_flags() -> list[str]:
-    """Flags of modules, those of absl itself left out, that the command line sets: `--name=value`."""
+    """Returns the absl flags set by the command line, without those of absl itself: `--name=value`."""
     flag_of = flags.FLAGS
     own = (name for name in sorted(_given) if not str(flag_of.find_module_defining_flag(name)).startswith("absl."))
     return [f"--{name}={flag_of[name].value}" for name in own]
 
 
 def check_module_flags(options: argparse.Namespace) -> None:
-    """Raises a UsageError if absl flags of imported modules lack a value, or have names of the command's own flags."""
+    """Raises a UsageError if absl flags of imported modules lack a value or clash with flags of the command."""
     defined = flags.FLAGS.flags_by_module_dict()
     for module in options.imports:
         for flag in defined.get(module, ()):
             if hasattr(options, flag.name):
-                raise UsageError(f"The absl flag '{flag.name}' of {module} is a flag of this command. Rename it.")
+                raise UsageError(f"The absl flag '{flag.name}' of {module} is also a flag of this command. Rename it.")
     try:
         flags.FLAGS.validate_all_flags()
     except flags.Error as error:
@@ -132,16 +132,16 @@ def check_module_flags(options: argparse.Namespace) -> None:
 
 
 def prepare_devices(count: int | None) -> None:
-    """Makes so many virtual CPU devices; None leaves those that are there."""
+    """Creates `count` virtual CPU devices (None: uses the existing devices); limits orbax's logging."""
     _quiet_orbax()
     if count is not None:
         if count < 1:
-            raise UsageError(f"--host_devices={count} must be at least 1.")
+            raise UsageError(f"--host_devices must be at least 1 (got {count}).")
         make_virtual_devices(count)
 
 
 def _quiet_orbax() -> None:
-    """Drops what orbax logs about saves and the program itself reports; --verbosity shows its other warnings."""
+    """Drops log records of orbax about errors that the program itself reports; --verbosity shows other warnings."""
     log = logging.getLogger("absl")
     if not flags.FLAGS["verbosity"].present:
         absl.logging.set_verbosity(absl.logging.WARNING)
@@ -150,7 +150,7 @@ def _quiet_orbax() -> None:
     before = sys.unraisablehook
 
     def show(unraisable: "UnraisableHookArgs") -> None:
-        # A write that fails leaves others of its thread without the event loop they would report to.
+        # A write that fails closes the event loop to which other writes of its thread would report.
         if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
@@ -171,7 +171,7 @@ def _is_no_other_write(record: logging.LogRecord) -> bool:
 
 
 def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
-    """Runs a command on its arguments; a known error ends in one sentence and its exit code."""
+    """Runs a command on its arguments; prints a known error as one message and returns its exit code."""
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
     except VortaroError as error:
@@ -193,6 +193,6 @@ def run_app(
             if isinstance(ended.code, int):
                 return ended.code
             raise
-        raise AssertionError  # app.run ends by SystemExit
+        raise AssertionError  # unreachable: app.run raises SystemExit
 
     return exit_code(work, arguments)

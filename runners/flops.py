@@ -14,15 +14,14 @@ Rule = Callable[[Any], int]
 
 
 def matmul_flops(function: Any, *arguments: Any, leave_out: str | None = None) -> int:
-    """Operations in the matrix products of `function` (2 per multiply and add), over all devices.
+    """Returns the FLOPs in the matrix products of `function` (2 per multiply-add), over all devices.
 
-    A loop's body counts once per iteration, and once in loops of unknown length (`while`); of the branches of a `cond`
-    the largest counts. A causal mask does not reduce the count, whether a kernel skips what it masks or not. Solvers,
-    factorizations and Fourier transforms have no matrix products. Products inside the named scope `leave_out` do not
-    count.
+    A loop's body counts once per iteration, and once in loops of unknown length (`while`); the largest branch of a
+    `cond` counts. A causal mask does not reduce the count, even if a kernel skips masked blocks. Solvers,
+    factorizations and Fourier transforms count as zero, as do products inside the named scope `leave_out`.
 
     Raises:
-      UsageError: an operation hides its work from JAX, and RULES has none for it.
+      UsageError: an operation hides its work from JAX and has no entry in RULES.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr, leave_out)
 
@@ -35,7 +34,7 @@ def _count(jaxpr: Any, leave_out: str | None) -> int:
 
 def _operations(equation: Any, leave_out: str | None) -> int:
     params, name = equation.params, equation.primitive.name
-    for key in (params.get("target_name"), name):  # of a kernel that ffi_call calls, or of the primitive
+    for key in (params.get("target_name"), name):  # the kernel of an ffi_call, or the primitive
         if key in RULES:
             return RULES[key](equation)
     if params.get("cost_estimate") is not None:  # of a Pallas kernel
@@ -47,12 +46,12 @@ def _operations(equation: Any, leave_out: str | None) -> int:
 
 
 def _times(equation: Any) -> int:
-    """How often the jaxprs of an equation run, over all devices."""
+    """Returns how many times the inner jaxprs of an equation run, over all devices."""
     params = equation.params
     match equation.primitive.name:
         case "scan":
             return params["length"]
-        case "shard_map":  # its shapes are those of one device's parts
+        case "shard_map":  # its shapes are those of one device's shards
             return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
         case "pallas_call":
             grid = params["grid_mapping"].grid
@@ -97,7 +96,7 @@ def _products(equation: Any, contracted: Any) -> int:
 
 
 def _ragged_dot_general(equation: Any) -> int:
-    """Each row of the ragged dimension meets the matrix of its own group alone."""
+    """Returns the FLOPs of a ragged product: each row of the ragged dimension multiplies the matrix of its group."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     total = _products(equation, contracted)
@@ -107,18 +106,21 @@ def _ragged_dot_general(equation: Any) -> int:
 
 
 def _convolution(equation: Any) -> int:
-    """Each output element sums over the kernel's places and input channels; padding counts."""
+    """Returns the FLOPs of a convolution: each output sums over kernel positions and input channels, with padding."""
     kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
     return 2 * math.prod(out) * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
 
 
 def _fused_attention(products_per_score: int) -> Rule:
-    """cuDNN's attention: scores and weighted values forward; backward scores again and four products of gradients."""
+    """Returns the rule of cuDNN's attention: 2 products in the forward pass, 5 in the backward pass.
+
+    The forward pass computes scores and weighted values, the backward pass the scores again and four gradient products.
+    """
 
     def rule(equation: Any) -> int:
         # (b, t, n, d) in layout 0, (b, n, t, d) in layout 1; the dimensions of query and value differ in the last one.
         query, value, page_table = (equation.invars[i].aval.shape for i in (0, 2, 8))
-        if math.prod(page_table):  # keys and values lie in pages, of which a row reads some
+        if math.prod(page_table):  # paged keys and values: the number of pages that a row reads is unknown
             raise _opaque(equation)
         keys = value[2 if equation.params.get("layout") else 1]
         rows = math.prod(query[:-1])
@@ -136,8 +138,8 @@ RULES: dict[str, Rule] = {
     "dot_product_attention_fwd_wrapper": _fused_attention(2),
     "dot_product_attention_bwd_wrapper": _fused_attention(5),
 }
-"""Counts of operations, by the name of their primitive or the target name of an `ffi_call`. Code that calls a kernel of
-its own adds the kernel's here."""
+"""FLOP counts by the name of a primitive or the target name of an `ffi_call`. Code that calls a custom kernel adds the
+kernel's rule here."""
 
 
 _UNEXPORTED = """
@@ -153,7 +155,7 @@ reduced_vary_cast_p reshard scatter-sub semaphore_read semaphore_signal semaphor
 stage threefry4x32 tie tile to_edtype unpin unreachable unreduced_psum unreduced_psum_start unreduced_reduce_scatter
 unreduced_reduce_scatter_start unstack vary_unreduced_cast_p with_memory_space_constraint zeros_like
 """
-# JAX's own operations without matrix products: all that it exports, and those that it does not.
+# JAX's own primitives without matrix products: all that it exports, and those that it does not export.
 _WITHOUT_PRODUCTS = {p.name for p in vars(core.primitives).values() if isinstance(p, core.Primitive)} | set(
     _UNEXPORTED.split()
 )

@@ -1,8 +1,8 @@
-"""Large pages for what a process computes with on its CPU.
+"""Huge pages for the memory of computations on CPUs.
 
-XLA asks for the temporary memory of a step anew each time, and the kernel hands it out in pages of 4 KiB, cleared one
-by one: a fifth to a third of a step on a CPU. With pages of 2 MiB, where the kernel gives them to those who ask
-("madvise"), glibc's allocator asks if told so before the process starts (glibc manual, memory allocation tunables).
+XLA allocates the temporary memory of each step again, and the kernel clears it in pages of 4 KiB: a fifth to a third of
+the time of a step on a CPU. If the kernel gives huge pages (2 MiB) on request ("madvise"), glibc's allocator requests
+them if a tunable is set before the process starts (glibc manual, memory allocation tunables).
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TUNABLE = "glibc.malloc.hugetlb"
-MARK = "large_pages"  # an option of the interpreter that says it is done: the variable may not survive
+MARK = "large_pages"  # an -X option that marks the restarted process, because the variable may not survive
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def tunables(given: str, kernel: str, library: str) -> str | None:
-    """What GLIBC_TUNABLES must say; None where nothing is to be changed.
+    """Returns the value of GLIBC_TUNABLES that requests huge pages; None if it need not or cannot change.
 
     Args:
-      given: what it says.
-      kernel: the kernel's setting, the one in force in brackets.
-      library: name and version of the C library, "glibc 2.36".
+      given: its current value.
+      kernel: the content of KERNEL, with the active setting in brackets.
+      library: name and version of the C library, such as "glibc 2.36".
     """
     name, _, version = library.partition(" ")
     able = name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) >= (2, 35)
@@ -32,7 +32,7 @@ def tunables(given: str, kernel: str, library: str) -> str | None:
 
 
 def _module(arguments: Sequence[str]) -> str | None:
-    """The module that the interpreter was asked for; None where it was asked for a script, which may run a module."""
+    """Returns the module of the interpreter's -m; None for a script."""
     rest = iter(arguments)
     for argument in rest:
         if argument == "-m":
@@ -51,16 +51,16 @@ def _is_watched() -> bool:
 
 
 def use_large_pages(module: str) -> None:
-    """Starts this process anew, as the same process, with an allocator that asks for large pages, where that helps.
+    """Restarts this process by exec with an allocator that requests huge pages, if the system supports them.
 
-    Nothing is done unless the command was `python -m MODULE`, and where a debugger or profiler looks on: what ran
-    before would run twice. GLIBC_TUNABLES=glibc.malloc.hugetlb=0 leaves things as they are.
+    Does nothing unless the command was `python -m MODULE`, or under a debugger or profiler, because earlier code would
+    run twice. GLIBC_TUNABLES=glibc.malloc.hugetlb=0 disables it.
     """
     arguments = sys.orig_argv[1:]
     if _module(arguments) != module or MARK in sys._xoptions or _is_watched() or not sys.executable:
         return
     given = os.environ.get("GLIBC_TUNABLES")
-    # Where anything fails, pages stay small.
+    # If anything fails, the process continues with small pages.
     with contextlib.suppress(OSError, ValueError):
         wanted = tunables(given or "", KERNEL.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or "")
         if wanted is None:
@@ -68,6 +68,6 @@ def use_large_pages(module: str) -> None:
         os.environ["GLIBC_TUNABLES"] = wanted
         try:
             os.execv(sys.executable, [sys.executable, "-X", MARK, *arguments])
-        finally:  # it did not work
+        finally:  # reached only if exec failed
             os.environ.pop("GLIBC_TUNABLES")
             os.environ.update({} if given is None else {"GLIBC_TUNABLES": given})

@@ -1,4 +1,4 @@
-"""The generic runner: carries any registered experiment out.
+"""The generic runner: trains, evaluates or samples from any registered experiment.
 
 python -m runners.main --exp=tiny.StdlibTiny --workdir=runs/demo
 python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
@@ -24,12 +24,12 @@ from runners.request import Request
 
 
 def mode_module(name: str) -> Any:
-    """The module of a mode: `Options` and `run`."""
+    """Returns the module of a mode, which defines `Options` and `run`."""
     return importlib.import_module(f"runners.modes.{name}")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags: those of all modes, those of the chosen one, and `command`.
+    """Returns the parsed flags: those of all modes, those of the chosen one, and `command`.
 
     Raises:
       UsageError: an unknown flag or mode, a flag of another mode, or a value of the wrong type.
@@ -51,7 +51,7 @@ def _mode(arguments: Sequence[str]) -> str:
     parser.add_argument("--mode", nargs="?")
     name = parser.parse_known_args(arguments)[0].mode or "train"
     if name not in MODES:
-        raise UsageError(f"There is no mode '{name}'. {did_you_mean(name, MODES)}")
+        raise UsageError(f"Unknown mode '{name}'. {did_you_mean(name, MODES)}")
     return name
 
 
@@ -69,10 +69,10 @@ def _refuse_flags_of_other_modes(arguments: Sequence[str], mode: str) -> None:
 def _parser(mode: str) -> Parser:
     parser = Parser("runners.main", __doc__, with_absl=True)
     add = parser.add_argument
-    add("--exp", help="the experiment: family.Class, or their.module.Class; by default the one that --workdir holds")
+    add("--exp", help="the experiment: family.Class or package.module.Class; by default the one in --workdir")
     add("--mode", default="train", help=f"one of: {', '.join(MODES)}")
     add("--workdir", help="the run folder: checkpoints, metrics, report")
-    add("--smoke", action="store_true", help="the experiment made small, on the devices that are there")
+    add("--smoke", action="store_true", help="a small version of the experiment, on the available devices")
     add(
         "--set",
         action="append",
@@ -88,12 +88,12 @@ def _parser(mode: str) -> Parser:
         metavar="MODULE",
         help="import a module first; repeatable",
     )
-    add("--allow_changes", action="store_true", help="resume in a workdir of a changed experiment")
+    add("--allow_changes", action="store_true", help="resume although the experiment of the workdir has changed")
     add("--host_devices", type=int, metavar="N", help="N virtual CPU devices in this process")
     add(
         "--tensorboard",
         action=argparse.BooleanOptionalAction,
-        help="write TensorBoard events; the default where the extra is installed",
+        help="write TensorBoard events; the default if the extra is installed",
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     _add_process_flags(parser)
@@ -103,29 +103,29 @@ def _parser(mode: str) -> Parser:
 
 
 def _add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags with which this process finds the others of its run."""
+    """Adds the flags by which this process finds the others of its run."""
     add = parser.add_argument_group("several processes (detected on clusters)").add_argument
-    add("--coordinator", metavar="HOST:PORT", help="where process 0 listens, the same for all processes")
-    add("--num_processes", type=int, metavar="N", help="how many processes run this command")
-    add("--process_id", type=int, metavar="I", help="which of them this is, from 0 on")
-    add("--join_timeout", type=int, default=300, metavar="SECONDS", help="how long to wait for others at the start")
+    add("--coordinator", metavar="HOST:PORT", help="the address of process 0, the same for all processes")
+    add("--num_processes", type=int, metavar="N", help="the number of processes that run this command")
+    add("--process_id", type=int, metavar="I", help="the index of this process, from 0")
+    add("--join_timeout", type=int, default=300, metavar="SECONDS", help="time limit to connect at the start")
     add(
         "--peer_timeout",
         type=int,
         default=60,
         metavar="SECONDS",
-        help="silence after which a process counts as dead",
+        help="time without a heartbeat after which a process counts as dead",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carries out what the flags say, with the other processes of this run; returns the exit code."""
+    """Runs the mode that the flags select, with the other processes of this run; returns the exit code."""
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise missing_package("--wandb", "wandb", "wandb")
     if options.tensorboard and not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
         raise missing_package("--tensorboard", "clu (and tensorflow)", "tensorboard")
-    options.tensorboard = options.tensorboard is not False  # MetricsLog looks whether it is installed
+    options.tensorboard = options.tensorboard is not False  # MetricsLog checks whether it is installed
     from runners.processes.distributed import joined
     from tasks.storage.files import trouble
 
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"--mode={options.mode} runs in one process (got {others.count}).")
         with trouble(options.workdir):
             return _run(options)
-    raise AssertionError  # joined() lets no error pass
+    raise AssertionError  # unreachable: joined() suppresses no exception
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -154,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs; a known error ends in one sentence and its exit code."""
+    """Runs the command; prints a known error as one message and returns its exit code."""
     return run_app(parse, run, arguments)
 
 
@@ -166,4 +166,4 @@ if __name__ == "__main__":
         sys.stdout.flush()
         message = "Interrupted. Saved state is intact; run the same command again to resume."
         print(f"vortaro: {message}", file=sys.stderr, flush=True)
-        os._exit(130)  # XLA's threads may be at work, and crash under an orderly end
+        os._exit(130)  # XLA's threads may be running, and would crash in an orderly shutdown

@@ -1,4 +1,4 @@
-"""Flags from dataclasses: each field made by `option` is a flag of its name."""
+"""Command-line flags from dataclasses: each field made by `option` becomes a flag of the same name."""
 
 import argparse
 import dataclasses

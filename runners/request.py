@@ -1,4 +1,4 @@
-"""What a command asks of the runner: an experiment, a mode with its options, a run folder."""
+"""The request of a command: an experiment, a mode with its options, and a run folder."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.experiment import Experiment
 
-if TYPE_CHECKING:  # they import jax's devices, after this process has joined the others
+if TYPE_CHECKING:  # these initialize JAX's devices, which must happen after this process has joined the others
     from runners.session import Session
     from runners.training.history import Start
     from tasks.storage.files import Place
@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # they import jax's devices, after this process has joined th
 class ModeOptions:
     """Base of `Options` in every module of runners.modes: the flags of that mode."""
 
-    several_processes: ClassVar[bool] = False  # whether the processes of a run carry it out together
-    saves_on_sigterm: ClassVar[bool] = False  # whether SIGTERM makes all processes save one step, and exit
+    several_processes: ClassVar[bool] = False  # whether several processes can run this mode together
+    saves_on_sigterm: ClassVar[bool] = False  # whether SIGTERM makes all processes save the same step and exit
     needs_workdir: ClassVar[bool] = True
 
     def default_workdir(self, exp: str | None) -> str | None:
@@ -32,7 +32,7 @@ class Request:
     """An experiment, and the flags that all modes share (runners.main)."""
 
     experiment: Experiment
-    overrides: Sequence[str]  # settings of --set, those of the run folder first
+    overrides: Sequence[str]  # values of --set, those of the run folder first
     flags: argparse.Namespace
 
     @property
@@ -55,7 +55,7 @@ class Request:
         Args:
           has_checkpoint: whether the mode reads a checkpoint of the run folder.
         Raises:
-          UsageError: processes differ, the vocabulary changed, there is no checkpoint, or data is missing.
+          UsageError: processes differ, the vocabulary has changed, or the checkpoint or data is missing.
         """
         from runners.processes.consistency import require_same_data_everywhere, require_same_run
         from runners.session import Session
@@ -73,7 +73,7 @@ class Request:
         return session
 
     def open_workdir(self, session: "Session", **chosen: Any) -> "Place":
-        """Returns the run folder, created if there is none (runners.training.workdir.open_workdir)."""
+        """Returns the run folder, created if it does not exist (runners.training.workdir.open_workdir)."""
         from runners.training.workdir import open_workdir
 
         chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, **chosen}

@@ -1,4 +1,4 @@
-"""An experiment on the devices at hand: checked, built, its arrays placed."""
+"""Sessions: an experiment on the available devices, with its mesh, programs, shardings and compiled functions."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ from tasks.zero import placed_table
 
 
 def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of these axis sizes with the devices in that order."""
+    """Returns the mesh with these axis sizes and the devices in this order."""
     sizes, axes = tuple(shape.values()), tuple(shape)
     kinds = (AxisType.Auto,) * len(axes)
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
@@ -46,10 +46,10 @@ def make_mesh(shape: Mapping[str, int], order: DeviceOrder, devices: Sequence[ja
 
 
 def _over_slices(sizes: tuple[int, ...], axes: tuple[str, ...], slices: int, devices: Sequence[jax.Device]) -> Any:
-    """Devices of several TPU slices: the first axis goes over slices, which the network between hosts joins."""
+    """Returns devices of several TPU slices: the first mesh axis spans the slices, over the network between hosts."""
     if sizes[0] % slices:
         raise UsageError(
-            f"The axis '{axes[0]}' of {sizes[0]} parts goes over {slices} TPU slices, which do not divide it: choose "
+            f"The number of TPU slices must divide the mesh axis '{axes[0]}' = {sizes[0]} (got {slices} slices). Set "
             f"another DEVICE_MESH_SHAPE."
         )
     inside, across = (sizes[0] // slices, *sizes[1:]), (slices, *(1 for _ in sizes[1:]))
@@ -77,21 +77,23 @@ class Session:
         self._flops: dict[tuple[int, int], int] = {}
 
     def require_data(self, mode: str) -> None:
-        """Raises a UsageError unless the data that a mode reads is there, and enough of it."""
+        """Raises a UsageError if the data that a mode reads is missing or too little."""
         if mode in ("train", "profile"):
             source, steps = self.train.input, self.train.num_steps
             source.require_data()
             end = source.num_batches()
             if end is not None and end < steps:
-                raise UsageError(f"train.input ends after {end} batches, but train.num_steps = {steps}.")
+                raise UsageError(
+                    f"train.input ends after {end} batches, before train.num_steps = {steps}. Lower train.num_steps."
+                )
         split = "validation" if mode == "train" else mode
         if split in self.test.inputs:
             self.test.inputs[split].require_data()
             if self.test.inputs[split].num_batches() == 0:
-                raise UsageError(f"test.inputs.{split} holds no batch: there would be nothing to judge by.")
+                raise UsageError(f"test.inputs.{split} has no batch. Give it more data or a smaller batch.")
 
     def inputs_of(self, mode: str) -> dict[str, Any]:
-        """Returns what all processes of a mode must read alike, by config path."""
+        """Returns the inputs that must be the same in all processes of a mode, by config path."""
         if mode == "sample":
             return {}
         learned = {"train.input": self.train.input} if mode in ("train", "profile") else {}
@@ -99,24 +101,24 @@ class Session:
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
-        """Inside, partition specs mean this session's mesh."""
+        """Makes partition specs refer to this session's mesh inside the context."""
         with jax.set_mesh(self.mesh):
             yield
 
     @property
     def seed(self) -> jax.Array:
-        """The key that all random numbers of a run follow from."""
+        """The key from which all random numbers of a run are derived."""
         return jax.random.key(self.experiment.SEED)
 
     @functools.cached_property
     def state_shardings(self) -> TrainState:
-        """Where each part of the train state lives."""
+        """The sharding of each array of the train state."""
         specs = state_specs(self.task, placed_table(self.task, self.mesh_shape), self.sample_batch)
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     @property
     def sample_batch(self) -> Batch:
-        """A batch of the training input's whole rows, all zeros."""
+        """A batch of zeros in the shape of the training input's full-length rows."""
         return empty_batch(self.train.input.batch_size, self.train.input.seq_len)
 
     @functools.cached_property
@@ -127,7 +129,7 @@ class Session:
         return jax.tree.map(place, shapes, self.state_shardings)
 
     def init(self, seed: jax.Array | None = None) -> TrainState:
-        """The state before the first update, made where it lives; by default from the experiment's own seed."""
+        """Returns the state before the first update, created with its shardings; by default from SEED."""
         return self._init(self.seed if seed is None else seed)
 
     @functools.cached_property
@@ -136,52 +138,52 @@ class Session:
         return jax.jit(make, out_shardings=self.state_shardings)
 
     def start_from(self, variables: Any) -> TrainState:
-        """The state before the first update of these variables, made where it lives."""
+        """Returns the state before the first update with these variables, created with its shardings."""
         rows = empty_batch(self.train.input.batch_size, 1)
         return jax.jit(lambda v: state_of(self.task, v, rows), out_shardings=self.state_shardings)(variables)
 
     def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
-        """One update; with `rate`, at that learning rate."""
+        """Returns the state after one update; with `rate`, at that learning rate."""
         task: Any = self.task
         if rate is not None:
             task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
         return train_step(task, state, batch, seed, self.train.log_every)
 
     def lower_step(self, batch: Batch, *others: Any) -> Any:
-        """The update `(state, batch, seed) -> state`, ready to be compiled; it takes over the old state's memory.
+        """Returns the lowered update `(state, batch, seed) -> state`, which donates the old state.
 
-        Shapes with shardings do for `batch` and the seed. With a learning rate behind the seed, the update takes one.
+        `batch` and the seed may be shapes with shardings. A learning rate after the seed becomes an argument too.
         """
         jitted = jax.jit(self.step, donate_argnums=0, out_shardings=self.state_shardings, keep_unused=True)
         return jitted.lower(self.abstract_state, batch, *others)
 
     def compile_step(self, batch: Batch, *, takes_rate: bool = False) -> Any:
-        """The compiled update; with `takes_rate` one that takes the learning rate behind the seed."""
+        """Returns the compiled update; with `takes_rate`, it takes the learning rate as an argument after the seed."""
         rate = (jax.ShapeDtypeStruct((), np.float32),) if takes_rate else ()
         return self.lower_step(batch, self.seed, *rate).compile()
 
     def abstract(self, tree: Any, sharding: NamedSharding | None = None) -> Any:
-        """Shapes, dtypes and a sharding (None: a copy on every device) in the form of `tree`."""
+        """Returns a tree like `tree` of shapes, dtypes and a sharding (None: a copy on every device)."""
         sharding = NamedSharding(self.mesh, P()) if sharding is None else sharding
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
     @property
     def abstract_batch(self) -> Batch:
-        """Shapes of the training input's batches, placed; one row is read to know what they hold."""
+        """Shapes, dtypes and shardings of the training input's batches; reads one batch for its fields."""
         source = self.train.input
         row = source.batch(0, Shard(0, source.batch_size))
-        shape = (source.batch_size, source.seq_len)  # of whole rows, however the first ones are
-        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
-        return self.abstract(whole, self.batch_sharding)
+        shape = (source.batch_size, source.seq_len)  # of full-length rows: the first ones may be shorter
+        full = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
+        return self.abstract(full, self.batch_sharding)
 
     @property
     def abstract_seed(self) -> Any:
-        """The shape of the seed."""
+        """The shape, dtype and sharding of the seed."""
         return self.abstract(jax.eval_shape(lambda: jax.random.key(0)))
 
     @functools.cached_property
     def norm_of(self) -> Any:
-        """The jitted norm of a tree of arrays: one program, where single operations would be many at once."""
+        """The jitted global norm of a tree of arrays: one program instead of one per operation."""
         return jax.jit(optax.global_norm)
 
     @functools.cached_property
@@ -190,10 +192,10 @@ class Session:
         return jax.jit(lambda variables, batch: metrics_of(self.task, variables, batch))
 
     def update_flops(self, shape: tuple[int, int]) -> int:
-        """Operations in the matrix products of an update with a batch of (rows, positions).
+        """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
 
-        They are three times those of the forward pass, whatever is computed again. Products that only move data, as to
-        experts and back, are left out.
+        This is three times the count of the forward pass; rematerialization is not counted, nor are products that only
+        move data, such as dispatch to experts.
         """
         if shape not in self._flops:
             loss = lambda variables, batch: self.task.loss(variables, batch)[0]
@@ -203,16 +205,16 @@ class Session:
 
     @property
     def flops_per_token(self) -> float:
-        """`update_flops` of whole rows, by token."""
-        whole = self.sample_batch.inputs
-        return self.update_flops(whole.shape) / whole.size
+        """`update_flops` of a batch of full-length rows, per token."""
+        tokens = self.sample_batch.inputs
+        return self.update_flops(tokens.shape) / tokens.size
 
     def mfu(self, updates: Mapping[tuple[int, int], int], seconds: float) -> float | None:
-        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B); None where the device's peak is not known.
+        """Returns the model FLOPs utilization (Chowdhery et al. 2022, appendix B); None if the device is unknown.
 
         Args:
-          updates: how many were made with batches of each shape.
-          seconds: how long they took.
+          updates: the number of updates with batches of each shape.
+          seconds: the time they took.
         """
         chip = chip_of(self.mesh.devices.flat[0])
         if chip is None:
@@ -221,20 +223,19 @@ class Session:
         return flops / (seconds * chip.flops * self.mesh.size)
 
     def shards(self, source: IndexedInput) -> tuple[Shard, ...]:
-        """The parts of each batch that this host's devices hold; hosts that hold copies of a part read them all."""
+        """Returns the shards of each batch on this host's devices; hosts that hold copies of a shard all read it."""
         return host_shards(self.batch_sharding, (source.batch_size, source.seq_len), jax.process_index())
 
     def settle(self, arrays: Any) -> Any:
-        """Waits for the arrays where several virtual CPU devices share few threads.
+        """Waits for the arrays if several virtual CPU devices share few threads; returns them.
 
-        With many programs under way at once their collectives can wait for each other for ever there; elsewhere, work
-        is queued ahead.
+        The collectives of many concurrent programs can deadlock there. Other devices queue work ahead.
         """
         crowded = self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu"
         return jax.block_until_ready(arrays) if crowded else arrays
 
     def put(self, batch: Batch, shards: Sequence[Shard] = (Shard(),)) -> Batch:
-        """A host's parts of a batch, one behind the other, as global arrays on the mesh; by default the whole of it."""
+        """Returns global arrays on the mesh from a host's concatenated shards of a batch; by default the full batch."""
         return jax.tree.map(lambda part: self._placed(part, shards), batch)
 
     def _placed(self, part: np.ndarray, shards: Sequence[Shard]) -> jax.Array:
@@ -252,7 +253,7 @@ class Session:
     def batches(
         self, source: IndexedInput, start: dict[str, Any] | None = None
     ) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        """Placed batches, each with the iterator's state behind it; the next one is prepared while this one is used."""
+        """Yields batches on the mesh, each with the iterator's state after it; prefetches one batch in a thread."""
         shards = self.shards(source)
         iterator = source.iterator(*shards)
         if start is not None:
@@ -269,13 +270,13 @@ class Session:
 
 
 def host_shards(sharding: NamedSharding, shape: tuple[int, int], process: int) -> tuple[Shard, ...]:
-    """The parts of a batch (rows, positions) that the devices of a process hold, in order; one, where that is possible.
+    """Returns the shards of a batch (rows, positions) on the devices of a process, in order; one if possible.
 
-    On a torus a host's chips seldom hold rows that lie side by side.
+    On a torus the rows of a host's chips are seldom contiguous.
     """
     places = sharding.devices_indices_map(shape)
     held = {index[0].indices(shape[0])[:2] for device, index in places.items() if device.process_index == process}
-    size = max(high - low for low, high in held)  # all devices hold as many
+    size = max(high - low for low, high in held)  # the same for all devices
     numbers, count = sorted(low // size for low, _ in held), shape[0] // size
     several, first = len(numbers), numbers[0]
     if numbers == list(range(first, first + several)) and first % several == count % several == 0:
@@ -284,18 +285,18 @@ def host_shards(sharding: NamedSharding, shape: tuple[int, int], process: int) -
 
 
 class Updates:
-    """Compiled updates by the shape of their batch: one for each, however often batches change."""
+    """Cache of compiled updates by batch shape."""
 
     def __init__(self, session: Session, *, takes_rate: bool = False):
         self._session, self._takes_rate = session, takes_rate
         self._compiled: dict[tuple[int, ...], Any] = {}
 
     def __contains__(self, batch: Batch) -> bool:
-        """Whether the update for batches of this shape is compiled."""
+        """Returns whether the update for batches of this shape is compiled."""
         return batch.inputs.shape in self._compiled
 
     def of(self, batch: Batch) -> Any:
-        """`Session.compile_step` for batches of this shape, compiled where it is not yet."""
+        """Returns `Session.compile_step` for batches of this shape; compiles it on the first call."""
         if batch not in self:
             compiled = self._session.compile_step(batch, takes_rate=self._takes_rate)
             self._compiled[batch.inputs.shape] = compiled

@@ -1,4 +1,4 @@
-"""What is learned: tasks, optimizers, metrics, inputs, vocabularies."""
+"""Training tasks: losses, optimizers, metrics, inputs and vocabularies."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The arrays that an input hands to a task."""
+"""Batches: the arrays that an input passes to a task."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ class Batch(struct.PyTreeNode):
     """One batch of token sequences; B rows, S positions.
 
     `inputs[b, s]` is read and `targets[b, s]` is to be predicted from inputs up to s. Rows that hold several segments
-    number them from 1 in `segment_ids` (0 is padding) and restart `positions` in each. Both are None where every row
-    is one segment, so that attention can use its fast causal path.
+    number them from 1 in `segment_ids` (0 is padding) and restart `positions` in each. Both are None if every row is
+    one segment, so that attention can use its fast causal path.
     """
 
     inputs: Any  # int32 (B, S)
@@ -19,10 +19,10 @@ class Batch(struct.PyTreeNode):
     weights: Any  # float32 (B, S): weight of each target in the loss, 0 for padding
     segment_ids: Any = None  # int32 (B, S) or None
     positions: Any = None  # int32 (B, S) or None
-    row_positions: Any = None  # int32 (B, S): place in the whole row, where rows come in pieces that go on; or None
+    row_positions: Any = None  # int32 (B, S): position in the full row if rows are read in chunks (TBPTT), else None
 
 
 def empty_batch(rows: int, length: int) -> Batch:
-    """A batch of zeros of weight zero, for tracing."""
+    """Returns a batch of zero tokens with zero weights, for tracing."""
     zeros = np.zeros((rows, length), np.int32)
     return Batch(inputs=zeros, targets=zeros, weights=zeros.astype(np.float32))

@@ -1,4 +1,4 @@
-"""The gradient of an update: of one batch or many pieces of it, exchanged by the compiler or as ZeRO says."""
+"""Gradients of an update: accumulation over micro-batches, exchanged by the compiler or by ZeRO's collectives."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ Rngs = tuple[jax.Array, jax.Array]
 
 
 def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs, carry_specs: Any) -> Any:
-    """The gradient of the mean objective over the batch, worked through in `task.microbatches` pieces.
+    """Returns the gradient of the mean objective over the batch, accumulated over `task.microbatches` micro-batches.
 
     Args:
-      task: gives the loss.
+      task: provides the loss.
       variables: the model's variables.
       batch: all rows.
-      carry: the state that rows go on from, with a leading dimension of pieces.
-      rngs: for dropout: new in this update, and the same for all pieces of a row.
-      carry_specs: where the carry lives.
+      carry: the state of the preceding chunk of each row, with a leading dimension of micro-batches.
+      rngs: for dropout: one key per update, and one shared by all chunks of a row.
+      carry_specs: partition specs of the carry.
 
     Returns:
-      The gradient in the shape of the weights, and the LossOutput of the whole batch, its state like `carry`.
+      The gradient in the tree structure of the weights, and the LossOutput of the batch, its state like `carry`.
     """
     mesh = handled_mesh(task)
     if mesh is None:
@@ -45,7 +45,7 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
 
 
 def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
-    """The metric sums of a batch, without dropout."""
+    """Returns the metric sums of a batch, without dropout."""
     mesh = handled_mesh(task)
     if mesh is None:
         return task.loss(variables, batch)[1].metrics
@@ -60,7 +60,7 @@ def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
 
 
 def handled_mesh(task: Task) -> Mapping[str, int] | None:
-    """The mesh, where the task handles one of its axes itself."""
+    """Returns the mesh if the task exchanges gradients over its ZeRO axis explicitly, else None."""
     mesh = jax.sharding.get_abstract_mesh()
     if task.zero is None or mesh.empty or mesh.shape.get(task.zero.axis, 1) == 1:
         return None
@@ -68,7 +68,7 @@ def handled_mesh(task: Task) -> Mapping[str, int] | None:
 
 
 def _narrow(task: Task, variables: Any) -> bool:
-    """Would gradients by the weights themselves have another dtype than they are to be kept in, or sums stall."""
+    """Returns whether gradients need a dtype other than the weights' own, so that sums do not lose small terms."""
     return task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(variables["params"]))
 
 
@@ -81,8 +81,11 @@ def _sum_of_pieces(
     rngs: Rngs,
     finish: Callable[[Any], Any] = lambda gradient: gradient,
 ) -> tuple[Any, LossOutput]:
-    """The gradient of the summed objective by `stand_ins` (None: by the weights), what each piece adds `finish`ed."""
-    target = "params" if stand_ins is None else GRADIENT  # what the objective is differentiated by
+    """Returns the gradient of the summed objective with respect to `stand_ins` (None: the weights), and the LossOutput.
+
+    `finish` is applied to the gradient of each micro-batch before it is added.
+    """
+    target = "params" if stand_ins is None else GRADIENT  # the collection to differentiate with respect to
 
     def objective(arrays, batch, state, rngs):
         return task.loss({**variables, target: arrays}, batch, state, *rngs)
@@ -95,10 +98,10 @@ def _sum_of_pieces(
     if task.microbatches == 1:
         gradient, output = piece(batch, jax.tree.map(lambda x: x[0], carry), rngs)
         return gradient, output.replace(state=jax.tree.map(lambda x: x[None], output.state))
-    # Row r goes to piece r % microbatches: every device keeps its own rows.
+    # Row r belongs to micro-batch r % microbatches, so that every device keeps its own rows.
     pieces = jax.tree.map(lambda x: x.reshape(-1, task.microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.eval_shape(piece, *jax.tree.map(lambda x: x[0], (pieces, carry)), rngs)
-    zero_gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # many small numbers
+    zero_gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # float32 keeps small terms
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1].replace(state=None))
 
     def add(so_far, xs):
@@ -128,19 +131,20 @@ def _handled(
     rngs: Rngs,
     carry_specs: Any,
 ) -> tuple[Any, LossOutput]:
-    """The same, where each device of the ZeRO axis sums up its own rows and the exchanges are those of the stage."""
+    """Like `_sum_of_pieces`, but each device of the ZeRO axis sums its own rows and the stage decides the exchange."""
     assert task.zero is not None
     axis, table = task.zero.axis, placed_table(task, mesh)
     rows = table.tree(lambda row: row)["params"]
 
     def stand_in(row):
-        # Gradients of stacked layers are scattered where they arise (layers.weights.weight), others behind each piece.
+        # Gradients of stacked layers are scattered in the backward pass (layers.weights.weight), others after each
+        # micro-batch.
         dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
         shape = [size // mesh[axis] if at == dim else size for at, size in enumerate(row.shape)]
         return jnp.zeros(shape, task.gradient_dtype)
 
     def exchanged(gradient, target: str, only_unstacked: bool):
-        """What is whole still and has a place for `target`, scattered."""
+        """Scatters the gradients that are still complete and whose `target` spec has the axis."""
 
         def one(row, g):
             dim = dim_of(getattr(row, target), axis)
@@ -151,7 +155,7 @@ def _handled(
         return jax.tree.map(one, rows, gradient)
 
     def body(variables, batch, carry, rngs, number):
-        # Rows on other devices have random numbers of their own.
+        # Each device draws its own random numbers.
         rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
         stand_ins = jax.tree.map(stand_in, rows)
         finish = functools.partial(exchanged, target="gradient_spec", only_unstacked=True)
@@ -176,7 +180,7 @@ def _handled(
 def _split(
     body: Any, table: WeightTable, axis: str, task: Task, arguments: tuple[Any, Batch], further: Any, out_specs: Any
 ) -> Any:
-    """Runs `body` once per part of the axis, on its part of weights and batch; `further` are arguments with specs."""
+    """Runs `body` per shard of the axis, on its shard of weights and batch; `further` has (argument, spec) pairs."""
     mine = table.tree(lambda row: only(row.spec, axis))
     rows = only(task.batch_placement["tokens_bs"], axis)
     specs = (mine, rows, *(spec for _, spec in further))
@@ -187,9 +191,9 @@ def _split(
 
 
 def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
-    """The variables with weights outside of stacks whole; stacked ones are gathered layer by layer, where used.
+    """Returns the variables with weights outside stacks gathered; layers gather stacked weights one by one at use.
 
-    Those of experts stay in parts.
+    Weights of experts stay sharded.
     """
 
     def one(row, value):
@@ -200,6 +204,6 @@ def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
 
 
 def _added(updates: Any, axis: str, parts: int) -> Any:
-    """The updates of all devices as those of one."""
+    """Merges the updates of all devices along the axis."""
     every = jax.tree.map(lambda x: jax.lax.all_gather(x, axis), updates)
     return functools.reduce(add_updates, (jax.tree.map(lambda x, i=i: x[i], every) for i in range(parts)))

@@ -1,4 +1,4 @@
-"""The task of predicting the next token."""
+"""The language-modelling task: loss, decoding and weight table of next-token prediction."""
 
 import dataclasses
 import functools
@@ -38,10 +38,10 @@ class LanguageModelTask:
     label_smoothing: float = 0.0  # weight of the uniform distribution in the target
     normalizer: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets, or over all positions
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
-    carry_length: int | None = None  # positions of a whole row, where rows come in pieces and state is carried along
-    microbatches: int = 1  # gradient accumulation: the batch is worked through in this many pieces
-    gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # what gradients are kept in
-    zero: Zero | None = None  # splits the training state over a data axis; None leaves all exchanges to the compiler
+    carry_length: int | None = None  # positions of a full row if it is read in chunks (TBPTT), else None
+    microbatches: int = 1  # gradient accumulation: number of micro-batches per batch
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # of stored gradients
+    zero: Zero | None = None  # splits the training state over a data axis; None leaves communication to the compiler
     non_finite: Literal["stop", "skip"] = (
         "stop"  # on a loss, gradient or new weight that is not finite: end the run, or drop the update
     )
@@ -51,19 +51,19 @@ class LanguageModelTask:
             raise ValueError("microbatches and loss_chunk must be at least 1")
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
-        """The model's variables, in `Weight` boxes."""
+        """Returns the model's initial variables, in `Weight` boxes."""
         return self.model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)
 
     @functools.cached_property
     def table(self) -> WeightTable:
-        """The weight table, from an abstract init: no array is made."""
+        """The weight table, from an abstract init that allocates no arrays."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
         abstract = jax.eval_shape(lambda batch: self.init(jax.random.key(0), batch), batch)
         return WeightTable(abstract, self.optimizer.decays, self.optimizer.rate)
 
     def weight_table(self) -> WeightTable:
-        """One row per weight."""
+        """Returns the weight table: one row per weight."""
         return self.table
 
     @functools.cached_property
@@ -71,19 +71,19 @@ class LanguageModelTask:
         """Bytes of text for each token, float32 (V,).
 
         Raises:
-          UsageError: the vocabulary cannot be read, or the model has fewer tokens.
+          UsageError: the vocabulary cannot be read, or has more tokens than the model.
         """
         counts, rows = self.vocabulary.token_bytes(), self.model.embedding.vocab_size
         if len(counts) > rows:
             raise UsageError(
-                f"VOCAB_SIZE = {rows} holds not all {len(counts):,} tokens of {self.vocabulary.describe()}: say "
-                f"--set=VOCAB_SIZE={len(counts)}."
+                f"VOCAB_SIZE = {rows} is smaller than the vocabulary, {self.vocabulary.describe()} "
+                f"({len(counts):,} tokens). Set VOCAB_SIZE={len(counts)}."
             )
         return counts
 
     @functools.cached_property
     def report_names(self) -> list[str]:
-        """Names under which the model's layers report numbers."""
+        """Names of the metrics that the model's layers report."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
         def read(variables: Any, tokens: jax.Array) -> dict[str, jax.Array]:
@@ -94,7 +94,7 @@ class LanguageModelTask:
         return sorted(jax.eval_shape(read, self.table.abstract, tokens))
 
     def zero_sums(self) -> MetricSums:
-        """Metric sums with nothing counted yet."""
+        """Returns metric sums of zero."""
         return MetricSums.zero(self.report_names)
 
     def loss(
@@ -105,14 +105,14 @@ class LanguageModelTask:
         rng: jax.Array | None = None,
         sequence_rng: jax.Array | None = None,
     ) -> tuple[jax.Array, LossOutput]:
-        """The objective, times what it is to be divided by (`LossOutput.normalizer`).
+        """Returns the objective times `LossOutput.normalizer`, and the LossOutput.
 
         Args:
           variables: the model's variables; "params" and any collections without gradient.
           batch: B rows of S positions.
-          state: continues the sequences that it remembers (truncated back-propagation); None starts new ones.
-          rng: for dropout; None turns dropout off, and asks for no updates of variables without gradient.
-          sequence_rng: for dropout that is the same for all pieces of a row; None follows from `rng`.
+          state: of the preceding chunk of each row (truncated back-propagation); None starts new rows.
+          rng: for dropout; None turns off dropout and updates of variables without gradient.
+          sequence_rng: for dropout that is the same for all chunks of a row; None derives it from `rng`.
         """
         rngs = {}
         if rng is not None:
@@ -134,7 +134,7 @@ class LanguageModelTask:
             self.model.embedding.vocab_size,
         )
         normalizer = sums.weight if self.normalizer == "weights" else jnp.float32(batch.weights.size)
-        # Terms of layers are means already.
+        # The layers' terms are already means.
         objective = sums.objective + normalizer * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(added))
         metrics = MetricSums.zero().replace(
             objective=objective,
@@ -160,7 +160,7 @@ class LanguageModelTask:
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]:
-        """Reads `tokens` (B, S) behind what `state` remembers: float32 logits (B, V) of the next token, new state."""
+        """Reads `tokens` (B, S) after those in `state`; returns float32 next-token logits (B, V) and the new state."""
         result: Any = self.model.apply(variables, tokens, state, segment_ids, positions)
         features, state = result
         pieces, join = _apart(features)
@@ -168,20 +168,20 @@ class LanguageModelTask:
         return self._logits(variables, join(last))[:, 0], state
 
     def apart(self, variables: Any, state: Any) -> tuple[Any, Any]:
-        """Variables and state as `decode_step` reads them fastest, a token a turn; `state.stacked()` leads back."""
+        """Returns variables and state unstacked by layer, for fast single-token steps; `state.stacked()` reverts it."""
         return self.model.apart(variables, state)
 
     def init_decode_state(self, batch_size: int, capacity: int) -> Any:
-        """An empty decoding state for `capacity` positions."""
+        """Returns an empty decoding state for `capacity` positions."""
         return self.model.init_state(batch_size, capacity)
 
     def context_limit(self) -> int | None:
-        """Positions the model can tell apart; None is no limit."""
+        """Returns the largest number of positions the model supports; None if unlimited."""
         return getattr(self.model.positions, "max_length", None)
 
 
 def _apart(features: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """What of the features has positions, to be cut along them, and how a piece is put together with the rest."""
+    """Splits features into the part with positions, for chunking, and a function that joins a chunk with the rest."""
     if isinstance(features, PointedFeatures):
         tokens_bt = features.tokens_bt
         return features.replace(tokens_bt=None), lambda piece: piece.replace(tokens_bt=tokens_bt)
@@ -189,7 +189,7 @@ def _apart(features: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _by_name(reported: Any) -> dict[str, jax.Array]:
-    """Means over layers of what was reported under one name."""
+    """Returns the mean over layers of each reported name."""
     values: dict[str, list[jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(reported):
         values.setdefault(path[-1].key, []).append(jnp.mean(leaf))

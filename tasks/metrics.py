@@ -1,4 +1,4 @@
-"""Scalars a person reads, from the sums a device keeps."""
+"""Metrics: sums accumulated on the device, and the scalars computed from them."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,22 +10,22 @@ from flax import struct
 
 
 class MetricSums(struct.PyTreeNode):
-    """Sums since the last report; float32 scalars, tokens (which wrap around, see TokenCount) and steps int32."""
+    """Sums since the last report: float32 scalars; `tokens` (wraps around, see TokenCount) and `steps` are int32."""
 
-    objective: jax.Array  # what is minimised, times `normalizer`
-    normalizer: jax.Array  # what the objective and the reports are divided by for means
+    objective: jax.Array  # the minimised objective times `normalizer`
+    normalizer: jax.Array  # divisor of `objective` and `reports` for their means
     loss: jax.Array  # weighted cross-entropy in nats
-    correct: jax.Array  # weighted hits
-    weight: jax.Array  # loss weights
+    correct: jax.Array  # weighted count of correct predictions
+    weight: jax.Array  # sum of loss weights
     bytes: jax.Array  # weighted bytes of the targets
-    tokens: jax.Array  # targets of weight above zero
+    tokens: jax.Array  # number of targets of weight above zero
     grad_norm: jax.Array  # gradient norm, summed over steps
-    steps: jax.Array  # updates
-    reports: dict[str, jax.Array]  # what layers report (see layers.auxiliary), times `normalizer`
+    steps: jax.Array  # number of updates
+    reports: dict[str, jax.Array]  # metrics reported by layers (see layers.auxiliary), times `normalizer`
 
     @classmethod
     def zero(cls, reports: Iterable[str] = ()) -> "MetricSums":
-        """Nothing counted yet."""
+        """Returns sums of zero; `reports` are the names of the layers' metrics."""
         f: Any = jnp.float32(0)
         i: Any = jnp.int32(0)
         zeros: Any = dict.fromkeys(reports, f)
@@ -36,29 +36,29 @@ class MetricSums(struct.PyTreeNode):
 
 
 class TokenCount:
-    """Targets since the last report, exact though the device's count (`MetricSums.tokens`) wraps around at 2^32.
+    """Number of targets in total, exact although the device's counter (`MetricSums.tokens`) wraps around at 2^32.
 
-    It is read before 2^32 more targets are counted.
+    Call `read` before the device counts 2^32 more targets.
     """
 
     def __init__(self, total: int = 0, on_device: int = 0):
-        """A count that stands at `total` when the device's stands at `on_device`."""
+        """Starts at `total` targets, when the device's counter is `on_device`."""
         self.total, self._on_device = total, on_device
 
     def read(self, on_device: int) -> None:
-        """Adds what the device has counted since it was read last."""
+        """Adds the targets that the device has counted since the last read."""
         self.total += (on_device - self._on_device) % 2**32
         self._on_device = on_device
 
 
 def language_scalars(sums: Mapping[str, Any], byte_ratio: float = 1.0) -> dict[str, float]:
-    """Loss (nats per token), perplexity, bits per token, bits per byte, accuracy, objective, layers' reports.
+    """Returns loss (nats per token), perplexity, bits per token and byte, accuracy, objective, layers' reports.
 
     Args:
-      sums: of a `MetricSums`, as numbers.
-      byte_ratio: bytes of raw text per byte that was counted (`IndexedInput.byte_ratio`).
+      sums: the fields of a `MetricSums`, as numbers.
+      byte_ratio: bytes of raw text per counted byte (`IndexedInput.byte_ratio`).
 
-    `bits_per_byte` is left out where tokens stand for no text; all are left out where no target counted.
+    `bits_per_byte` is omitted if tokens do not represent text; the result is empty if the sum of weights is 0.
     """
     weight = sums["weight"]
     if not weight:

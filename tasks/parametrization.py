@@ -1,4 +1,4 @@
-"""How initial weights, learning rates and outputs follow a model's width: standard, or muP."""
+"""Width parametrization: scales of initial weights, learning rates and outputs (standard or muP)."""
 
 import dataclasses
 from typing import Literal
@@ -8,7 +8,7 @@ from layers.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parametrization:
-    """Maximal update parametrization (Yang et al. 2021, Tensor Programs V, table 3, for Adam), or none.
+    """Maximal update parametrization (Yang et al. 2021, Tensor Programs V, table 3, for Adam), or standard.
 
     With m = width / base_width, under `mup`:
 
@@ -19,20 +19,20 @@ class Parametrization:
     | output    | fan_in^-1                               | m^-1          | 1                         |
     | scale, bias | fixed                                 | 1             | 1                         |
 
-    `abs_mup` has fan_in^-1 for m^-1 in the learning rates, and needs no base where nothing else asks for m. At m = 1
-    `mup` has the learning rates of `standard`. What must be the same at all widths is what has a role of its own in the
-    rates: depth, head size, and the hidden layer's multiple of the width (Lingle 2024, arXiv 2404.05728, section 2).
+    `abs_mup` replaces m^-1 by fan_in^-1 in the learning rates, and needs a base only if something else uses m. At m = 1
+    `mup` has the learning rates of `standard`. Learning rates transfer only between models of the same depth, the same
+    head size and the same ratio of hidden units to width (Lingle 2024, arXiv 2404.05728, section 2).
 
-    An optimizer that moves each weight in proportion to its own root mean square (Adafactor) moves hidden weights by
-    m^-1/2 and output weights by m^-1 of what it does at the base already; its rates leave that out.
+    An optimizer whose updates are proportional to each weight's root mean square (Adafactor) already scales updates of
+    hidden weights by m^-1/2 and of output weights by m^-1 relative to the base; its rates omit these factors.
 
     Raises:
-      UsageError: no base is stated, or it does not divide the width.
+      UsageError: the base is missing, or does not divide the width.
     """
 
     rule: Literal["standard", "mup", "abs_mup"] = "standard"
     width: int | None = None  # of the residual stream
-    base_width: int | None = None  # the width whose learning rates are those of the standard parametrization
+    base_width: int | None = None  # the width at which `mup` has the learning rates of `standard`
 
     def __post_init__(self):
         if self.rule == "standard":
@@ -52,24 +52,24 @@ class Parametrization:
         """m, the width over the base; 1 under `standard`.
 
         Raises:
-          UsageError: there is no base.
+          UsageError: the base is missing.
         """
         if self.rule == "standard":
             return 1.0
         if self.base_width is None or self.width is None:
             raise UsageError(
-                f"PARAMETRIZATION = {self.rule} needs BASE_WIDTH, the width that learning rates refer to: set "
-                f"BASE_WIDTH=64, or whatever width they are tuned at."
+                f"PARAMETRIZATION = {self.rule} needs BASE_WIDTH, the width at which learning rates are tuned. Set "
+                f"BASE_WIDTH=64, for example."
             )
         return self.width / self.base_width
 
     def rate(self, role: str, fan_in: int, relative_updates: bool = False) -> float:
-        """The factor on a weight's learning rate.
+        """Returns the factor on a weight's learning rate.
 
         Args:
           role: see layers.weights.weight.Role.
-          fan_in: inputs summed into one output.
-          relative_updates: the optimizer moves each weight in proportion to its own root mean square.
+          fan_in: number of inputs summed into one output.
+          relative_updates: updates are proportional to the root mean square of the weight.
         """
         if self.rule == "standard" or role not in ("hidden", "output"):
             return 1.0
@@ -79,7 +79,7 @@ class Parametrization:
         return rate
 
     def shrinkage(self, role: str) -> float:
-        """How much smaller the root mean square of a weight is than at the base width."""
+        """Returns the root mean square of an initial weight over that at the base width."""
         if self.rule == "standard" or role not in ("hidden", "output"):
             return 1.0
         return self.multiple**-0.5 if role == "hidden" else 1 / self.multiple

@@ -1,4 +1,4 @@
-"""Which data, for how long, how often: what Train() and Test() of an experiment configure."""
+"""Training and test programs: the data, number of updates and intervals that Train() and Test() configure."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from tasks.inputs.indexed import IndexedInput
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """A checkpoint of another run, whose weights stand in the place of initial ones."""
+    """A checkpoint of another run whose weights replace the initial ones."""
 
     workdir: str  # that run's folder
     checkpoint: str = "last"  # last, best or a step
-    optimizer: bool = False  # take the optimizer's moments and its count of updates too
+    optimizer: bool = False  # restore the optimizer's moments and update count too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,12 @@ class TrainProgram:
     input: IndexedInput
     num_steps: int
     log_every: int = 50  # steps between two lines of metrics
-    eval_every: int | None = None  # steps between two evaluations on the validation split; None is at the end alone
+    eval_every: int | None = None  # steps between two evaluations of the validation split; None: only at the end
     save_every: int = 500  # steps between two checkpoints; one is saved at the end in any case
     keep_last: int = 2  # checkpoints kept for resuming
-    keep_best: int = 1  # checkpoints kept beside those, lowest validation loss first
-    warm_start: WarmStart | None = None  # None begins with initial weights
-    step_timeout: float | None = 1800.0  # seconds after which an update that has not ended ends the run; None never
+    keep_best: int = 1  # further checkpoints kept, those of lowest validation loss
+    warm_start: WarmStart | None = None  # None starts from initial weights
+    step_timeout: float | None = 1800.0  # seconds after which a hung update ends the run; None never
 
     def __post_init__(self):
         for name in ("num_steps", "log_every", "save_every", "keep_last"):

@@ -1,4 +1,4 @@
-"""Imports of libraries that write much to standard error while they load; TensorFlow without accelerators."""
+"""Imports of libraries that log heavily to standard error while they load; TensorFlow without accelerators."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_ONE_AT_A_TIME = threading.RLock()  # two would restore each other's standard error
+_ONE_AT_A_TIME = threading.RLock()  # concurrent imports would restore each other's standard error
 
 # Reads standard error while libraries load and drops lines of levels INFO and WARNING, in the formats of absl and of
-# TensorFlow, and two kinds of errors that only report missing GPUs. All other lines pass, and those of level FATAL
-# too: this is a process of its own, so what a process writes just before it aborts is not lost with it.
+# TensorFlow, and two kinds of errors that only report missing GPUs. All other lines pass, also those of level FATAL:
+# the filter is a separate process, so output written just before an abort is not lost.
 _FILTER = r"""
 import os, re, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -28,30 +28,30 @@ for line in iter(sys.stdin.buffer.readline, b""):
 
 @contextlib.contextmanager
 def quiet_native_code() -> Iterator[None]:
-    """Drops what native libraries log below level ERROR while they load; what Python writes is not touched.
+    """Drops log lines of native libraries below level ERROR while they load; Python's own output is unchanged.
 
-    File descriptor 2 belongs to the process, so this holds for all of its threads.
+    File descriptor 2 belongs to the process, so this affects all of its threads.
     """
     with _ONE_AT_A_TIME, _filtered():
         yield
 
 
 def tensorflow() -> Any:
-    """The module tensorflow, imported when it is needed; it leaves the accelerators to jax.
+    """Returns the module tensorflow, imported on first use, with accelerators hidden from it (they are for JAX).
 
     Raises:
       ImportError: it is not installed.
     """
     with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_native_code():
         import tensorflow as tf
-    with contextlib.suppress(RuntimeError):  # somebody has used it before: what it took, it has
+    with contextlib.suppress(RuntimeError):  # TensorFlow is initialised already; its devices cannot change
         for kind in ("GPU", "TPU"):
             tf.config.set_visible_devices([], kind)
     return tf
 
 
 def tensorflow_datasets() -> Any:
-    """The module tensorflow_datasets; TensorFlow leaves the accelerators to jax.
+    """Returns the module tensorflow_datasets, with accelerators hidden from TensorFlow (they are for JAX).
 
     Raises:
       ImportError: one of them is not installed.
@@ -78,15 +78,15 @@ def _filtered() -> Iterator[None]:
             os.dup2(native, 2)
             sys.stderr = python
             reader.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a process started meanwhile holds the pipe open
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process started meanwhile may hold the pipe open
                 reader.wait(1)
 
 
 def _start_filter(target: int) -> subprocess.Popen[bytes] | None:
-    """The process that filters its standard input into the file descriptor; None if it cannot be started."""
+    """Starts a process that filters its standard input into the file descriptor; None if it cannot be started."""
     program = [sys.executable, "-I", "-S", "-c", _FILTER]
     try:
-        # A session of its own: Ctrl-C must not end it before the process whose errors it passes on.
+        # Own session: Ctrl-C must not end the filter before the process whose errors it forwards.
         return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=target, start_new_session=True)
     except OSError:
         return None

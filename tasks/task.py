@@ -1,4 +1,4 @@
-"""What the runner asks of a task."""
+"""The task protocol: the methods that runners call."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,17 +15,17 @@ from tasks.zero import Zero
 
 
 class LossOutput(struct.PyTreeNode):
-    """What a loss gives beside its value."""
+    """Auxiliary output of a loss."""
 
-    normalizer: Any  # divide the loss by it for what is minimised
+    normalizer: Any  # the optimizer minimises loss / normalizer
     metrics: MetricSums
-    updates: Any  # of variables without gradient (see layers.auxiliary); none in evaluation
-    state: Any  # the mixers' state behind this batch, where one was handed in
+    updates: Any  # of variables without gradient (see layers.auxiliary); empty in evaluation
+    state: Any  # the mixers' state after this batch, if the call passed one
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Model, loss and optimizer as pure functions of arrays; tasks.language_model_task says what each one does."""
+    """Model, loss and optimizer as pure functions of arrays; documented in tasks.language_model_task."""
 
     @property
     def optimizer(self) -> Optimizer: ...
@@ -70,7 +70,7 @@ class Task(Protocol):
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]: ...
 
-    # For a loop that reads a token a turn; `stacked()` of that state leads back.
+    # For a loop over single tokens; `state.stacked()` restores the stacked layout.
     def apart(self, variables: Any, state: Any) -> tuple[Any, Any]: ...
 
     def init_decode_state(self, batch_size: int, capacity: int) -> Any: ...

@@ -1,4 +1,4 @@
-"""One update: gradient, optimizer, metrics, all in one pure function."""
+"""The training update: gradient, optimizer and metrics in one pure function."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from tasks.zero import placed_table
 
 
 class TrainState(struct.PyTreeNode):
-    """All that a training run is at one step, and all that its checkpoint holds."""
+    """The complete state of a training run at one step, as saved in checkpoints."""
 
-    step: jax.Array  # int32: updates made
+    step: jax.Array  # int32: number of updates so far
     variables: Any  # the model's variables
-    carry: Any  # the mixers' state behind the last batch, per micro-batch, where rows come in pieces; or None
+    carry: Any  # the mixers' state after the last batch, per micro-batch, if rows are read in chunks (TBPTT); or None
     optimizer: Any  # the optimizer's state
     sums: MetricSums  # metrics since the last report
     bad_step: jax.Array  # int32: first step with a loss, gradient or new weight that is not finite, 0 for none
@@ -31,12 +31,12 @@ class TrainState(struct.PyTreeNode):
 
 
 def init_state(task: Task, rng: jax.Array, batch: Batch) -> TrainState:
-    """The state before the first update, for batches of as many rows as `batch` has."""
+    """Returns the state before the first update, for batches with as many rows as `batch`."""
     return state_of(task, meta.unbox(task.init(rng, batch)), batch)
 
 
 def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
-    """The state before the first update of these variables, for batches of as many rows as `batch` has."""
+    """Returns the state before the first update of these variables, for batches with as many rows as `batch`."""
     optimizer = task.optimizer.build(task.weight_table()).init(variables["params"])
     zero = jnp.int32(0)
     carry = _no_carry(task, batch.inputs.shape[0])
@@ -44,7 +44,7 @@ def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
 
 
 def _no_carry(task: Task, rows: int) -> Any:
-    """The carry in front of new rows."""
+    """Returns the initial carry of new rows."""
     if task.carry_length is None:
         return None
     state = task.init_decode_state(rows // task.microbatches, task.carry_length)
@@ -52,7 +52,7 @@ def _no_carry(task: Task, rows: int) -> Any:
 
 
 def _carry_specs(task: Task, rows: int) -> Any:
-    """Rows of the carry live where the batch's rows do: they are the dimension that grows with their number."""
+    """Returns the specs of the carry: the dimension that grows with the number of rows is split like rows."""
     few, many = (jax.eval_shape(lambda n=n: _no_carry(task, n)) for n in (rows, 2 * rows))
     placement = task.batch_placement["tokens_bs"][0]
     grows = lambda a, b: P(*[placement if m != n else None for m, n in zip(a.shape, b.shape, strict=True)])
@@ -60,7 +60,7 @@ def _carry_specs(task: Task, rows: int) -> Any:
 
 
 def state_specs(task: Task, table: WeightTable, batch: Batch) -> TrainState:
-    """Partition specs in the shape of the state; `table` is the task's, placed on the mesh."""
+    """Returns partition specs in the tree structure of the state; `table` is the task's, placed on the mesh."""
     abstract = jax.eval_shape(lambda: init_state(task, jax.random.key(0), batch))
     replicated = jax.tree.map(lambda leaf: P(), abstract)
     return replicated.replace(
@@ -71,9 +71,9 @@ def state_specs(task: Task, table: WeightTable, batch: Batch) -> TrainState:
 
 
 def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log_every: int) -> TrainState:
-    """The state after one update on `batch`. Random numbers follow from `seed` and the step alone.
+    """Returns the state after one update on `batch`. Random numbers depend only on `seed` and the step.
 
-    `state.sums` starts anew behind every step that `log_every` divides.
+    `state.sums` restarts from zero after every step that `log_every` divides.
     """
     first_step, carry = state.step, state.carry
     if carry is not None and batch.row_positions is not None:
@@ -81,18 +81,18 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
         first_step = state.step - place // batch.inputs.shape[1]
         new = _no_carry(task, batch.inputs.shape[0])
         carry = jax.tree.map(lambda fresh, old: jnp.where(place == 0, fresh, old), new, carry)
-    # Random numbers new in this update, and those that all pieces of a row share.
+    # One key per update, and one that all chunks of a row share.
     rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
     gradient, output = gradient_of(task, state.variables, batch, carry, rngs, _carry_specs(task, batch.inputs.shape[0]))
-    wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)  # whatever they are kept in
+    wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)  # whatever the stored dtype
     gradient = wide(gradient)
     norm = optax.global_norm(gradient)
     params = _placed(task, "slot_spec", state.variables["params"])
     updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, wide(params))
-    # Each device updates what it has slots for, then all have the whole again.
+    # Each device updates the shard that it has slots for, then all devices gather the complete weights.
     params = _placed(task, "slot_spec", optax.apply_updates(params, updates))
-    # Of the new weights, not of the updates: those read the old weights, which then could not be written over. (Who
-    # skips such updates keeps the old weights until they are judged.)
+    # Norm of the new weights, not of the updates: updates depend on the old weights, whose buffers could then not be
+    # reused. (With non_finite = "skip" the old weights are kept until the check in any case.)
     sizes = (output.metrics.objective, norm, optax.global_norm(wide(params)))
     finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
     variables = apply_updates({**state.variables, "params": _placed(task, "spec", params)}, output.updates)
@@ -112,7 +112,7 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
 
 
 def _placed(task: Task, which: str, params: Any) -> Any:
-    """Weights where `which` spec of their rows says, if the task splits its state over a data axis."""
+    """Places weights by the spec `which` of their rows if the task splits its state over a data axis."""
     mesh = handled_mesh(task)
     if mesh is None:
         return params

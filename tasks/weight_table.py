@@ -1,4 +1,4 @@
-"""The weight table: one row per weight, read off an abstract init. Everything about weights is decided from it."""
+"""The weight table: one row per weight, from an abstract init. Placement, decay and learning rates follow from it."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ from layers.weights.weight import Weight
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightRow:
-    """One weight: what it is, what it is for, where it lives."""
+    """One weight: shape, dtype, role, initial values, optimizer settings and partition specs."""
 
     path: str  # "params/stack/block/mixer/query_mnd"
     key: str  # its name in the experiment's WEIGHTS
@@ -29,44 +29,44 @@ class WeightRow:
     stddev: float  # standard deviation of the initial values
     fan_in: int
     used: tuple[int, ...]  # the shape of one layer without padding
-    decay: bool  # does weight decay act on it
+    decay: bool  # whether weight decay acts on it
     rate: float  # factor on the learning rate
-    gradient_spec: P  # where its gradient lives while it is summed
-    slot_spec: P  # where the optimizer's slots live that have its shape, and where it is updated
-    is_local: bool = False  # ZeRO's axis splits it by experts: a device works with its own part, which is not gathered
+    gradient_spec: P  # placement of its gradient during accumulation
+    slot_spec: P  # placement of the optimizer's slots of its shape, and of the weight during the update
+    is_local: bool = False  # the ZeRO axis splits it by experts: each device uses its own part, without a gather
 
     @property
     def learned(self) -> bool:
-        """Is it trained by gradient."""
+        """Returns whether the weight is trained by gradient."""
         return self.path.startswith("params/")
 
     @property
     def stacked(self) -> int:
-        """How many leading dimensions number layers."""
+        """Number of leading dimensions that index layers."""
         return len(self.shape) - len(self.used)
 
     @property
     def size(self) -> int:
-        """Number of elements, padding left out."""
+        """Number of elements, without padding."""
         return math.prod(self.shape[: self.stacked]) * math.prod(self.used)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole weight, padding included."""
+        """Bytes of the complete weight on all devices, padding included."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def bytes_per_device(self, mesh: Mapping[str, int]) -> int:
-        """Bytes of one device's part on a mesh of these axis sizes."""
+        """Returns the bytes of one device's shard on a mesh of these axis sizes."""
         return self.bytes // shards(self.spec, mesh)
 
 
 def shards(spec: P, mesh: Mapping[str, int]) -> int:
-    """Into how many parts `spec` cuts an array."""
+    """Returns the number of shards into which `spec` splits an array."""
     return math.prod(mesh[axis] for entry in spec for axis in axes_of(entry))
 
 
 class WeightTable:
-    """The rows of an experiment's weights, and the tree they come from."""
+    """The rows of an experiment's weights, in the tree structure of its variables."""
 
     rows: list[WeightRow]
 
@@ -78,7 +78,7 @@ class WeightTable:
     ):
         """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves.
 
-        `decays(role, key)` says whether weight decay acts, `rate(role, fan_in)` gives the factor on the learning rate.
+        `decays(role, key)` is whether weight decay acts; `rate(role, fan_in)` is the factor on the learning rate.
         """
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=meta.is_axis_metadata)
         self.rows = [_row(path, leaf, decays, rate) for path, leaf in leaves]
@@ -90,26 +90,26 @@ class WeightTable:
         return len(self.rows)
 
     def mapped(self, fn: Callable[[WeightRow], WeightRow]) -> "WeightTable":
-        """The table of `fn(row)`."""
+        """Returns the table with `fn(row)` in place of each row."""
         table = copy.copy(self)
         table.rows = [fn(row) for row in self.rows]
         return table
 
     def tree(self, fn: Callable[[WeightRow], Any]) -> Any:
-        """`fn(row)` for every row, in the shape of the variables."""
+        """Returns `fn(row)` for every row, in the tree structure of the variables."""
         return jax.tree_util.tree_unflatten(self._treedef, [fn(row) for row in self.rows])
 
     @property
     def abstract(self) -> Any:
-        """Shapes and dtypes, in the shape of the variables."""
+        """Shapes and dtypes, in the tree structure of the variables."""
         return self.tree(lambda row: jax.ShapeDtypeStruct(row.shape, row.dtype))
 
     def check(self, mesh: Mapping[str, int]) -> None:
-        """Holds every row against the mesh.
+        """Checks the specs of every row against the mesh.
 
         Raises:
-          SpecError: a spec of wrong length, an axis that is not in the mesh or used twice, or a dimension that its
-            axes do not divide.
+          SpecError: a spec has the wrong length, an axis is not in the mesh or is used twice, or a dimension is not
+            divisible by its axes.
         """
         for row in self.rows:
             check_spec(f"weight '{row.path}'", row.spec, row.shape, mesh)
@@ -132,7 +132,7 @@ def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, i
         if size % parts:
             raise SpecError(
                 f"Dimension {size} of {owner}, shape {shape}, is split by {show_spec(spec)} into {parts} parts, "
-                f"which do not divide it: choose another size, another mesh or another dimension."
+                f"which do not divide it. Choose another size, another mesh or another dimension."
             )
 
 

@@ -1,4 +1,4 @@
-"""ZeRO: optimizer slots, gradients and weights split over devices that work on different rows."""
+"""ZeRO: shards optimizer slots, gradients and weights over a data axis of the mesh."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tasks.weight_table import WeightRow, WeightTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Zero:
-    """How much of the training state is split over a data axis (Rajbhandari et al. 2020, ZeRO, section 5).
+    """ZeRO stage and axis: the part of the training state that is split (Rajbhandari et al. 2020, ZeRO, section 5).
 
     | stage | split over the axis                        | gradients are exchanged                               |
     | ----- | ------------------------------------------ | ----------------------------------------------------- |
@@ -21,11 +21,11 @@ class Zero:
     | 2     | and gradients                              | reduce-scatter of each layer, once per micro-batch    |
     | 3     | and weights, gathered layer by layer       | the same                                              |
 
-    Behind stages 1 and 2 each device updates its part of the weights, and all gather the whole. A weight takes the axis
-    at the first dimension that is not split and that the axis divides; layers of a stack are not split from each other.
-    One without such a dimension is held whole. Weights that their own specs split over the axis are gathered and
-    scattered like those of stage 3; those of experts, if it splits experts from each other, stay where they are, and
-    tokens change devices.
+    In stages 1 and 2 each device updates its part of the weights, then all devices gather the complete weights. A
+    weight is split along its first dimension that is not yet split and that the axis divides, never along the layer
+    dimension of a stack. A weight without such a dimension is replicated. Weights that their own specs split over the
+    axis are gathered and scattered as in stage 3. The exception is experts: if the axis splits experts from each other,
+    their weights stay in place and the tokens are exchanged instead.
     """
 
     stage: int
@@ -36,7 +36,7 @@ class Zero:
             raise UsageError(f"ZERO_STAGE = {self.stage} must be 0, 1, 2, 3 or none.")
 
     def split(self, row: WeightRow, mesh: Mapping[str, int]) -> P:
-        """The row's spec with the axis in it, where it fits."""
+        """Returns the row's spec with the axis added, or unchanged if no dimension can take it."""
         if dim_of(row.spec, self.axis) is not None:
             return row.spec
         for dim in range(row.stacked, len(row.shape)):
@@ -46,13 +46,13 @@ class Zero:
         return row.spec
 
     def place(self, table: WeightTable, mesh: Mapping[str, int]) -> WeightTable:
-        """The table with the specs that weights, gradients and slots have on a mesh of these axis sizes.
+        """Returns the table with the specs of weights, gradients and slots on a mesh of these axis sizes.
 
         Raises:
           UsageError: the mesh has no such axis, or it splits a dimension together with another axis.
         """
         if self.axis not in mesh:
-            raise UsageError(f"ZERO_AXIS = {self.axis} is no axis of the mesh. {did_you_mean(self.axis, mesh)}")
+            raise UsageError(f"ZERO_AXIS = {self.axis} is not an axis of the mesh. {did_you_mean(self.axis, mesh)}")
 
         def placed(row: WeightRow) -> WeightRow:
             letters = row.key.rpartition("_")[2]
@@ -60,15 +60,15 @@ class Zero:
             if not row.learned:
                 if dim is not None:
                     raise UsageError(
-                        f"ZERO_AXIS = {self.axis} splits {row.path}, which has no gradient: do not split it."
+                        f"ZERO_AXIS = {self.axis} splits {row.path}, which has no gradient. Do not split it."
                     )
                 return row
             with_axis = [axes_of(entry) for entry in row.spec if self.axis in axes_of(entry)]
             if any(mesh[name] > 1 for names in with_axis for name in names if name != self.axis):
                 spec = show_spec(P(*row.spec[row.stacked :]))
                 raise UsageError(
-                    f"WEIGHTS.{row.key} = {spec} splits one dimension over ZERO_AXIS = {self.axis} and another axis: "
-                    f"give each a dimension of its own, or say ZERO_STAGE=none."
+                    f"WEIGHTS.{row.key} = {spec} splits one dimension over ZERO_AXIS = {self.axis} and another axis. "
+                    f"Give each axis a dimension of its own, or set ZERO_STAGE=none."
                 )
             split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
@@ -81,12 +81,12 @@ class Zero:
         """Raises a UsageError unless the axis splits the batch's rows, placed by `rows`."""
         if self.axis not in axes_of(rows[0]):
             raise UsageError(
-                f"ZERO_AXIS = {self.axis} must split the rows of the batch, but ACTIVATIONS.tokens_bs is "
-                f"{show_spec(rows)}."
+                f"ZERO_AXIS = {self.axis} must split the rows of the batch (got ACTIVATIONS.tokens_bs = "
+                f"{show_spec(rows)})."
             )
 
 
 def placed_table(task: Any, mesh: Mapping[str, int]) -> WeightTable:
-    """The task's weight table on a mesh: as its specs say, or split further."""
+    """Returns the task's weight table on a mesh, with its specs split further if the task has ZeRO."""
     table = task.weight_table()
     return table if task.zero is None else task.zero.place(table, mesh)

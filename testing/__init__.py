@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: data in all formats, training runs as processes, faults."""
+"""Shared code of tests and benchmarks: data in all formats, training runs in processes, faults."""

@@ -1,4 +1,4 @@
-"""The same documents in every format that is read here: for measurements and for tests."""
+"""The same documents in every supported format, for tests and benchmarks."""
 
 import io
 import json
@@ -14,20 +14,20 @@ SHARDS = 3
 
 
 def write_all(documents: Documents, folder: Path) -> dict[str, list[str]]:
-    """Writes the documents in each format; returns what --set must say to read it, by name."""
+    """Writes the documents in each format; returns the --set overrides that read it, by name of the format."""
     folder.mkdir(parents=True, exist_ok=True)
     return {name: write(documents, folder / name.replace(", ", "-")) for name, write in FORMATS.items()}
 
 
 def lines(documents: Documents, folder: Path) -> list[str]:
-    """Text lines: each line of each document is one."""
+    """Writes text lines, each line of each document as one document."""
     folder.mkdir()
     (folder / "a.txt").write_text("\n".join(line for text in documents for line in text.splitlines() if line))
     return ["DATA=lines", f"DATA_PATH={folder}/*.txt"]
 
 
 def files(documents: Documents, folder: Path) -> list[str]:
-    """A text file for each document."""
+    """Writes a text file per document."""
     folder.mkdir()
     for number, text in enumerate(documents):
         (folder / f"{number:05}.txt").write_text(text)
@@ -35,14 +35,14 @@ def files(documents: Documents, folder: Path) -> list[str]:
 
 
 def text(documents: Documents, folder: Path) -> list[str]:
-    """One text file, as bytes."""
+    """Writes one text file, read as bytes."""
     folder.mkdir()
     (folder / "all.txt").write_text("\n".join(documents))
     return ["DATA=text", f"DATA_PATH={folder}/all.txt"]
 
 
 def jsonl(documents: Documents, folder: Path) -> list[str]:
-    """JSON lines in shards."""
+    """Writes JSON lines in shards."""
     folder.mkdir()
     for shard in range(SHARDS):
         rows = [json.dumps({"text": text, "n": n}) for n, text in enumerate(documents[shard::SHARDS])]
@@ -51,7 +51,7 @@ def jsonl(documents: Documents, folder: Path) -> list[str]:
 
 
 def huggingface(documents: Documents, folder: Path) -> list[str]:
-    """A Hugging Face data set on disk."""
+    """Writes a Hugging Face data set to disk."""
     import datasets
 
     datasets.Dataset.from_dict({"text": list(documents)}).save_to_disk(str(folder))
@@ -59,7 +59,7 @@ def huggingface(documents: Documents, folder: Path) -> list[str]:
 
 
 def tfds(documents: Documents, folder: Path) -> list[str]:
-    """A prepared TFDS data set with the splits of its own."""
+    """Writes a prepared TFDS data set with its own splits."""
     import tensorflow_datasets
 
     core: Any = tensorflow_datasets.core
@@ -89,7 +89,7 @@ def tfds(documents: Documents, folder: Path) -> list[str]:
 
 
 def tfrecord(documents: Documents, folder: Path) -> list[str]:
-    """TFRecord files of tf.train.Example."""
+    """Writes TFRecord files of tf.train.Example."""
     import tensorflow as tf
 
     folder.mkdir()
@@ -103,7 +103,7 @@ def tfrecord(documents: Documents, folder: Path) -> list[str]:
 
 
 def webdataset(documents: Documents, folder: Path) -> list[str]:
-    """Tar shards of .txt members, and an index of them."""
+    """Writes tar shards of .txt members, and an index of them."""
     folder.mkdir()
     for shard in range(SHARDS):
         _tar(folder / f"{shard}.tar", [(f"{n}.txt", text.encode()) for n, text in enumerate(documents[shard::SHARDS])])
@@ -112,7 +112,7 @@ def webdataset(documents: Documents, folder: Path) -> list[str]:
 
 
 def webdataset_ids(documents: Documents, folder: Path) -> list[str]:
-    """Tar shards of .npy members with token ids: the bytes of the text."""
+    """Writes tar shards of .npy members with token ids, the bytes of the text."""
     folder.mkdir()
     for shard in range(SHARDS):
         members = []
@@ -125,7 +125,7 @@ def webdataset_ids(documents: Documents, folder: Path) -> list[str]:
 
 
 def tokens(documents: Documents, folder: Path) -> list[str]:
-    """Token ids in a row, as nanoGPT writes them: the bytes of the text, a zero behind each document."""
+    """Writes contiguous token ids as nanoGPT does: the bytes of the text, a zero after each document."""
     folder.mkdir()
     ids = np.frombuffer("\0".join([*documents, ""]).encode(), np.uint8).astype(np.uint16)
     ids.tofile(folder / "ids.bin")

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, and whether two of them ended alike."""
+"""Training runs in separate processes, and the comparison of their final states."""
 
 import contextlib
 import json
@@ -23,49 +23,51 @@ METRICS = "metrics.jsonl"
 TIMINGS = ("tokens_per_second", "steps_per_second", "mfu")
 PEER_TIMEOUT = 15  # seconds
 JOIN_TIMEOUT = 40
-HANGS = 240  # a process that has not ended so many seconds after it should is held to hang
+HANGS = 240  # seconds after which a process that should have exited counts as hung
 
 
 def command(workdir: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
-    """The training command: a small model, saved often, at steps that are no multiple of a metrics window."""
+    """Returns the training command: a small model, saved often, at steps that are not multiples of LOG_EVERY."""
     flags = [f"--set={setting}" for setting in settings]
     main = [sys.executable, "-m", "runners.main", "--exp=tiny.StdlibTiny", "--smoke", f"--workdir={workdir}"]
     return [*main, "--no-tensorboard", *flags]
 
 
 def metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl without its timings."""
+    """Returns every line of metrics.jsonl without its timings."""
     path = workdir / METRICS
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 
 def last_state(workdir: Path) -> dict[str, np.ndarray]:
-    """Every array of the newest checkpoint by its path."""
+    """Returns every array of the newest checkpoint by its path."""
     newest = saved_steps(workdir)[-1]
     folder = (workdir / "checkpoints" / str(newest) / "state").absolute()
     reader = ocp.PyTreeCheckpointer()
     stored: Any = reader.metadata(folder).item_metadata
-    whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored.tree)  # wherever its parts lived
-    tree = reader.restore(folder, restore_args=whole)
+    arguments = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored.tree
+    )  # whatever its sharding was
+    tree = reader.restore(folder, restore_args=arguments)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"step": np.asarray(newest), **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}}
 
 
 def saved_steps(workdir: Path) -> list[int]:
-    """Steps of whole checkpoints, ascending."""
+    """Returns the steps of complete checkpoints, ascending."""
     return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
 
 
 def differing(calm: Path, other: Path) -> list[str]:
-    """What two runs ended differently in: arrays by path, metrics.jsonl, data positions; none if in the same bits."""
+    """Returns the differences of two finished runs: arrays by path, metrics, saved extras; empty if bit-identical."""
     a, b = last_state(calm), last_state(other)
     bits = lambda array: (array.dtype, array.shape, array.tobytes())
     found = sorted(a.keys() ^ b.keys()) + [name for name in a if name in b and bits(a[name]) != bits(b[name])]
     if metrics(calm) != metrics(other):
         found.append("metrics.jsonl")
     if _extra(calm) != _extra(other):
-        found.append("what is saved beside the arrays")
+        found.append("the saved `extra` item")
     return found
 
 
@@ -74,7 +76,7 @@ def _extra(workdir: Path) -> Any:
 
 
 def free_port() -> int:
-    """A port that nobody listens at, below those that systems give to clients."""
+    """Returns a free port below the ephemeral ports, which systems assign to clients."""
     while True:
         with socket.socket() as free, contextlib.suppress(OSError):
             port = random.randrange(15000, 30000)
@@ -83,16 +85,16 @@ def free_port() -> int:
 
 
 class Launch:
-    """The processes of one start of the training command; what they say goes to files.
+    """Processes of one start of the training command; their output is written to files.
 
     Args:
       workdir: the run folder.
-      processes: how many.
-      devices: virtual CPU devices of each.
+      processes: number of processes.
+      devices: virtual CPU devices per process.
       cache: folder of JAX's compilation cache.
-      said: folder for what they print.
-      settings: beside SETTINGS.
-      peer_timeout: seconds of silence after which a process is held to be dead.
+      logs: folder for their output.
+      settings: in addition to SETTINGS.
+      peer_timeout: seconds without a heartbeat after which a process counts as failed.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Launch:
         processes: int,
         devices: int,
         cache: Path,
-        said: Path,
+        logs: Path,
         settings: Sequence[str] = (),
         peer_timeout: int = PEER_TIMEOUT,
     ):
@@ -115,10 +117,10 @@ class Launch:
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        self._said = said
+        self._logs = logs
         self._before = _inode(workdir / METRICS)
-        self._kept = -1  # length of metrics.jsonl as this launch found it
-        said.mkdir(exist_ok=True)
+        self._kept = -1  # length in bytes of metrics.jsonl at the start of this launch
+        logs.mkdir(exist_ok=True)
         port = free_port()
         timeouts = [f"--join_timeout={JOIN_TIMEOUT}", f"--peer_timeout={peer_timeout}"]
         place = [f"--coordinator=localhost:{port}", f"--num_processes={processes}", *timeouts]
@@ -130,27 +132,27 @@ class Launch:
                 self.processes.append(subprocess.Popen(asked, stdout=out, stderr=err, env=environment))
 
     def _file(self, index: int, kind: str) -> Path:
-        return self._said / f"{index}.{kind}"
+        return self._logs / f"{index}.{kind}"
 
     def out(self) -> str:
-        """What process 0 printed."""
+        """Standard output of process 0."""
         return self._file(0, "out").read_text()
 
     def err(self, index: int) -> str:
-        """What a process complained of."""
+        """Standard error of a process."""
         return self._file(index, "err").read_text()
 
     def running(self) -> bool:
-        """Whether any process is."""
+        """Returns whether any process is running."""
         return any(process.poll() is None for process in self.processes)
 
     def step(self) -> int:
-        """The step of the last line of metrics.jsonl."""
+        """Returns the step of the last line of metrics.jsonl."""
         lines = metrics_text(self.workdir).splitlines()
         return json.loads(lines[-1])["step"] if lines else 0
 
     def until(self, true: Callable[[], bool], seconds: float = HANGS) -> bool:
-        """Waits until something is true; False where all processes ended or the time is over before."""
+        """Waits until `true()`; returns False if all processes have exited or the time is over before."""
         end = time.monotonic() + seconds
         while not true():
             if not self.running() or time.monotonic() > end:
@@ -159,7 +161,7 @@ class Launch:
         return True
 
     def training(self) -> bool:
-        """Whether this launch has written metrics of its own: it begins with a new file of those that it keeps."""
+        """Returns whether this launch has written metrics: it starts with a new file of the lines it keeps."""
         path = self.workdir / METRICS
         if _inode(path) == self._before:
             return False
@@ -168,11 +170,11 @@ class Launch:
         return path.stat().st_size > self._kept
 
     def reach(self, step: int) -> bool:
-        """Waits for this launch's metrics, of that step at least; False where all processes ended before."""
+        """Waits for metrics of this launch at `step` or later; returns False if all processes exit before."""
         return self.until(self.training) and self.until(lambda: self.step() >= step)
 
     def saving(self) -> bool:
-        """Whether a checkpoint is being written: it has a temporary name until it is whole."""
+        """Returns whether a checkpoint is being written: it has a temporary name until it is complete."""
         return any("orbax-checkpoint-tmp" in path.name for path in (self.workdir / "checkpoints").glob("*"))
 
     def send(self, number: int, index: int | None = None) -> None:
@@ -182,7 +184,7 @@ class Launch:
                 os.kill(process.pid, number)
 
     def codes(self, seconds: float = HANGS) -> list[int | None]:
-        """Exit codes once all have ended; those that have not in time are killed, and None."""
+        """Waits for all processes and returns their exit codes; kills those still running, whose code is None."""
         end = time.monotonic() + seconds
         found: list[int | None] = []
         for process in self.processes:
@@ -195,10 +197,10 @@ class Launch:
         return found
 
     def sentence(self, index: int) -> str:
-        """The sentence that a process ended with; nothing if it said none, or showed a traceback."""
+        """Returns the error message of a process; empty if it has none or several, or printed a traceback."""
         err = self.err(index)
-        said = [line for line in err.splitlines() if line.startswith("vortaro: ")]
-        return said[0] if len(said) == 1 and "Traceback" not in err else ""
+        messages = [line for line in err.splitlines() if line.startswith("vortaro: ")]
+        return messages[0] if len(messages) == 1 and "Traceback" not in err else ""
 
 
 def _inode(path: Path) -> int:
@@ -206,6 +208,6 @@ def _inode(path: Path) -> int:
 
 
 def metrics_text(workdir: Path) -> str:
-    """metrics.jsonl up to its last whole line."""
+    """Returns metrics.jsonl up to its last complete line."""
     path = workdir / METRICS
     return path.read_text().rpartition("\n")[0] if path.exists() else ""

@@ -1,4 +1,4 @@
-"""The Python API, and the command `vortaro`.
+"""Python API, and the command `vortaro`.
 
 >>> import vortaro
 >>> vortaro.get("tiny.StdlibTiny", MODEL_DIM=256).weights     # a table
@@ -21,7 +21,7 @@ __all__ = ["SpecError", "UsageError", "VortaroError", "check", "diff", "entries"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the API on first use: the command `vortaro list` needs no jax."""
+    """Imports the API at first use, because the command `vortaro list` does not need jax."""
     if name not in __all__:
         raise AttributeError(f"module 'vortaro' has no attribute '{name}'")
     return getattr(importlib.import_module("layers.errors" if name.endswith("Error") else "vortaro.api"), name)

@@ -34,11 +34,11 @@ def get(name: str, *, smoke: bool = False, imports: Sequence[str] = (), **knobs:
 
     Args:
       name: `family.Class`, or `their_module.Class`.
-      smoke: make it small.
+      smoke: use the small version of the experiment.
       imports: modules to import first.
       knobs: values of knobs.
     Raises:
-      UsageError: there is no such experiment or knob, or a value does not fit.
+      UsageError: an unknown experiment or knob, or an invalid value.
     """
     overrides = [f"{knob}={show(value)}" for knob, value in knobs.items()]
     return View(resolve(name, overrides, smoke=smoke, imports=imports))
@@ -48,28 +48,29 @@ def check(experiment: Named) -> None:
     """Validates specs, shapes and mesh of an experiment without devices.
 
     Raises:
-      UsageError: the first thing that is wrong, with its place.
+      UsageError: the first error found, with its position.
     """
     check_experiment(_view(experiment).experiment)
 
 
 def diff(a: Named, b: Named) -> Difference:
-    """Returns the difference of two experiments; a name may also be a run folder. It is falsy if they are equal."""
+    """Returns the difference of two experiments; a name may also be a run folder. The result is falsy if they are
+    equal."""
     return Difference(differences.diff(_snapshot(a), _snapshot(b)))
 
 
 def plan(experiment: Named, *, chip: str | None = None, topology: str | None = None, step: str = "train") -> Plan:
     """Compiles a step for a machine that is not attached; returns memory, collectives and step time.
 
-    This runs in a process of its own, because it needs as many virtual devices as the mesh has.
+    It runs in a separate process, because it needs as many virtual devices as the mesh has.
 
     Args:
       experiment: the experiment.
-      chip: the chip whose memory and speed count, like "v4" or "h100".
+      chip: the chip whose memory and speed are assumed, like "v4" or "h100".
       topology: a TPU slice like "v3:8x8", for the TPU compiler (extra `tpu`).
       step: "train", or "decode" for one token.
     Raises:
-      VortaroError: the plan failed; the message is the planner's.
+      VortaroError: the plan fails; the message is the planner's.
     """
     view = _view(experiment)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +91,7 @@ def load(folder: str) -> Run:
     """Returns the run in a folder.
 
     Raises:
-      UsageError: it is not a run folder.
+      UsageError: the folder is not a run folder.
     """
     return Run(folder)
 

@@ -1,4 +1,4 @@
-"""The command `vortaro`: one name for the commands of the registry, the runner and the launcher."""
+"""Command `vortaro`: the commands of the registry, the runner and the launcher under one name."""
 
 import importlib
 import os
@@ -27,8 +27,8 @@ USAGE = f"""vortaro COMMAND ...
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code.
 
-    Commands of the registry run in this process. The others replace it, because their allocator and devices are
-    decided when a process starts.
+    Commands of the registry run in this process. The others replace it, because their memory allocator and devices are
+    configured when a process starts.
     """
     command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if command in ("-h", "--help"):
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in VERBS:
         return importlib.import_module("registry.tool.verbs").main([command, *rest])
     if (module := module_of(command, rest)) is None:
-        print(f"vortaro: There is no command '{command}'. {did_you_mean(command, names())}", file=sys.stderr)
+        print(f"vortaro: Unknown command '{command}'. {did_you_mean(command, names())}", file=sys.stderr)
         return 2
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", *module])
@@ -49,7 +49,7 @@ def names() -> tuple[str, ...]:
 
 
 def module_of(command: str, rest: Sequence[str]) -> list[str] | None:
-    """Returns what follows `python -m` for a command that is not the registry's; None for an unknown one."""
+    """Returns the arguments of `python -m` for a command of another module; None for an unknown command."""
     if command in MODES:
         return ["runners.main", f"--mode={command}", *rest]
     if command not in COMMANDS:

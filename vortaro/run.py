@@ -1,4 +1,4 @@
-"""A run folder in a notebook: metrics, logits and samples."""
+"""Run folders in notebooks: metrics, logits and samples."""
 
 import functools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from vortaro.view import View
 
 
 class Run:
-    """A run on the devices of this process.
+    """A run, loaded onto the devices of this process.
 
     Args:
       folder: the run folder.
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Updates of the checkpoint."""
+        """Number of updates at the checkpoint."""
         return int(self._state.step)
 
     @property
@@ -77,11 +77,11 @@ class Run:
 
         Args:
           prompt: text, or several texts.
-          max_new_tokens: tokens to sample; fewer if the vocabulary's stop token comes.
-          seed: of the sampler.
+          max_new_tokens: tokens to sample; fewer if the vocabulary's stop token is sampled.
+          seed: seed of the sampler.
           rules: fields of tasks.decoding.sampler.Sampler, like temperature=0.8 or top_k=40.
         Raises:
-          UsageError: the model has too few positions, or a rule does not fit.
+          UsageError: the model has too few positions, or a rule is invalid.
         """
         texts, task = [prompt] if isinstance(prompt, str) else list(prompt), self._session.task
         prompts = [prompt_ids(task.vocabulary, text, False) for text in texts]

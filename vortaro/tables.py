@@ -1,4 +1,4 @@
-"""Tables that notebooks show, and that pandas takes as they are: `pandas.DataFrame(table)`."""
+"""Tables for notebooks and pandas: `pandas.DataFrame(table)`."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ class Table(list[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of all columns, in the order in which rows have them."""
+        """The names of all columns, in order of first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
     def _cells(self) -> list[list[str]]:

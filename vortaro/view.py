@@ -1,4 +1,4 @@
-"""An experiment in a notebook: its knobs, config and weights as tables."""
+"""Experiments in notebooks: knobs, config and weights as tables."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from vortaro.tables import Table
 
 
 class View:
-    """An experiment; nothing is built before a table is asked for.
+    """An experiment; nothing is built until a table is requested.
 
     Attributes:
       experiment: the experiment itself (registry.experiment.Experiment).

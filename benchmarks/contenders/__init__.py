@@ -1,1 +1,1 @@
-"""Codes that do the same work, each in a process of its own (benchmarks.alternation)."""
+"""Implementations of the same work, each measured in its own process (benchmarks.alternation)."""

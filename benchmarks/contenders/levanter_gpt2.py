@@ -1,6 +1,6 @@
-"""Levanter's Gpt2LMHeadModel, with optax, in one jitted update as its Trainer makes them.
+"""Levanter's Gpt2LMHeadModel with optax, in one jitted update like that of its Trainer.
 
-Options: "no_remat" keeps what the blocks compute; without it they are computed again, as Levanter's default is.
+Options: "no_remat" keeps the activations of the blocks; by default they are recomputed, as in Levanter.
 """
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from benchmarks.contenders.work import Gpt2Size, Trainer
 
 
 def load(size: Gpt2Size, weights: str, options: set[str]) -> Gpt2LMHeadModel:
-    """The model with the weights of a file in GPT-2's form."""
+    """Loads the model with the weights of a file in GPT-2's format."""
     config = Gpt2Config(
         seq_len=size.context,
         hidden_dim=size.width,
@@ -46,7 +46,7 @@ def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
 
     def loss(arrays):
-        # Its own mean gives jax a mask of floats, which newer ones refuse.
+        # Its mean passes JAX a mask of floats, which newer versions reject.
         losses = compute_next_token_loss(eqx.combine(arrays, static), example, reduction=None)
         return (losses * mask).array.sum() / (size.rows * mask.array.sum())
 

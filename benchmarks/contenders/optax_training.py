@@ -1,4 +1,4 @@
-"""Updates as all contenders make them, in JAX: AdamW of optax behind clipping by norm, one jitted program."""
+"""The update shared by all JAX contenders: clipping by norm and AdamW of optax, in one jitted program."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from benchmarks.contenders.work import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE,
 
 
 def trainer_of(loss: Callable[[Any], jax.Array], params: Any, decayed: Any) -> Trainer:
-    """Makes updates of `params`, of which `decayed` says which decay."""
+    """Returns a trainer of `params`; `decayed` masks those with weight decay."""
     adamw = optax.adamw(LEARNING_RATE, *BETAS, EPSILON, weight_decay=WEIGHT_DECAY, mask=decayed)
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP_NORM), adamw)
 

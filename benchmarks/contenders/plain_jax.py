@@ -1,7 +1,7 @@
-"""GPT-2 in plain jitted JAX: arrays in dictionaries, no framework, no mesh, optax alone for the update.
+"""GPT-2 in plain jitted JAX: arrays in dictionaries, no framework, no mesh, only optax for the update.
 
-Options: "scan" runs layers as a loop over stacked weights, else each is written out and has weights of its own; "remat"
-keeps results of matrix products alone for the way back.
+Options: "scan" runs layers as a loop over stacked weights; by default layers are unrolled with separate weights.
+"remat" saves only the results of matrix products for the backward pass.
 """
 
 import functools
@@ -20,7 +20,7 @@ LAYER = [f"{name}.{kind}" for name in (*NORMS, *PRODUCTS) for kind in ("weight",
 
 
 def load(weights: str, layers: int, stacked: bool) -> dict[str, Any]:
-    """Weights of a file in GPT-2's form: a tree with `layers`, stacked or a list."""
+    """Loads the weights of a file in GPT-2's format: a tree with `layers`, stacked or a list."""
     flat = {name.removeprefix("transformer."): value for name, value in load_file(weights).items()}
     blocks = [{name: jnp.asarray(flat[f"h.{i}.{name}"]) for name in LAYER} for i in range(layers)]
     return {

@@ -1,4 +1,4 @@
-"""Square matrix products by XLA: what a machine has to give, at the time when the contenders have it."""
+"""Square matrix products by XLA: the peak rate of the machine, measured between the contenders' turns."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ FLOPS = 2 * SIZE**3  # of one product
 
 
 def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
-    """A product for every update; there is no loss."""
+    """Returns a trainer that computes a product per update; its loss is 0."""
     del size, weights, options
     a, product = jax.random.normal(jax.random.key(0), (SIZE, SIZE)), jax.jit(jnp.matmul)
 

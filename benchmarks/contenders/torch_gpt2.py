@@ -1,6 +1,6 @@
-"""GPT-2 in torch as one writes it there: one product for queries, keys and values, fused attention and AdamW.
+"""GPT-2 in idiomatic torch: one product for queries, keys and values, fused attention and AdamW.
 
-Options: "compiled" goes through torch.compile.
+Options: "compiled" uses torch.compile.
 """
 
 import torch
@@ -21,7 +21,7 @@ from benchmarks.contenders.work import (
 
 
 class Block(nn.Module):
-    """One layer, its weights named as in GPT-2's files."""
+    """A layer, with the weight names of GPT-2's files."""
 
     def __init__(self, size: Gpt2Size):
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Tokens and targets to the loss."""
+    """GPT-2; the forward pass returns the loss."""
 
     def __init__(self, size: Gpt2Size):
         super().__init__()
@@ -61,12 +61,12 @@ class Gpt2(nn.Module):
 
 
 def load(size: Gpt2Size, weights: str) -> Gpt2:
-    """The model with the weights of a file in GPT-2's form, whose matrices are (in, out)."""
+    """Loads the model with the weights of a file in GPT-2's format, whose matrices are (in, out)."""
     model, state = Gpt2(size), {}
     for name, value in load_file(weights).items():
         name = name.removeprefix("transformer.")
         if name == "lm_head.weight":
-            continue  # the embedding's
+            continue  # tied to the embedding
         matrix = name.startswith("h.") and value.ndim == 2
         state[name] = value.T.contiguous() if matrix else value
     model.load_state_dict(state)
@@ -74,7 +74,7 @@ def load(size: Gpt2Size, weights: str) -> Gpt2:
 
 
 def updater(model: nn.Module, loss_of) -> Trainer:
-    """Updates as all contenders make them."""
+    """Returns a trainer with the optimizer of all contenders."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "wpe" in name]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]

@@ -13,7 +13,7 @@ from benchmarks.contenders.work import Decoder, Gpt2Size, Trainer
 
 
 def load(size: Gpt2Size, weights: str) -> Any:
-    """The model with the weights of a file in GPT-2's form."""
+    """Loads the model with the weights of a file in GPT-2's format."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     config = GPT2Config(
         vocab_size=size.vocab,
@@ -42,7 +42,7 @@ def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
 
 
 def decoder(size: Gpt2Size, weights: str, rows: int, prompt: int, new: int, options: set[str]) -> Decoder:
-    """Greedy `generate` with its cache."""
+    """Returns a decoder that calls greedy `generate` with its cache."""
     model = load(size, weights).eval()
     tokens = torch.from_numpy(size.rows_of_tokens(rows, prompt)).long()
     settings: Any = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}

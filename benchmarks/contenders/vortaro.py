@@ -1,6 +1,6 @@
-"""gpt2.Gpt2Small of the registry, with the sizes of the comparison.
+"""gpt2.Gpt2Small of the registry, in the sizes of the comparison.
 
-Options are settings (`REMAT=dots`); "uncached" decodes by a pass over the whole sequence for every token.
+Options are overrides (`REMAT=dots`); "uncached" decodes with a forward pass over the complete sequence per token.
 """
 
 import functools
@@ -46,12 +46,12 @@ SETTINGS = [
 
 
 def session_of(size: Gpt2Size, options: set[str]) -> Session:
-    """The experiment on one device."""
+    """Returns a session of the experiment on one device."""
     return Session(resolve("gpt2.Gpt2Small", [*SETTINGS, *size.overrides, *sorted(options)]), jax.devices()[:1])
 
 
 def write_weights(size: Gpt2Size, file: str) -> None:
-    """The experiment's initial weights in GPT-2's form, for all contenders."""
+    """Writes the experiment's initial weights in GPT-2's format, for all contenders."""
     session = session_of(size, set())
     table = session.task.weight_table()
     names = name_map("gpt2", [renaming.name_of(row) for row in table])
@@ -61,7 +61,7 @@ def write_weights(size: Gpt2Size, file: str) -> None:
 
 
 def load(session: Session, weights: str) -> Any:
-    """The variables with the weights of a file in GPT-2's form."""
+    """Loads the variables from a file in GPT-2's format."""
     table = session.task.weight_table()
     names = name_map("gpt2", [renaming.name_of(row) for row in table])
     ours = renaming.to_ours(names, table, read_weights(weights), weights, type(session.experiment).knobs())
@@ -70,7 +70,7 @@ def load(session: Session, weights: str) -> Any:
 
 
 def batch_of(size: Gpt2Size) -> Batch:
-    """The comparison's batch."""
+    """Returns the batch of the comparison."""
     targets = size.targets()
     weights = (targets != NOT_A_TARGET).astype(np.float32)
     return Batch(inputs=size.rows_of_tokens(), targets=np.maximum(targets, 0), weights=weights)
@@ -113,7 +113,7 @@ def decoder(size: Gpt2Size, weights: str, rows: int, prompt: int, new: int, opti
 
 
 def whole_passes(session: Session, variables: Any, tokens: np.ndarray, new: int) -> np.ndarray:
-    """Greedy continuation without a cache: each token costs a pass over the whole buffer."""
+    """Decodes greedily without a cache: each token costs a forward pass over the complete buffer."""
     buffer = jnp.pad(jnp.asarray(tokens), ((0, 0), (0, new)))
     for end in range(tokens.shape[1], tokens.shape[1] + new):
         buffer = _extended(session, variables, buffer, end)

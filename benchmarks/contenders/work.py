@@ -1,4 +1,4 @@
-"""What contenders work on: GPT-2 models of a size, the same tokens, the same weights at the start."""
+"""Work of the contenders: GPT-2 sizes, tokens, hyperparameters of the update."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1  # on matrices and the embedding
 CLIP_NORM = 1.0
-NOT_A_TARGET = -100  # torch's mark for a position without loss
+NOT_A_TARGET = -100  # ignore_index of torch: a position without loss
 
 # Makes `updates` updates and returns the loss of the last one, in nats.
 Trainer = Callable[[int], float]
@@ -26,12 +26,12 @@ class Gpt2Size:
     width: int
     heads: int
     context: int
-    rows: int  # of a batch
+    rows: int  # per batch
     vocab: int
 
     @property
     def overrides(self) -> list[str]:
-        """The same as settings of gpt2.Gpt2Small."""
+        """Returns the sizes as overrides of gpt2.Gpt2Small."""
         sizes = {
             "NUM_LAYERS": self.layers,
             "MODEL_DIM": self.width,
@@ -43,12 +43,12 @@ class Gpt2Size:
         return [f"{name}={value}" for name, value in sizes.items()]
 
     def rows_of_tokens(self, count: int | None = None, length: int | None = None) -> np.ndarray:
-        """Random token ids, int32 (rows, positions); by default a batch of whole rows."""
+        """Returns random token ids, int32 (rows, positions); by default a batch of full context length."""
         shape = (self.rows if count is None else count, self.context if length is None else length)
         return np.random.default_rng(0).integers(0, self.vocab, shape, dtype=np.int32)
 
     def targets(self) -> np.ndarray:
-        """The token behind each of `rows_of_tokens`; the last position of a row has none."""
+        """Returns the token after each of `rows_of_tokens`; NOT_A_TARGET at the last position of a row."""
         tokens = self.rows_of_tokens()
         return np.concatenate([tokens[:, 1:], np.full_like(tokens[:, :1], NOT_A_TARGET)], axis=1)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs its arguments as a command and passes SIGTERM on. A run that was told to stop saves and ends with 0; Kubernetes
-# would take that for the end of training, so the pod that was told ends with 143, and the JobSet starts again.
+# Runs its arguments as a command and forwards SIGTERM. After SIGTERM a run saves and exits with 0, which Kubernetes
+# would take for the end of training, so the pod exits with 143 and the JobSet restarts.
 told=
 child=
 trap 'told=1; [ -z "$child" ] || kill -TERM "$child"' TERM

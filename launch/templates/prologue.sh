@@ -1,4 +1,4 @@
-# shellcheck disable=SC1091,SC2016 # what is sourced is elsewhere, what is quoted is meant as it stands
+# shellcheck disable=SC1091,SC2016 # sourced files are elsewhere; single quotes are intended
 set -euo pipefail
 
 dry_run=
@@ -6,19 +6,19 @@ case "${1-}" in
   --dry_run) dry_run=1 ;;
   '') ;;
   *)
-    echo "vortaro: There is no argument '$1'. Valid: '--dry_run'." >&2
+    echo "vortaro: Unknown argument '$1'. Valid: '--dry_run'." >&2
     exit 2
     ;;
 esac
 
-need() { # a tool, and where it is found
+need() { # arguments: a tool, and the advice to print if it is missing
   if [ -z "$dry_run" ] && ! command -v "$1" > /dev/null; then
-    echo "vortaro: There is no '$1' on this machine: $2, or see with --dry_run what would be done." >&2
+    echo "vortaro: '$1' is not installed on this machine. $2, or print the commands with --dry_run." >&2
     exit 2
   fi
 }
 
-say() { # a command, as it can be pasted
+say() { # prints a command in a form that can be pasted
   printf '+'
   printf ' %q' "$@"
   printf '\n'

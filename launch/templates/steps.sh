@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `python -m launch`. With --dry_run it says its commands and runs none.
+# Written by `python -m launch`. With --dry_run it prints its commands and runs none.
 %%{prologue}
 
 need %%{tool} %%{where}

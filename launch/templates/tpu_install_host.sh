@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Written by `python -m launch tpu install`, for each host. With --dry_run it says its commands and runs none.
+# Written by `python -m launch tpu install`, for each host. With --dry_run it prints its commands and runs none.
 %%{prologue}
 
-need python3 'this script is for a TPU VM'
+need python3 'Run this on a TPU VM'
 cd "$HOME"
 run rm -rf vortaro/code
 run mkdir -p vortaro/code

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Written by `python -m launch tpu kill`, for each host. With --dry_run it says its commands and runs none.
+# Written by `python -m launch tpu kill`, for each host. With --dry_run it prints its commands and runs none.
 %%{prologue}
 
-need tmux 'this script is for a TPU VM'
+need tmux 'Run this on a TPU VM'
 cd "$HOME"
 if [ -n "$dry_run" ]; then
   say kill -TERM PID
   exit 0
 fi
 if ! tmux has-session -t =vortaro 2> /dev/null; then
-  echo "Nothing runs on $HOSTNAME."
+  echo "No run is active on $HOSTNAME."
   exit 0
 fi
 pid=$(cat vortaro/pid)
-run kill -TERM "$pid" || true # one that ends just now needs none
+run kill -TERM "$pid" || true # the run may end at this moment
 for _ in $(seq %%{grace}); do
   if ! tmux has-session -t =vortaro 2> /dev/null; then
     exit 0

@@ -1,4 +1,4 @@
-"""What VQ attention keeps of the far past: per code, how many keys had it and the mean of their values."""
+"""Cache of VQ attention for the distant past: per code, the number of keys with it and the mean of their values."""
 
 from typing import Any
 
@@ -12,24 +12,23 @@ from layers.errors import UsageError, did_you_mean
 
 
 class CodeCache(struct.PyTreeNode):
-    """Counts and mean values per code; any leading dimensions. Float32, so that nothing is lost in long sequences."""
+    """Counts and mean values per code, any leading dimensions. Float32, so that long sequences lose no precision."""
 
-    mean_kcf: Float[Array, "*batch k c f"]  # mean of the values whose keys had the code, 0 where there were none
+    mean_kcf: Float[Array, "*batch k c f"]  # mean of the values whose keys have the code; 0 if there are none
     count_kc: Float[Array, "*batch k c"]
-    segment: Int[Array, "*batch"]  # the segment they belong to: only its queries look at them; -1 for none yet
+    segment: Int[Array, "*batch"]  # segment of the values; only its queries read them; -1 while the cache is empty
 
     @classmethod
     def empty(cls, batch: tuple[int, ...], heads: int, codes: int, dim: int) -> "CodeCache":
-        """A cache of nothing."""
+        """Returns an empty cache."""
         zero = jnp.zeros((*batch, heads, codes), jnp.float32)
         return cls(jnp.zeros((*batch, heads, codes, dim), jnp.float32), zero, jnp.full(batch, -1, jnp.int32))
 
 
 def merge(early: CodeCache, late: CodeCache) -> CodeCache:
-    """The cache of both, or of the later one alone where it is of another segment. Associative, and an empty cache is
-    neutral.
+    """Returns the merged cache, or `late` alone if its segment differs. Associative; an empty cache is neutral.
 
-    A mean of means, so that nothing grows with the sequence (Lingle 2023, Transformer-VQ, appendix E).
+    Merges means, not sums, so that no number grows with the sequence (Lingle 2023, Transformer-VQ, appendix E).
     """
     segment = _later(early.segment, late.segment)
     early_kc = early.count_kc * (early.segment == segment)[..., None, None]
@@ -46,9 +45,9 @@ def _later(early: jax.Array, late: jax.Array) -> jax.Array:
 def sum_by_code(
     codes: Int[Array, "*batch t k"], values: Float[Array, "*batch t k f"], num_codes: int
 ) -> tuple[Float[Array, "*batch k c f"], Float[Array, "*batch k c"]]:
-    """Float32 sums of the values that share a code, and their number; codes from `num_codes` on are left out.
+    """Returns float32 sums of the values that share a code, and their counts; codes >= `num_codes` are ignored.
 
-    A scatter on CPU; elsewhere a product with the one-hot codes, which matrix units do faster.
+    A scatter on CPU; on other devices a product with the one-hot codes, which matrix units compute faster.
     """
 
     def scatter(codes: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -79,7 +78,7 @@ def chunks(
     segment_ids: Int[Array, "*batch t"],
     num_codes: int,
 ) -> CodeCache:
-    """The cache of each chunk of t tokens by itself: those of the segment that its last token belongs to."""
+    """Returns one cache per chunk of t tokens, of the tokens that share the segment of the chunk's last token."""
     segment = segment_ids[..., -1]
     codes = jnp.where((segment_ids == segment[..., None])[..., None], codes, num_codes)
     sum_kcf, count_kc = sum_by_code(codes, values, num_codes)
@@ -87,23 +86,23 @@ def chunks(
 
 
 def prefixes(start: CodeCache, parts: CodeCache, reduction: str, groups: int = 1) -> tuple[CodeCache, CodeCache]:
-    """The caches in front of each of R chunks, and the one behind them all.
+    """Returns the cache before each of R chunks, and the cache after all of them.
 
     Args:
-      start: what came before, leading dimension (b,).
+      start: cache of everything before the chunks, leading dimension (b,).
       parts: caches of the chunks, leading dimensions (b, r).
-      reduction: how the chunks are put together: `serial`, a scan with running means; `matmul`, one product with a
-        triangular matrix (quadratic in R, no steps); `assoc_scan`, a tree of merges; `sum`, a tree of sums that are
-        divided at the end (large sums, so less exact).
-      groups: the chunks are worked through in so many groups side by side, whose totals are merged after: as many as
-        devices that the sequence is split over.
+      reduction: how the chunks are merged: `serial`, a scan with running means; `matmul`, one product with a
+        triangular matrix (quadratic in R, without sequential steps); `assoc_scan`, a tree of merges; `sum`, a tree of
+        sums that are divided at the end (large sums, so less exact).
+      groups: number of groups of chunks that are reduced in parallel and merged afterwards: the number of devices
+        that the sequence is split over.
 
     Raises:
-      UsageError: there is no such reduction.
+      UsageError: `reduction` is unknown.
     """
     number = parts.count_kc.shape[1]
     if reduction not in _REDUCTIONS:
-        raise UsageError(f"There is no reduction '{reduction}'. {did_you_mean(reduction, _REDUCTIONS)}")
+        raise UsageError(f"Unknown reduction '{reduction}'. {did_you_mean(reduction, _REDUCTIONS)}")
     if groups > 1 and number % groups == 0 and number > groups:
         split = jax.tree.map(lambda x: x.reshape(x.shape[0], groups, -1, *x.shape[2:]), parts)
         nothing = CodeCache.empty(parts.count_kc.shape[:1], *parts.mean_kcf.shape[2:])
@@ -112,7 +111,7 @@ def prefixes(start: CodeCache, parts: CodeCache, reduction: str, groups: int = 1
         before, end = _assoc_scan(start, totals)
         merged = merge(jax.tree.map(lambda x: x[:, :, None], before), within)
         return jax.tree.map(lambda x: x.reshape(x.shape[0], number, *x.shape[3:]), merged), end
-    # A step-by-step scan over chunks on different devices would pass all of them around.
+    # A serial scan over chunks on different devices would move every chunk to all of them.
     return _REDUCTIONS["assoc_scan" if groups > 1 and reduction == "serial" else reduction](start, parts)
 
 
@@ -154,7 +153,7 @@ def _matmul(start: CodeCache, parts: CodeCache) -> tuple[CodeCache, CodeCache]:
     parts = _with_start(start, parts)
     number = parts.count_kc.shape[1]
     segment = jax.lax.associative_scan(_later, parts.segment, axis=1)
-    # Chunks at or before r, of the segment of chunk r.
+    # Chunks up to and including r that belong to the segment of chunk r.
     seen_brg = jnp.tril(jnp.ones((number, number), bool)) & (segment[:, :, None] == segment[:, None, :])
     count_brkc = jnp.einsum("brg,bgkc->brkc", seen_brg.astype(jnp.float32), parts.count_kc, precision="highest")
     share_bkcrg = jnp.where(seen_brg[:, None, None], jnp.moveaxis(parts.count_kc, 1, -1)[..., None, :], 0)

@@ -1,4 +1,4 @@
-"""Gated attention units and attention with positions by distance: what the VQ mixer and its quadratic twin share."""
+"""Gated attention units with scores by distance: the base of the VQ mixer and of its quadratic counterpart."""
 
 from typing import Any, ClassVar
 
@@ -22,11 +22,11 @@ from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
-MASKED = -1e30  # score of a key that may not be seen
+MASKED = -1e30  # score of a masked key
 
 
 class Projected(struct.PyTreeNode):
-    """What a layer's input becomes. Query heads are counted per key head: g = num_heads / num_kv_heads."""
+    """Projections of a layer's input. Query heads are grouped by key head: g = num_heads / num_kv_heads."""
 
     content_bskgd: Float[Array, "b s k g d"]  # queries to compare with keys
     position_bskgd: Float[Array, "b s k g d"]  # queries to compare with distances
@@ -36,12 +36,13 @@ class Projected(struct.PyTreeNode):
 
 
 class GatedHeads(nn.Module):
-    """Queries and keys of one length, values, an optional gate, and scores by distance.
+    """Base of the gated mixers: queries and keys of one size, values, an optional gate, and scores by distance.
 
     With a gate and one head of `value_dim` 2 m it is a gated attention unit (Hua et al. 2022, FLASH, section 3.1, with
-    softmax); without, multi-head (`num_kv_heads` = `num_heads`) or multi-query (1) attention. Queries and keys are
-    RMS-normalised per head and scaled by key_dim^-1/4 each, which makes key_dim^-1/2 of their product. The score of a
-    key at distance t is (query + u) key + (query + w) W sin(t), u and w being learned (Dai et al. 2019, section 3.3).
+    softmax); without a gate, multi-head (`num_kv_heads` = `num_heads`) or multi-query (1) attention. Queries and keys
+    are RMS-normalised per head and scaled by key_dim^-1/4 each, so that their product is scaled by key_dim^-1/2. The
+    score of a key at distance t is (query + u) key + (query + w) W sin(t), with learned u and w (Dai et al. 2019,
+    section 3.3).
     """
 
     SPECS: ClassVar[tuple[str, ...]] = (
@@ -69,22 +70,22 @@ class GatedHeads(nn.Module):
     num_kv_heads: int  # divides num_heads
     key_dim: int
     value_dim: int  # per key head
-    gated: bool  # silu on values, and their mixture times silu of a gate
+    gated: bool  # applies silu to the values, and multiplies their mixture by silu of a gate
     initializer: Initializer  # of all matrices
-    wavelength: float = 1e5  # of the slowest sine of a distance, over 2 pi
-    sinusoid_dropout: float = 0.0  # on the sines, the same for a row's whole sequence
+    wavelength: float = 1e5  # wavelength of the slowest sine over distances, divided by 2 pi
+    sinusoid_dropout: float = 0.0  # rate of dropout on the sines; one mask for all updates that a row is cut into
     epsilon: float = 1e-6  # of the norms
-    joint_projections: bool = True  # matrices of one shape by one product: queries and keys, values and gate
-    dtype: str = "float32"  # of the computation; softmax, counts and quantisation are float32 always
+    joint_projections: bool = True  # one product for matrices of equal shape: queries and keys, values and gate
+    dtype: str = "float32"  # of the computation; softmax, counts and quantisation are always float32
     param_dtype: str = "float32"
 
     def _check_heads(self) -> None:
         for name in ("num_heads", "key_dim", "value_dim"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} = {getattr(self, name)} must be at least 1.")
+                raise UsageError(f"{name} must be at least 1 (got {getattr(self, name)}).")
         check_heads(self.num_heads, self.num_kv_heads)
         if self.model_dim % 2:
-            raise UsageError(f"model_dim = {self.model_dim} must be even: distances are pairs of sines and cosines.")
+            raise UsageError(f"model_dim must be even for pairs of sines and cosines (got {self.model_dim}).")
 
     def _matrix(self, key: str, *shape: int) -> jax.Array:
         init: Any = {"init": self.initializer, "role": "hidden", "fan_in": self.model_dim}
@@ -115,7 +116,7 @@ class GatedHeads(nn.Module):
         return Projected(queries[0], queries[1], key, value, gate)
 
     def _distances(self, count: int, rows: int) -> Float[Array, "#b count k d"]:
-        """What distances 0 ... count - 1 are compared as; one for all rows, unless dropout tells them apart."""
+        """Returns the embeddings of distances 0 ... count - 1; one for all rows, or one per row with dropout."""
         distance_mkd = self._matrix("distance_mkd", self.num_kv_heads, self.key_dim)
         sines = sinusoids(jnp.arange(count), self.model_dim, self.wavelength)[None]
         if self.sinusoid_dropout and self.has_rng("sequence"):
@@ -134,12 +135,12 @@ class GatedHeads(nn.Module):
 
 
 class FullAttention(GatedHeads):
-    """Softmax over every key, none of them quantised, positions at every distance: VQ attention's quadratic twin."""
+    """Softmax over all keys, not quantised, with scores for every distance: VQ attention in quadratic time."""
 
-    query_chunk: int = 512  # queries whose scores are held at once
+    query_chunk: int = 512  # queries whose scores are in memory at once
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
-        """An empty cache for `capacity` positions."""
+        """Returns an empty cache for `capacity` positions."""
         heads = (batch_size, capacity, self.num_kv_heads)
         key = constrain(jnp.zeros((*heads, self.key_dim), self.dtype), self.activations, "key_bskd")
         value = constrain(jnp.zeros((*heads, self.value_dim), self.dtype), self.activations, "value_bskf")
@@ -154,7 +155,7 @@ class FullAttention(GatedHeads):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
-        """Mixes along the sequence; with `state`, continues the sequence that the state remembers."""
+        """Mixes along the sequence; with `state`, continues the sequence that the state holds."""
         del positions  # distances are between places in the row
         y = self._project(x)
         ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
@@ -164,7 +165,7 @@ class FullAttention(GatedHeads):
         else:
             start, memory = state.index, append(state, key, value, ids)
             state = memory
-        # A row for every distance there can be, and one of nothing for the future.
+        # One row per possible distance, and zeros for keys in the future.
         keys = memory.key_bktd.shape[2]
         distance_btkd = self._distances(keys, x.shape[0])[:, ::-1]
         distance_btkd = jnp.pad(distance_btkd, ((0, 0), (0, keys), (0, 0), (0, 0)))
@@ -174,7 +175,7 @@ class FullAttention(GatedHeads):
 
     def _by_chunks(self, attend: Any, start: jax.Array, *queries: jax.Array) -> jax.Array:
         if self.query_chunk < 1:
-            raise UsageError(f"query_chunk = {self.query_chunk} must be at least 1.")
+            raise UsageError(f"query_chunk must be at least 1 (got {self.query_chunk}).")
         number, rest = divmod(queries[0].shape[1], self.query_chunk)
         if number + bool(rest) == 1:
             return attend(start, *queries)
@@ -190,7 +191,7 @@ class FullAttention(GatedHeads):
     def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
         length, keys = content.shape[1], memory.key_bktd.shape[2]
         scores = jnp.einsum("blkgd,bktd->bkglt", content, memory.key_bktd, preferred_element_type=jnp.float32)
-        # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 comes first.
+        # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 is first.
         rows = jax.lax.dynamic_slice_in_dim(distance_btkd, keys - length - start, keys + length - 1, axis=1)
         scores += shift_sequence(by_distance(position, rows), keys)
         place_l = start + jnp.arange(length)
@@ -202,7 +203,7 @@ class FullAttention(GatedHeads):
 def by_distance(
     position: Float[Array, "b *blocks l k g d"], rows: Float[Array, "#b w k d"]
 ) -> Float[Array, "b *blocks k g l w"]:
-    """Scores of queries against what distances are compared as, in float32."""
+    """Returns scores of queries against embedded distances, in float32."""
     kinds: Any = {"preferred_element_type": jnp.float32}
     if rows.shape[0] == 1:
         return jnp.einsum("b...lkgd,wkd->b...kglw", position, rows[0], **kinds)

@@ -1,4 +1,4 @@
-"""Keys to their nearest codewords, with codebooks that follow the keys by moving averages."""
+"""Vector quantisation of keys, with codebooks that follow the keys by moving averages."""
 
 from typing import Any, ClassVar
 
@@ -16,16 +16,16 @@ from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
 CODEBOOKS = "codebooks"  # collection of the codebooks: state, not trained by gradient
-_LEAST_COUNT = 0.01  # a count below it is taken for it
+_LEAST_COUNT = 0.01  # smaller counts are raised to this value
 
 
 class CodebookUpdate(struct.PyTreeNode):
-    """What one batch has to say to a codebook. Updates of parts of a batch add up."""
+    """Statistics of one batch that update a codebook. Updates of parts of a batch add up with `+`."""
 
-    sum_kcd: Float[Array, "*layers k c d"]  # of the keys nearest to each codeword
-    count_kc: Float[Array, "*layers k c"]  # of those keys
-    candidates_kcd: Float[Array, "*layers k c d"] | None  # keys to put in the place of dead codes
-    found: Bool[Array, "*layers"] | None  # whether there were any keys
+    sum_kcd: Float[Array, "*layers k c d"]  # sum of the keys nearest to each codeword
+    count_kc: Float[Array, "*layers k c"]  # number of those keys
+    candidates_kcd: Float[Array, "*layers k c d"] | None  # keys that replace dead codes
+    found: Bool[Array, "*layers"] | None  # whether the batch has any keys
     decay: float = struct.field(pytree_node=False)
     reseed_below: float = struct.field(pytree_node=False)
 
@@ -39,9 +39,9 @@ class CodebookUpdate(struct.PyTreeNode):
         return total.replace(candidates_kcd=candidates, found=jnp.logical_or(self.found, other.found))
 
     def apply(self, weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The codebook behind the batch: `decay * old + (1 - decay) * batch`, and new keys for dead codes.
+        """Returns the codebook after the batch: `decay * old + (1 - decay) * batch`, with new keys for dead codes.
 
-        A new key counts as twice the threshold, so that it has time to find keys of its own.
+        A new key starts with twice the threshold as its count, so that keys can be assigned before it is replaced.
         """
         old_sum, old_count = weights["codebook_sum_kcd"], weights["codebook_count_kc"]
         new_sum = self.decay * old_sum + (1 - self.decay) * self.sum_kcd
@@ -55,9 +55,9 @@ class CodebookUpdate(struct.PyTreeNode):
 
 
 class Quantized(struct.PyTreeNode):
-    """Keys in terms of the codebook."""
+    """Keys replaced by their nearest codewords."""
 
-    codes_bsk: Int[Array, "b s k"]  # number of the nearest codeword; num_codes for padding
+    codes_bsk: Int[Array, "b s k"]  # index of the nearest codeword; num_codes for padding
     key_bskd: Float[Array, "b s k d"]  # the codeword, with the gradient of the key itself (straight-through)
     codebook_kcd: Float[Array, "k c d"]
 
@@ -65,8 +65,8 @@ class Quantized(struct.PyTreeNode):
 class VectorQuantizer(nn.Module):
     """One codebook per key head (van den Oord et al. 2017, VQ-VAE; Lingle 2023, Transformer-VQ, section 3.4).
 
-    A codeword is a running sum of keys over a running count, both exponential averages of the counts of the whole
-    global batch, however it is split over devices, blocks or micro-batches. All in float32.
+    A codeword is a running sum of keys over a running count, both exponential averages over the complete global batch,
+    independent of its split over devices, blocks or micro-batches. All in float32.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ("codebook_sum_kcd", "codebook_count_kc")
@@ -76,16 +76,16 @@ class VectorQuantizer(nn.Module):
     num_codes: int
     key_dim: int
     initializer: Initializer  # of the sums; the counts start at 1
-    commit_weight: float = 1e-4  # of the commitment loss: the mean squared distance of keys to their codewords
+    commit_weight: float = 1e-4  # factor of the commitment loss, the mean squared distance of keys to their codewords
     decay: float = 0.99  # share of the codebook that an update keeps
-    inflation: float = 1.0  # factor on a batch's counts and sums, for references that count more than once
-    reseed_below: float | None = None  # codes with a smaller count get a random key of the batch; None: never
-    detailed_metrics: bool = False  # distances and angles between codewords too, quadratic in their number
+    inflation: float = 1.0  # factor on a batch's counts and sums, for references that count a batch more than once
+    reseed_below: float | None = None  # codes with a smaller count are set to a random key of the batch; None: never
+    detailed_metrics: bool = False  # also log distances and angles between codewords, quadratic in their number
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, key: Float[Array, "b s k d"], segment_ids: Int[Array, "b s"] | None = None) -> Quantized:
-        """Quantises the keys; positions of segment 0 count for nothing."""
+        """Quantises the keys; positions of segment 0 are not counted."""
         self._check()
         shape = (self.num_heads, self.num_codes, self.key_dim)
         common: Any = {"role": "state", "collection": CODEBOOKS}
@@ -114,11 +114,11 @@ class VectorQuantizer(nn.Module):
 
     def _check(self) -> None:
         if self.num_codes < 1:
-            raise UsageError(f"num_codes = {self.num_codes} must be at least 1.")
+            raise UsageError(f"num_codes must be at least 1 (got {self.num_codes}).")
         if not 0 <= self.decay <= 1:
-            raise UsageError(f"A codebook decay of {self.decay} makes no sense: it is a share, from 0 to 1.")
+            raise UsageError(f"The codebook decay must be from 0 to 1 (got {self.decay}).")
         if self.reseed_below is not None and self.reseed_below <= 0:
-            raise UsageError(f"reseed_below = {self.reseed_below} must be above 0, or none.")
+            raise UsageError(f"reseed_below must be above 0, or none (got {self.reseed_below}).")
 
     def _update(self, key_bskd: jax.Array, codes_bsk: jax.Array) -> None:
         if self.is_initializing() or not self.is_mutable_collection(UPDATES):

@@ -1,4 +1,4 @@
-"""From attention scores to the weights of values: softmax, and functions without one."""
+"""Functions from attention scores to the weights of values: softmax, and functions without a softmax."""
 
 import functools
 from typing import Any
@@ -12,17 +12,17 @@ from layers.feed_forward.activations import squared_relu
 from layers.remat import recomputed
 
 SCORE_FUNCTIONS = (
-    "softmax",  # with an extra logit z: exp(score) over the sum of exp(score) and exp(z)
+    "softmax",  # with an extra logit z: exp(score) over the sum of all exp(score) and exp(z)
     "squared_relu",  # max(score, 0)^2 / length
     "elu_plus_1",  # (elu(score) + 1) / length
-    "normalized_squared_relu",  # max(score, 0)^2 over epsilon plus the sum of its row
-    "normalized_elu_plus_1",  # (elu(score) + 1) over epsilon plus the sum of its row
+    "normalized_squared_relu",  # max(score, 0)^2 over (epsilon + the sum of its row)
+    "normalized_elu_plus_1",  # (elu(score) + 1) over (epsilon + the sum of its row)
 )
 
 
 @recomputed
 def masked(scores: Float[Array, "*b q t"], mask: Bool[Array, "*#b q t"]) -> Float[Array, "*b q t"]:
-    """Scores, and the least float where the mask says that a key may not be seen."""
+    """Returns the scores, with the lowest float at masked keys (mask False)."""
     return jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
 
 
@@ -33,24 +33,24 @@ def value_weights(
     epsilon: float = 1e-6,
     length: int | None = None,
 ) -> Float[Array, "*b t"]:
-    """What each of t values is weighed by; a score of the least float is a key that may not be seen.
+    """Returns the weights of t values; a score equal to the lowest float marks a masked key.
 
     All but softmax are from the code of Lingle 2024 (arXiv 2404.05728).
 
     Raises:
-      UsageError: no such function, an extra logit without softmax, or no length where the function divides by one.
+      UsageError: `function` is unknown, `extra_logit` is set without softmax, or `score_length` is missing.
     """
     if function == "softmax":
         return _softmax(scores, extra_logit)
     if function not in SCORE_FUNCTIONS:
-        raise UsageError(f"There is no score function '{function}'. {did_you_mean(function, SCORE_FUNCTIONS)}")
+        raise UsageError(f"Unknown score function '{function}'. {did_you_mean(function, SCORE_FUNCTIONS)}")
     if extra_logit is not None:
-        raise UsageError(f"extra_logit is a term of the softmax, which score_function = '{function}' has not.")
+        raise UsageError(f"extra_logit has no effect with score_function = '{function}'. Remove it, or use softmax.")
     weights = jax.nn.elu(scores) + 1 if function.endswith("elu_plus_1") else squared_relu(jnp.maximum(scores, 0))
     if function.startswith("normalized"):
         return weights / (epsilon + jnp.sum(weights, axis=-1, keepdims=True))
     if length is None:
-        raise UsageError(f"score_function = '{function}' divides by score_length: set it.")
+        raise UsageError(f"score_function = '{function}' needs score_length. Set it.")
     return weights / length
 
 
@@ -65,6 +65,6 @@ def _softmax(scores: Float[Array, "*b t"], extra_logit: float | None) -> Float[A
 
 @_softmax.defjvp
 def _softmax_tangent(extra_logit: float | None, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """Of what came out alone, which is all that is kept for the way back."""
+    """Tangent computed from the output alone, so that the backward pass stores nothing else."""
     weights, change = _softmax(*primals, extra_logit), tangents[0]
     return weights, weights * (change - jnp.sum(weights * change, axis=-1, keepdims=True))

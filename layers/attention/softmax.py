@@ -21,22 +21,22 @@ from layers.weights.weight import weight
 
 
 class KeyValueCache(struct.PyTreeNode):
-    """What softmax attention remembers: keys and values, in slots of fixed number, as products read them.
+    """Cache of softmax attention: keys and values in a fixed number of slots, in the layout that the products read.
 
-    Of the first `index` positions, in order; or, with a window, of the latest, the last one in the last slot.
+    It holds the first `index` positions in order; with a window, the latest positions, the last one in the last slot.
     """
 
-    key_bktd: Float[Array, "b k t d"]  # rotated already, where the layer rotates
+    key_bktd: Float[Array, "b k t d"]  # already rotated, if the layer rotates
     value_bktd: Float[Array, "b k t d"]
     segment_ids_bt: Int[Array, "b t"]  # 0 marks padding
-    index: Int[Array, ""]  # positions read so far, the same for every row
+    index: Int[Array, ""]  # positions read so far, equal for all rows
 
 
 class Attention(nn.Module):
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1) over `num_kv_heads` shared keys and values.
 
-    `num_kv_heads` equal to `num_heads` is multi-head attention, 1 is multi-query (Shazeer 2019), anything between is
-    grouped-query (Ainslie et al. 2023). A query sees the positions before it and itself that have its segment id.
+    `num_kv_heads` equal to `num_heads` is multi-head attention, 1 is multi-query (Shazeer 2019), values between them
+    are grouped-query (Ainslie et al. 2023). A query attends to itself and to earlier positions with its segment id.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = (
@@ -70,31 +70,31 @@ class Attention(nn.Module):
     initializer: Initializer  # of query, key and value
     out_initializer: Initializer  # of the output projection
     query_initializer: Initializer | None = None  # of the query; None is `initializer`
-    rotary_base: float | None = None  # rotary position embedding with this base; None leaves position to others
+    rotary_base: float | None = None  # base of the rotary position embedding; None: no rotation
     scale: float | None = None  # factor on the scores; None is head_dim^-1/2
-    window: int | None = None  # a query sees so many positions, its own the last; None is all (Beltagy et al. 2020)
+    window: int | None = None  # positions that a query attends to, its own the last; None is all (Beltagy et al. 2020)
     logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
     relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
-    extra_logit: float | None = None  # of one more key with value 0, so that a head can look at nothing
-    score_function: str = "softmax"  # weights of values from scores: a name in layers.attention.score_functions
-    score_length: int | None = None  # what score functions without a sum over keys divide by
-    # Norms of each head's query and key, before they are rotated: "rms" (Dehghani et al. 2023), or "l2" with a learned
-    # factor per head, 1 at the start, in the place of `scale` (Henry et al. 2020).
+    extra_logit: float | None = None  # logit of an additional key with value 0, so that a head can attend to nothing
+    score_function: str = "softmax"  # how scores become weights: a name in layers.attention.score_functions
+    score_length: int | None = None  # divisor of score functions without a sum over keys
+    # Norm of each head's query and key before rotation: "rms" (Dehghani et al. 2023), or "l2" with a learned factor per
+    # head, initially 1, instead of `scale` (Henry et al. 2020).
     qk_norm: Literal["none", "rms", "l2"] = "none"
-    qk_scale: bool = False  # learned factors per channel behind the RMS norm, the same for all heads
+    qk_scale: bool = False  # learned factors per channel after the RMS norm, shared by all heads
     epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
-    merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, split as one
+    merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, sharded as one
     head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
     causal: bool = True
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the attention probabilities
-    joint_projections: bool = False  # query, key and value by one product, where they have one shape
-    implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU where the options allow
-    dtype: str = "float32"  # of the computation; the softmax is float32 always
+    joint_projections: bool = False  # one product for query, key and value, if their shapes are equal
+    implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU if options allow
+    dtype: str = "float32"  # of the computation; the softmax is always float32
     param_dtype: str = "float32"
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
-        """An empty cache for `capacity` positions, or for those that a window keeps."""
+        """Returns an empty cache for `capacity` positions, or for the positions of a window."""
         capacity = capacity if self.window is None else self.window - 1
         shape = (batch_size, capacity, self._kv_slots, self.head_dim)
         key, value = (
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
 
     def _projections(self, x) -> list[Float[Array, "b s h d"]]:
-        """Query, key and value."""
+        """Returns query, key and value."""
         kinds = (("query", "n", self.num_heads), ("key", "k", self.num_kv_heads), ("value", "k", self.num_kv_heads))
         products = products_of(
             x, [self._projection(*kind).astype(self.dtype) for kind in kinds], self.joint_projections
@@ -158,21 +158,21 @@ class Attention(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
-        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+        """Mixes along the sequence; with `state`, continues the sequence that the state holds.
 
         Raises:
-          UsageError: the head counts do not divide, or a state or window is given to attention that is not causal.
+          UsageError: the head counts do not divide, or non-causal attention is given a state or window.
         """
         check_heads(self.num_heads, self.num_kv_heads)
         if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
             raise UsageError(
-                f"head_slots = {self.head_slots} must be at least num_heads = {self.num_heads}, and goes with "
+                f"head_slots must be at least num_heads = {self.num_heads} (got {self.head_slots}), and needs "
                 f"multi-head or multi-query attention."
             )
         if self.window is not None and (self.window < 1 or not self.causal):
-            raise UsageError(f"window = {self.window} must be at least 1, and goes with causal attention.")
+            raise UsageError(f"window must be at least 1 (got {self.window}), and needs causal attention.")
         if state is not None and not self.causal:
-            raise UsageError("Attention that is not causal has no decoding state: it sees the whole sequence at once.")
+            raise UsageError("Attention that is not causal has no decoding state. Remove the state, or set causal.")
         query, key, value = self._projections(x)
         query, key = self._normed(query, "query"), self._normed(key, "key")
         start: Any = 0 if state is None else state.index
@@ -190,7 +190,7 @@ class Attention(nn.Module):
             else:
                 seen, state = slide(state, key, value, segment_ids)
             key, value, key_ids = seen.key_bktd, seen.value_bktd, seen.segment_ids_bt
-            start = start if self.window is None else self.window - 1  # the place of the first query among the keys
+            start = start if self.window is None else self.window - 1  # position of the first query among the keys
         mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[2])
         bias_nqt = None
         if self.relative_bias is not None:
@@ -216,7 +216,7 @@ class Attention(nn.Module):
         return y
 
     def _mask(self, query_ids, key_ids, start, queries: int, keys: int) -> Bool[Array, "#b s t"]:
-        """True where a query may look: at or before itself (if causal), in its window, and in its own segment."""
+        """Returns True at keys at or before the query (if causal), in its window, and in its segment."""
         distance = (start + jnp.arange(queries))[None, :, None] - jnp.arange(keys)
         mask = distance >= 0 if self.causal else jnp.ones_like(distance, bool)
         if self.window is not None:
@@ -236,8 +236,8 @@ class Attention(nn.Module):
             )
         batch, length, heads, dim = query.shape
         group = heads // self._kv_slots
-        # Heads in front: one matrix product per key head, the queries of its group below one another. Without groups
-        # their dimension is left out: a product that sums over two dimensions transposes both operands before.
+        # Heads in front: one matrix product per key head, with the queries of its group stacked as rows. Without groups
+        # that dimension is omitted, because a product that sums over two dimensions transposes both operands first.
         groups, g = ((group,), "g") if group > 1 else ((), "")
         query = jnp.moveaxis((query * scale).reshape(batch, length, -1, *groups, dim), 1, -2)
         scores = jnp.einsum(f"bk{g}qd,bktd->bk{g}qt", query, key_bktd, preferred_element_type=jnp.float32)
@@ -254,32 +254,32 @@ class Attention(nn.Module):
         return jnp.moveaxis(mixed, -2, 1).reshape(batch, length, heads, dim)
 
     def _use_cudnn(self, plain: bool) -> bool:
-        asked = {
+        unsupported = {
             "dropout on attention probabilities": self.dropout_rate != 0,
             "window": self.window is not None,
             "logit_cap": self.logit_cap is not None,
             "relative_bias": self.relative_bias is not None,
             "extra_logit": self.extra_logit is not None,
-            "score_function but softmax": self.score_function != "softmax",
+            "score_function other than softmax": self.score_function != "softmax",
         }
-        missing = [name for name, wanted in asked.items() if wanted]
+        missing = [name for name, is_set in unsupported.items() if is_set]
         if self.implementation == "cudnn" and missing:
-            raise UsageError(f"implementation = 'cudnn' has no {missing[0]}: set one or the other.")
+            raise UsageError(f"implementation = 'cudnn' does not support {missing[0]}. Set only one of them.")
         if self.implementation != "auto":
             return self.implementation == "cudnn"
-        # A mask would be an array of all scores, which flash attention is there to avoid.
+        # A mask would be an array as large as all scores, which flash attention avoids.
         allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
         return allowed and jax.default_backend() == "gpu"
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Raises a UsageError unless every key head serves as many query heads."""
+    """Raises a UsageError unless every key head serves the same number of query heads."""
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise UsageError(f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}.")
+        raise UsageError(f"num_kv_heads must divide num_heads = {num_heads} (got {num_kv_heads}).")
 
 
 def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
-    """All that the cache and new positions hold, in order, and the cache of the latest."""
+    """Returns the cached and new positions in order, and the cache of the latest ones."""
     slots = cache.segment_ids_bt.shape[1]
     key = jnp.concatenate([cache.key_bktd, key_bktd], axis=2)
     value = jnp.concatenate([cache.value_bktd, value_bktd], axis=2)
@@ -290,7 +290,7 @@ def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyV
 
 
 def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:
-    """The cache with new positions written behind those it has."""
+    """Returns the cache with the new positions appended."""
     zero = jnp.int32(0)
     at = (zero, zero, cache.index, zero)
     return KeyValueCache(

@@ -1,4 +1,4 @@
-"""Half of the channels through a fixed filter along the sequence, the other half through attention."""
+"""Static SGU mixer: a fixed filter along the sequence for half of the channels, attention for the other half."""
 
 from typing import Any, ClassVar
 
@@ -13,32 +13,32 @@ from layers.specs import Specs
 
 
 class SplitState(struct.PyTreeNode):
-    """What both halves remember: the filter its last inputs and their segments, attention its keys and values."""
+    """State of both halves: the filter's last inputs and their segments, and the attention's state."""
 
     window_bwm: Float[Array, "b w m"]
-    segment_ids_bw: Int[Array, "b w"]  # -1 marks places in front of the sequence
+    segment_ids_bw: Int[Array, "b w"]  # -1 marks positions before the sequence
     mixer: Any
 
 
 class StaticSguMixer(nn.Module):
-    """The first half of the channels is filtered along the sequence, the second half is what `mixer` mixes.
+    """Filters the first half of the channels along the sequence and mixes the second half by `mixer`.
 
     The filter has no weights and passes no gradient: y_i is the sum over distances t = 0 ... width of
-    x_(i-t) / ((t + 1)^power + 1), within the segment. `mixer` is as wide as half of the channels.
+    x_(i-t) / ((t + 1)^power + 1), within the segment. The model dimension of `mixer` is half of the channels.
 
-    It is the "channel-split static SGU" of fattorib/transformer as its author meant it (2022; there the kernel came out
-    as zero), after the spatial gating unit of gMLP (Liu et al. 2021, section 2).
+    It is the "channel-split static SGU" of fattorib/transformer (2022) as its author intended it (that code computes a
+    zero kernel), after the spatial gating unit of gMLP (Liu et al. 2021, section 2).
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ()
 
     specs: Specs
     mixer: nn.Module
-    width: int = 128  # greatest distance that the filter sees
-    power: float = 1.0  # how fast it falls with the distance
+    width: int = 128  # greatest distance that the filter reads
+    power: float = 1.0  # exponent of the decay with distance
 
     def init_state(self, batch_size: int, capacity: int) -> SplitState:
-        """An empty state."""
+        """Returns an empty state."""
         half = self.mixer.model_dim
         window = jnp.zeros((batch_size, self.width, half), self.mixer.dtype)
         ids = jnp.full((batch_size, self.width), -1, jnp.int32)
@@ -52,13 +52,16 @@ class StaticSguMixer(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], SplitState | None]:
-        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+        """Mixes along the sequence; with `state`, continues the sequence that the state holds.
 
         Raises:
-          UsageError: the channels have no halves, or the filter no width.
+          UsageError: the number of channels is odd, or `width` is below 1.
         """
         if x.shape[-1] % 2 or self.width < 1:
-            raise UsageError(f"A static SGU splits channels in halves: {x.shape[-1]} wide, filter width {self.width}.")
+            raise UsageError(
+                f"A static SGU needs an even number of channels (got {x.shape[-1]}) and a filter width of at "
+                f"least 1 (got {self.width})."
+            )
         filtered, attended = jnp.split(x, 2, axis=-1)
         filtered = jax.lax.stop_gradient(filtered)
         ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
@@ -76,7 +79,7 @@ class StaticSguMixer(nn.Module):
         return jnp.where(inside, 1 / ((jnp.maximum(distance, 0) + 1.0) ** self.power + 1), 0)
 
     def _filter(self, seen: Float[Array, "b t m"], seen_ids: Int[Array, "b t"], ids: Int[Array, "b s"]) -> jax.Array:
-        """A banded matrix in blocks: each block of `width` positions looks at itself and the block before."""
+        """Applies a banded matrix in blocks: each block of `width` positions reads itself and the block before."""
         length, width = ids.shape[1], self.width
         if length < width:
             distance = width + jnp.arange(length)[:, None] - jnp.arange(width + length)

@@ -19,43 +19,44 @@ from layers.specs import axes_of, constrain
 
 
 class Window(struct.PyTreeNode):
-    """Keys in front of a block and in it: t tokens, any leading dimensions."""
+    """Keys before a block and in it: t tokens, any leading dimensions."""
 
     codes_tk: Int[Array, "*batch t k"]
     key_tkd: Float[Array, "*batch t k d"]  # quantised
     value_tkf: Float[Array, "*batch t k f"]
-    segment_ids_t: Int[Array, "*batch t"]  # -1 where there is no key
+    segment_ids_t: Int[Array, "*batch t"]  # -1 marks an empty slot
 
 
 class VQState(struct.PyTreeNode):
-    """What VQ attention remembers, of a size that does not grow: the last tokens, and the cache of all before."""
+    """State of VQ attention, of constant size: the last tokens, and the cache of all earlier ones."""
 
     window: Window  # leading dimension (b,), memory_length tokens
     cache: CodeCache  # leading dimension (b,)
 
 
 class VQAttention(GatedHeads):
-    """Softmax attention over quantised keys: exactly that over the whole past, in time linear in its length.
+    """Exact softmax attention over the quantised keys of the complete past, in time linear in its length.
 
-    Keys of one code share a score, so that all of them weigh exp(score) * count in the softmax and bring the mean of
-    their values (Lingle 2023, theorem 3.6). A query looks at the last `memory_length` keys and those of its own block
-    one by one, and at older ones through the cache. Distances up to `memory_length` have scores of their own; keys
-    further away are compared by content alone. So the output does not depend on `block_length`, nor on how a sequence
-    is cut into calls; a call's last, shorter block is worked through by itself. The gradient does, a little: a key has
-    one (straight-through) for the queries that see it one by one, none for those that see it through the cache.
+    Keys of one code share a score, so together they weigh exp(score) * count in the softmax and contribute the mean of
+    their values (Lingle 2023, theorem 3.6). A query attends to the last `memory_length` keys and those of its own block
+    individually, and to older ones through the cache. Distances up to `memory_length` have their own scores; keys
+    further away are compared by content alone. The output depends neither on `block_length` nor on how a sequence is
+    cut into calls; the last, shorter block of a call is processed separately. The gradient depends on both slightly: a
+    key has one (straight-through) from queries that read it individually, none from queries that read it through the
+    cache.
     """
 
     quantizer: VectorQuantizer = dataclasses.field(kw_only=True)
-    block_length: int = 512  # tokens worked through at once; they see each other one by one
-    memory_length: int = 512  # M: keys seen one by one, and distances told apart
-    cache: bool = True  # keys further back than memory_length are seen, through the cache; without it, not at all
-    gradient_through_cache: bool = True  # also to what lies before a query's own block
+    block_length: int = 512  # tokens processed at once; they attend to each other individually
+    memory_length: int = 512  # M: keys that are read individually; distances up to M have their own scores
+    cache: bool = True  # attend to keys further back than memory_length through the cache; False ignores them
+    gradient_through_cache: bool = True  # pass gradients to keys and values before a query's own block
     reduction: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"
-    """How the caches of preceding blocks are computed (layers.attention.code_cache.prefixes); `scan` processes blocks
-    one by one and holds the scores of one block at a time."""
+    """Computation of the caches of preceding blocks (layers.attention.code_cache.prefixes); `scan` processes the blocks
+    sequentially and holds the scores of one block at a time."""
 
     def init_state(self, batch_size: int, capacity: int) -> VQState:
-        """An empty state; its size does not depend on `capacity`."""
+        """Returns an empty state; its size does not depend on `capacity`."""
         del capacity
         shape = (batch_size, self.memory_length, self.num_kv_heads)
         window = Window(
@@ -75,15 +76,15 @@ class VQAttention(GatedHeads):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], VQState | None]:
-        """Mixes along the sequence; with `state`, continues the sequence that the state remembers.
+        """Mixes along the sequence; with `state`, continues the sequence that the state holds.
 
         Raises:
-          UsageError: sizes that make no sense, or no such reduction.
+          UsageError: a length is below 1, or `reduction` is unknown.
         """
         del positions  # distances are between places in the row
         if self.block_length < 1 or self.memory_length < 1:
-            sizes = f"block_length = {self.block_length} and memory_length = {self.memory_length}"
-            raise UsageError(f"{sizes} must be at least 1.")
+            sizes = f"{self.block_length} and {self.memory_length}"
+            raise UsageError(f"block_length and memory_length must be at least 1 (got {sizes}).")
         y = self._project(x)
         quantized = self.quantizer(y.key_bskd, segment_ids)
         distance_bwkd = self._distances(self.memory_length + 1, x.shape[0])[:, ::-1]
@@ -100,7 +101,7 @@ class VQAttention(GatedHeads):
         return y_bsm, None if state is None else after
 
     def _sequence(self, tokens: "_Tokens", state: VQState, book, distances) -> tuple[jax.Array, VQState]:
-        """Whole blocks first, then what is left as one shorter block."""
+        """Processes all complete blocks, then the remaining tokens as one shorter block."""
         length = tokens.content.shape[1]
         whole = length // self.block_length * self.block_length
         outputs = []
@@ -127,7 +128,7 @@ class VQAttention(GatedHeads):
         return jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], -1, *mixed.shape[3:]), state
 
     def _blocks(self, tokens: "_Tokens", state: VQState, book, distances, number: int) -> tuple[jax.Array, VQState]:
-        """All blocks of a sequence side by side: their windows, the caches in front of them, and the softmax."""
+        """Processes all blocks of a sequence in parallel: their windows, the caches before them, and the softmax."""
         if not self.gradient_through_cache:
             state = jax.lax.stop_gradient(state)
         window, leaving, remembered = self._windows(state.window, tokens.keys, number)
@@ -152,7 +153,7 @@ class VQAttention(GatedHeads):
 
     @property
     def _sequence_shards(self) -> int:
-        """Parts that the mesh splits a sequence's blocks into."""
+        """Returns the number of parts that the mesh splits a sequence's blocks into."""
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or "cache_brkcf" not in self.activations:
             return 1
@@ -160,15 +161,15 @@ class VQAttention(GatedHeads):
         return math.prod(mesh.shape[axis] for axis in axes)
 
     def _windows(self, past: Window, keys: Window, number: int) -> tuple[Window, Window, Window]:
-        """What each of `number` blocks sees one by one, (b, r, M + l, ...), the l tokens that leave its window behind
-        it, (b, r, l, ...), and the last M tokens of all, (b, M, ...).
+        """Returns the tokens that each of `number` blocks reads individually, (b, r, M + l, ...), the l tokens that
+        leave its window after it, (b, r, l, ...), and the last M tokens of all, (b, M, ...).
         """
         memory = self.memory_length
         block = keys.segment_ids_t.shape[1] // number
-        before = memory // block  # blocks that fit the memory
+        before = memory // block  # blocks that fit in the memory
 
         def whole(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
-            """Blocks moved over by whole blocks, which devices that share a sequence pass to their neighbours."""
+            """Shifts by complete blocks, which devices that share a sequence send to their neighbours."""
             blocks, early = _split(new, number), _split(old, before)
             moved = []
             for i in range(before, 0, -1):
@@ -196,7 +197,7 @@ class VQAttention(GatedHeads):
         return window.replace(key_tkd=stop(window.key_tkd), value_tkf=stop(window.value_tkf))
 
     def _attend(self, content, position, ids, window: Window, cache: CodeCache, book, distances):
-        """(b, r, l, k, g, f): the mixture of values for every query."""
+        """Returns the mixture of values for every query, (b, r, l, k, g, f)."""
         seen = self._seen(ids, window.segment_ids_t)
         near = jnp.einsum("brlkgd,brtkd->brkglt", content, window.key_tkd, preferred_element_type=jnp.float32)
         near += shift_window(by_distance(position, distances), window.segment_ids_t.shape[2])
@@ -222,7 +223,7 @@ class VQAttention(GatedHeads):
         return (mixed / jnp.moveaxis(total, -1, 2)[..., None]).astype(self.dtype)
 
     def _seen(self, ids: Int[Array, "b r l"], keys: Int[Array, "b r t"]) -> Bool[Array, "b r l t"]:
-        """Keys of the window that a query may look at: not in its future, and of its segment."""
+        """Returns True for keys of the window that a query attends to: not in its future, and in its segment."""
         place_l, place_t = jnp.arange(ids.shape[2])[:, None] + self.memory_length, jnp.arange(keys.shape[2])
         near = place_t <= place_l
         if not self.cache:
@@ -231,7 +232,7 @@ class VQAttention(GatedHeads):
 
 
 def _split(x: Array, number: int) -> Array:
-    """(b, s, ...) to (b, r, l, ...)."""
+    """Reshapes (b, s, ...) to (b, r, l, ...)."""
     return x.reshape(x.shape[0], number, -1, *x.shape[2:])
 
 

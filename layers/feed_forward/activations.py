@@ -1,4 +1,4 @@
-"""Element-wise nonlinearities, chosen by name."""
+"""Element-wise nonlinearities, selected by name."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def squared_relu(x: jax.Array) -> jax.Array:
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """GELU in the tanh approximation (Hendrycks and Gimpel 2016, section 2), as GPT-2 uses it."""
+    """GELU in the tanh approximation (Hendrycks and Gimpel 2016, section 2), as used by GPT-2."""
     return jax.nn.gelu(x, approximate=True)
 
 
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """The function of that name; UsageError with the closest names where there is none."""
+    """Returns the function of that name; raises a UsageError with the closest names if it is unknown."""
     if name not in ACTIVATIONS:
-        raise UsageError(f"There is no activation '{name}'. {did_you_mean(name, ACTIVATIONS)}")
+        raise UsageError(f"Unknown activation '{name}'. {did_you_mean(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain or gated."""
+"""Position-wise feed-forward layer, plain or gated."""
 
 from typing import Any, ClassVar
 
@@ -33,10 +33,10 @@ class FeedForward(nn.Module):
     model_dim: int
     hidden_dim: int
     initializer: Initializer  # of the matrices into the hidden layer
-    out_initializer: Initializer  # of the matrix back to the residual stream
+    out_initializer: Initializer  # of the matrix out of the hidden layer
     activation: str = "gelu_tanh"  # a name in layers.feed_forward.activations
     gated: bool = False
-    joint_projections: bool = True  # both matrices of a gated layer by one product
+    joint_projections: bool = True  # one product for both matrices of a gated layer
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the hidden layer
     dtype: str = "float32"  # of the computation
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
-        """Each position on its own; `segment_ids` are for layers that must tell padding from text."""
+        """Processes each position independently; `segment_ids` is part of the interface and not used."""
         act = activation(self.activation)
         h, *gates = self._dense_in(x)
         h = act(gates[0]) * h if self.gated else act(h)

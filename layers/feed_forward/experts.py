@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: a feed-forward layer of many experts, each token sent to few of them."""
+"""Mixture-of-experts layer: many feed-forward experts, with each token routed to a few of them."""
 
 import math
 from typing import ClassVar, Literal
@@ -19,14 +19,14 @@ from layers.weights.weight import weight
 
 
 class MixtureOfExperts(nn.Module):
-    """Tokens go to experts in groups, each with slots of fixed number (Lepikhin et al. 2021, GShard).
+    """Routes tokens to experts in groups, each with a fixed number of slots (Lepikhin et al. 2021, GShard).
 
-    Where groups are split over one mesh axis and experts over the same or another, the change from `dispatched_gecm`
-    to `expert_in_egcm` is the all-to-all that carries tokens to their experts, and `expert_out_egcm` to
-    `returned_gecm` the one that carries them back.
+    If groups are split over one mesh axis and experts over the same or another, the change from `dispatched_gecm` to
+    `expert_in_egcm` is the all-to-all that sends tokens to their experts, and `expert_out_egcm` to `returned_gecm` the
+    one that sends them back.
 
-    Where the computation handles that axis itself (see tasks.zero), a device has its own groups and, of weights that
-    the axis splits by experts, its own experts: `dispatched_gecm` and `returned_gecm` change devices explicitly.
+    If the computation handles that axis manually (see tasks.zero), a device has its own groups and, of weights that
+    the axis splits by experts, its own experts: `dispatched_gecm` and `returned_gecm` are exchanged explicitly.
     """
 
     SPECS: ClassVar[tuple[str, ...]] = (
@@ -49,37 +49,38 @@ class MixtureOfExperts(nn.Module):
     hidden_dim: int  # of one expert
     num_experts: int
     initializer: Initializer  # of the router and the matrices into the hidden layer
-    out_initializer: Initializer  # of the matrices back to the residual stream
-    num_groups: int = 1  # groups that a batch is cut into; tokens compete for slots inside their group alone
+    out_initializer: Initializer  # of the matrices out of the hidden layer
+    num_groups: int = 1  # groups that a batch is cut into; tokens compete for slots only within their group
     capacity: int = 0  # least number of slots per expert and group
-    capacity_factor: float = 2.0  # slots in all experts per token of the group; 0 leaves it to `capacity`
+    capacity_factor: float = 2.0  # slots of all experts per token of the group; 0 uses `capacity` alone
     routing: Literal["top2", "expert_choice"] = "top2"
     second_expert: SecondExpert = "all"  # of top-2 routing; "none" is Switch routing
     second_threshold: float = 0.0  # of second_expert = "random"
-    legacy_gates: bool = True  # top-2 gates sum to 1 before tokens are dropped, not behind it
+    legacy_gates: bool = True  # normalise top-2 gates to sum 1 before tokens are dropped, not after
     activation: str = "relu"  # a name in layers.feed_forward.activations
     gated: bool = False
     aux_loss: float = 0.01  # factor of the load-balancing loss
     router_z_loss: float = 0.0  # factor of the mean squared log-sum of router logits (Zoph et al. 2022, equation 5)
     jitter: float = 0.0  # in training the router's input is multiplied by uniform numbers from 1 - jitter to 1 + jitter
-    dtype: str = "float32"  # of the computation; the router's softmax is float32 always
+    dtype: str = "float32"  # of the computation; the router's softmax is always float32
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
-        """Padding (segment id 0) is sent to no expert. A token that no expert took gives zero.
+        """Applies the experts. Padding (segment id 0) is routed to no expert; a token without an expert gives zero.
 
-        Tokens that do not divide by `num_groups`, as a decoding step's may not, are cut into as many groups as both
-        allow (their greatest common divisor).
+        If `num_groups` does not divide the number of tokens, as in a decoding step, the number of groups is the
+        greatest common divisor of both.
 
         Raises:
-          UsageError: a number of groups, a capacity or a jitter out of range; weights that do not all split experts; a
-            number of groups that the devices of a manual axis do not divide.
+          UsageError: a number of groups, a capacity or a jitter out of range; weights of which only some split experts;
+            a number of groups that is not a multiple of the devices of a manual axis.
         """
         if self.num_groups < 1 or self.capacity < 0 or self.capacity_factor < 0 or not 0 <= self.jitter < 1:
             raise UsageError(
-                f"num_groups = {self.num_groups} must be at least 1, capacity = {self.capacity} and capacity_factor = "
-                f"{self.capacity_factor} at least 0, jitter = {self.jitter} at least 0 and below 1."
+                f"num_groups must be at least 1 (got {self.num_groups}), capacity at least 0 (got {self.capacity}), "
+                f"capacity_factor at least 0 (got {self.capacity_factor}), jitter at least 0 and below 1 "
+                f"(got {self.jitter})."
             )
         tokens = math.prod(x.shape[:2])
         groups = math.gcd(self._own_groups(), tokens)
@@ -105,7 +106,7 @@ class MixtureOfExperts(nn.Module):
         return constrain(y_gsm, self.activations, "group_gsm").reshape(x.shape)
 
     def _own_groups(self) -> int:
-        """Groups of the rows that this computation sees: all, or those of one device of a manual axis."""
+        """Returns the number of groups of the local rows: all groups, or those of one device of a manual axis."""
         parts = manual_parts()
         if self.num_groups % parts:
             raise UsageError(
@@ -115,7 +116,7 @@ class MixtureOfExperts(nn.Module):
         return self.num_groups // parts
 
     def _expert_axis(self) -> str | None:
-        """The manual axis, if it splits experts."""
+        """Returns the manual axis if it splits experts; None otherwise."""
         names = ("expert_in_emf", "expert_out_efm", *(("expert_gate_emf",) if self.gated else ()))
         axis = manual_axis()
         split = [axis in axes_of(self.specs[name][0]) for name in names]
@@ -147,7 +148,7 @@ class MixtureOfExperts(nn.Module):
             options = (self.second_expert, self.second_threshold, self.legacy_gates)
             routing = top2_routing(logits_gse, real_gs, capacity, *options, rng)
         else:
-            raise UsageError(f"routing = '{self.routing}' must be top2 or expert_choice.")
+            raise UsageError(f"Unknown routing '{self.routing}'. Choose top2 or expert_choice.")
         squared = jnp.square(jax.nn.logsumexp(logits_gse, axis=-1)) * real_gs
         z_loss = summed(jnp.sum(squared)) / jnp.maximum(summed(jnp.sum(real_gs)), 1)
         add_loss(self, "router", self.aux_loss * routing.aux_loss + self.router_z_loss * z_loss)
@@ -158,15 +159,15 @@ class MixtureOfExperts(nn.Module):
         return routing
 
     def _capacity(self, tokens: int) -> int:
-        """Slots per expert and group."""
+        """Returns the number of slots per expert and group."""
         if self.capacity_factor:
             return auto_capacity(tokens, self.num_experts, self.capacity_factor, self.capacity)
         if self.capacity < 1:
-            raise UsageError("A mixture of experts without slots: set capacity or capacity_factor above 0.")
+            raise UsageError(f"capacity must be at least 1 (got {self.capacity}). Set it, or set capacity_factor.")
         return self.capacity
 
     def _experts(self, x_egcm: Float[Array, "e g c m"]) -> Float[Array, "e g c m"]:
-        experts = x_egcm.shape[0]  # all, or a device's own
+        experts = x_egcm.shape[0]  # all, or the local ones of a manual axis
         into, out = (experts, self.model_dim, self.hidden_dim), (experts, self.hidden_dim, self.model_dim)
         act = activation(self.activation)
 

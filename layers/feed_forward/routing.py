@@ -1,7 +1,7 @@
-"""Which expert works on which token: GShard's top-2 gating, and expert choice.
+"""Routing of tokens to experts: GShard's top-2 gating, and expert choice.
 
-Losses and statistics are those of all groups, also where a computation has one device's groups (layers.collectives).
-Letters: G groups, S tokens of a group, E experts, C slots of an expert per group.
+Losses and statistics cover all groups, even if a computation holds one device's groups (layers.collectives).
+Dimensions: G groups, S tokens of a group, E experts, C slots of an expert per group.
 """
 
 from typing import Literal, get_args
@@ -18,16 +18,16 @@ SecondExpert = Literal["all", "sampling", "random", "none"]
 
 
 class Routing(struct.PyTreeNode):
-    """Where tokens go. A slot of `combine_gsec` above zero sends its token there, and weights what comes back."""
+    """Assignment of tokens to slots. A positive `combine_gsec` sends the token to the slot and weights the output."""
 
     combine_gsec: Float[Array, "g s e c"]
-    aux_loss: Float[Array, ""]  # 1: balanced (with padding and legacy gates, less); 0: by construction
-    dropped: Float[Array, ""]  # share of the choices that found no slot; of the tokens that no expert took
-    load_max: Float[Array, ""]  # tokens of the busiest expert over the mean, before capacity
+    aux_loss: Float[Array, ""]  # 1 if balanced (less with padding and legacy gates); always 0 for expert choice
+    dropped: Float[Array, ""]  # share of choices that found no slot; for expert choice, of tokens without an expert
+    load_max: Float[Array, ""]  # tokens of the busiest expert divided by the mean, before capacity
 
 
 def auto_capacity(tokens: int, num_experts: int, factor: float, at_least: int = 0) -> int:
-    """Slots per expert and group: `tokens * factor / num_experts` rounded up to a multiple of 4, 4 at least."""
+    """Returns slots per expert and group: `tokens * factor / num_experts` rounded up to a multiple of 4, 4 at least."""
     share = int(tokens * factor / num_experts) or 4
     return -(-share // 4) * 4 if at_least < share else at_least
 
@@ -41,25 +41,28 @@ def top2_routing(
     legacy: bool = True,
     rng: jax.Array | None = None,
 ) -> Routing:
-    """Two experts per token, first come first served (Lepikhin et al. 2021, GShard, algorithm 1).
+    """Routes each token to two experts, first come first served (Lepikhin et al. 2021, GShard, algorithm 1).
 
     Args:
       logits_gse: router logits in float32.
-      real_gs: False at padding, which is sent nowhere.
-      capacity: C.
-      second_expert: "all" takes the second likeliest; "sampling" draws it in proportion to its probability; "random"
-        takes the second likeliest with probability `min(1, gate / threshold)`; "none" sends each token to one expert
-        (Fedus et al. 2022, Switch).
-      threshold: of "random"; 0 keeps every second expert.
-      legacy: divide the two gates by their sum before tokens are dropped, as the reference does by default; otherwise
-        behind it, so that the gates of every token that was taken sum to 1.
-      rng: for "sampling" and "random"; None takes the second likeliest always.
+      real_gs: False at padding, which is not routed.
+      capacity: slots per expert and group (C).
+      second_expert: "all" takes the second most likely expert; "sampling" draws it in proportion to its probability;
+        "random" takes the second most likely with probability `min(1, gate / threshold)`; "none" sends each token to
+        one expert (Fedus et al. 2022, Switch).
+      threshold: threshold of "random"; 0 keeps every second expert.
+      legacy: divide the two gates by their sum before tokens are dropped, as the reference implementation does by
+        default; otherwise after, so that the gates of every routed token sum to 1.
+      rng: random numbers for "sampling" and "random"; None always takes the second most likely expert.
 
-    The auxiliary loss is E sum_e(d_e p_e), averaged over groups: d_e the share of the group's tokens whose first choice
-    is e, p_e the mean probability of e. Without `legacy` both are shares of the real tokens.
+    The auxiliary loss is E sum_e(d_e p_e), averaged over groups: d_e is the share of the group's tokens whose first
+    choice is e, p_e the mean probability of e. Without `legacy` both are shares of the real tokens.
+
+    Raises:
+      UsageError: `second_expert` is unknown.
     """
     if second_expert not in get_args(SecondExpert):
-        raise UsageError(f"second_expert = '{second_expert}' must be one of {', '.join(get_args(SecondExpert))}.")
+        raise UsageError(f"Unknown second_expert '{second_expert}'. Choose one of {', '.join(get_args(SecondExpert))}.")
     experts = logits_gse.shape[-1]
     real = real_gs.astype(jnp.float32)[..., None]
     probability = jax.nn.softmax(logits_gse, axis=-1)
@@ -92,10 +95,10 @@ def top2_routing(
 
 
 def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array, "g s"], capacity: int) -> Routing:
-    """Each expert takes the `capacity` tokens that want it most (Zhou et al. 2022, Expert Choice, section 3.2).
+    """Gives each expert its `capacity` most probable tokens (Zhou et al. 2022, Expert Choice, section 3.2).
 
-    The load is balanced by construction, and a token may have any number of experts, none included. Whether an expert
-    takes a token depends on the tokens behind it too: in a causal model this lets the future through.
+    The load is balanced by construction, and a token may have any number of experts, including none. The assignment of
+    a token depends on later tokens too: in a causal model this leaks information from the future.
     """
     tokens = logits_gse.shape[1]
     probability_gse = jax.nn.softmax(logits_gse, axis=-1) * real_gs[..., None]
@@ -120,7 +123,7 @@ def _second_choice(logits, probability, first, policy: SecondExpert, rng):
 
 
 def _balance(first, probability, real) -> jax.Array:
-    """E sum_e(share of first choices * mean probability), averaged over groups."""
+    """Returns E sum_e(share of first choices * mean probability), averaged over groups."""
     share, mean = jnp.mean(first, axis=1), jnp.mean(probability, axis=1)
     if real is not None:
         fraction = jnp.mean(real, axis=1) + 1e-6
@@ -130,6 +133,6 @@ def _balance(first, probability, real) -> jax.Array:
 
 
 def _slots(gate, chosen, place, capacity: int):
-    """Gates at (token, expert, slot)."""
+    """Returns the gates at (token, expert, slot)."""
     slot = jax.nn.one_hot(jnp.sum(chosen * place, axis=-1).astype(jnp.int32), capacity)
     return gate[..., None, None] * chosen[..., None] * slot[:, :, None, :]

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """The penalty per position of distance, head by head.
+    """Returns the penalty per position of distance, for each head.
 
     For a power of two, 2^(-8 h / num_heads) with h = 1, 2, ... Otherwise the slopes of the largest power of two below,
-    followed by every other slope of twice as many heads.
+    followed by every other slope of twice that number of heads.
 
     >>> alibi_slopes(6) == tuple(2.0**-power for power in (2, 4, 6, 8, 1, 3))
     True
@@ -23,15 +23,15 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 class Alibi(nn.Module):
-    """Minus a slope of each head times the distance between query and key, added to the scores.
+    """Adds minus a slope per head times the distance between query and key to the scores.
 
-    It has no weights and no length: contexts may be longer than those trained on.
+    It has no weights and no maximum length: contexts may be longer than in training.
     """
 
     num_heads: int
 
     def __call__(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n q t"]:
-        """Bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
+        """Returns the bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
         distance_qt = (start + jnp.arange(queries))[:, None] - jnp.arange(keys)
         slopes_n = jnp.array(alibi_slopes(self.num_heads), jnp.float32)
         return -slopes_n[:, None, None] * jnp.abs(distance_qt).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Position information: rotary, learned, sinusoidal."""
+"""Position embeddings: rotary, learned, sinusoidal."""
 
 from typing import ClassVar
 
@@ -13,12 +13,17 @@ from layers.weights.weight import weight
 
 
 def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float) -> Float[Array, "b s n d"]:
-    """Rotary position embedding (Su et al. 2021, RoFormer, equation 34) in the half-split layout.
+    """Applies rotary position embedding (Su et al. 2021, RoFormer, equation 34) in the half-split layout.
 
-    Channel j < D/2 turns with channel j + D/2 by the angle `position * base^(-2j/D)`; angles in float32.
+    Channels j < D/2 and j + D/2 are rotated together by the angle `position * base^(-2j/D)`; angles are in float32.
+
+    Raises:
+      UsageError: the number of channels is odd.
     """
     if x.shape[-1] % 2:
-        raise UsageError(f"Rotary positions turn pairs of channels: head_dim = {x.shape[-1]} must be even.")
+        raise UsageError(
+            f"head_dim must be even for rotary positions, which rotate pairs of channels (got {x.shape[-1]})."
+        )
     half = x.shape[-1] // 2
     frequency_d = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_bsnd = positions[:, :, None, None].astype(jnp.float32) * frequency_d
@@ -28,7 +33,7 @@ def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float
 
 
 def sinusoids(positions: Int[Array, "*s"], dim: int, base: float) -> Float[Array, "*s m"]:
-    """Sines then cosines of each position at wavelengths from 2 pi to 2 pi * base, in float32."""
+    """Returns sines, then cosines of each position at wavelengths from 2 pi to 2 pi * base, in float32."""
     half = dim // 2
     frequency_m = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[..., None].astype(jnp.float32) * frequency_m
@@ -50,7 +55,7 @@ class LearnedPositions(nn.Module):
     def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         shape = (self.max_length, self.model_dim)
         table_tm = weight(self, "position_tm", shape, init=self.initializer, role="embedding", fan_in=1)
-        # "fill" turns a position beyond the table into NaN, which stops a run, where clamping would hide it.
+        # "fill" makes positions beyond the table NaN, which stops a run; clamping would hide the error.
         return jnp.take(table_tm, positions, axis=0, mode="fill", fill_value=jnp.nan)
 
 
@@ -58,7 +63,7 @@ class SinusoidalPositions(nn.Module):
     """Fixed sines in the first half of the channels, cosines in the second (Vaswani et al. 2017, section 3.5)."""
 
     model_dim: int
-    base: float = 10_000.0  # wavelengths run from 2 pi to 2 pi * base
+    base: float = 10_000.0  # wavelengths range from 2 pi to 2 pi * base
     max_length: None = None  # no limit
 
     @nn.compact
@@ -67,18 +72,18 @@ class SinusoidalPositions(nn.Module):
 
 
 class ScaledSinusoidalPositions(nn.Module):
-    """Sinusoidal positions times one learned number, 0 at the start (Hua et al. 2022, FLASH, appendix B)."""
+    """Sinusoidal positions times one learned scalar, initially 0 (Hua et al. 2022, FLASH, appendix B)."""
 
     SPECS: ClassVar[tuple[str, ...]] = ("position_scale_",)
 
     specs: Specs
     model_dim: int
-    base: float = 100_000.0  # wavelengths run from 2 pi to 2 pi * base
+    base: float = 100_000.0  # wavelengths range from 2 pi to 2 pi * base
     max_length: None = None  # no limit
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
-        # A scalar: no letters behind the last underscore. Its role is the embedding's, whose size it sets.
+        # A scalar, so no letters follow the last underscore. It has the role of the embedding, which it scales.
         scale = weight(self, "position_scale_", (), init=Constant(), role="embedding", fan_in=1)
         return scale * sinusoids(positions, self.model_dim, self.base)

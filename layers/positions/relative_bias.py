@@ -20,15 +20,21 @@ def relative_buckets(
     bidirectional: bool = False,
     dtype: str = "float32",
 ) -> Int[Array, "..."]:
-    """The bucket of each distance `query position - key position`.
+    """Returns the bucket of each distance `query position - key position`.
 
     With k buckets, distances below k/2 have one each; larger ones share the rest, spaced logarithmically up to
-    `max_distance`. One-directional buckets treat keys ahead of the query as distance 0; bidirectional ones give half
-    of the buckets to keys ahead. The logarithm is taken in `dtype`: bfloat16 puts distances 76 and 112 elsewhere than
-    float32 does.
+    `max_distance`. Unidirectional buckets treat keys after the query as distance 0; bidirectional ones reserve half of
+    the buckets for keys after it. The logarithm is computed in `dtype`: bfloat16 assigns distances 76 and 112 to other
+    buckets than float32.
+
+    Raises:
+      UsageError: the buckets are too few or `max_distance` is too small to space them.
     """
     if num_buckets < 4 or max_distance <= num_buckets // 2:
-        raise UsageError(f"{num_buckets} buckets up to a distance of {max_distance} cannot be spaced: 4 at least.")
+        raise UsageError(
+            f"{num_buckets} buckets up to a distance of {max_distance} cannot be spaced logarithmically. Use at least "
+            f"4 buckets, and a distance above half their number."
+        )
     offset = jnp.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
@@ -42,7 +48,7 @@ def relative_buckets(
 
 
 class RelativeBias(nn.Module):
-    """A learned number per head and bucket of distance."""
+    """A learned bias per head and bucket of distance."""
 
     SPECS: ClassVar[tuple[str, ...]] = ("relative_bias_nr",)
 
@@ -51,25 +57,25 @@ class RelativeBias(nn.Module):
     initializer: Initializer
     num_buckets: int = 32
     max_distance: int = 128  # distances from here on share the last bucket
-    bidirectional: bool = False  # keys ahead of the query have buckets of their own
+    bidirectional: bool = False  # keys after the query have their own buckets
     dtype: str = "float32"  # of the logarithm that spaces the buckets
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n q t"]:
-        """Bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
+        """Returns the bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
         shape = (self.num_heads, self.num_buckets)
         table_nr = weight(self, "relative_bias_nr", shape, init=self.initializer, role="bias", fan_in=math.prod(shape))
         width = queries + keys - 1
-        distance = start + queries - 1 - jnp.arange(width)  # of the last query to the first key, and on downwards
+        distance = start + queries - 1 - jnp.arange(width)  # from the last query to the first key, descending
         buckets = relative_buckets(distance, self.num_buckets, self.max_distance, self.bidirectional, self.dtype)
         return _diagonals(jnp.take(table_nr.astype(jnp.float32), buckets, axis=1), queries, keys)
 
 
 def _diagonals(values: Float[Array, "n w"], queries: int, keys: int) -> Float[Array, "n q t"]:
-    """The matrices with `values` along their diagonals: the last row holds the first `keys` values.
+    """Returns matrices with `values` along their diagonals; the last row holds the first `keys` values.
 
-    Row i of the values laid out again and again, cut one entry longer than they are, is the values from i on.
+    If the values are repeated and cut into rows of one entry more than their number, row i starts with value i.
     """
     width = values.shape[1]
     again = jnp.tile(values, (1, queries + 1))[:, : queries * (width + 1)]

@@ -1,1 +1,1 @@
-"""Weights: their creation and initial values, and several products of one input as one."""
+"""Weights: creation, initial values, and fused products."""

@@ -1,4 +1,4 @@
-"""Several matrix products of one input as one."""
+"""Fused matrix products: several products of one input as one."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,12 @@ from jaxtyping import Array, Float
 
 
 def products_of(x: Float[Array, "b s m"], weights: Sequence[Float[Array, "m ..."]], joint: bool) -> list[jax.Array]:
-    """`x` times each weight, as arrays (b, s, ...); if `joint`, weights of one shape by one product.
+    """Returns `x` times each weight, as arrays (b, s, ...); with `joint`, weights of equal shape share one product.
 
-    One wide product reads the input once, and its way back sums the parts of the input's gradient by itself. Weights
-    are put beside each other behind their first dimension, so that every device keeps its own part of each. That copies
-    them: little beside the products of a sequence, too much beside those of a single token, whose weights stay apart.
+    One wide product reads the input once, and its backward pass sums the parts of the input's gradient in the same
+    product. Weights are stacked along a new second dimension, so that every device keeps its own part of each. Stacking
+    copies them, which is cheap relative to the products of a sequence but not of a single token, whose products stay
+    separate.
     """
     products: dict[int, jax.Array] = {}
     for shape in dict.fromkeys(w.shape for w in weights):

@@ -1,4 +1,4 @@
-"""Initial values of weights, as small values that print, compare and override well."""
+"""Initializers of weights, as small values that are easy to print, compare and override."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ class Initializer(Protocol):
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array: ...
 
     def deviation(self, fan_in: int) -> float:
-        """The standard deviation of what is drawn."""
+        """Returns the standard deviation of the drawn values."""
         ...
 
 
@@ -87,8 +87,8 @@ class FanInUniform:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Orthogonal:
-    """Orthonormal columns (rows, where they are fewer) times `scale` (Saxe et al. 2014); all dimensions but the last as
-    one.
+    """Orthonormal columns (rows, if they are fewer) times `scale` (Saxe et al. 2014); all dimensions but the last are
+    flattened to one.
     """
 
     scale: float = 1.0  # factor on the orthonormal matrix
@@ -98,7 +98,7 @@ class Orthogonal:
         return jax.nn.initializers.orthogonal(self.scale)(key, shape, jnp.float32).astype(dtype)
 
     def deviation(self, fan_in: int) -> float:
-        return self.scale * fan_in**-0.5  # of a matrix no wider than its fan-in
+        return self.scale * fan_in**-0.5  # of a matrix not wider than its fan-in
 
     def __str__(self) -> str:
         return f"orthogonal({self.scale:.4g})"
@@ -106,7 +106,7 @@ class Orthogonal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The same value everywhere."""
+    """A constant."""
 
     value: float = 0.0  # the value
 

@@ -1,4 +1,4 @@
-"""The one helper that makes weights: each carries its row of the weight table from birth."""
+"""Creation of weights: each is boxed with its row of the weight table."""
 
 import functools
 import math
@@ -15,28 +15,28 @@ from layers.specs import P
 from layers.weights.initializers import Initializer
 
 Role = Literal["embedding", "hidden", "output", "scale", "bias", "state"]
-"""What a weight is for. `embedding`: looked up by token or position. `hidden`: matrix between hidden layers.
+"""Role of a weight. `embedding`: looked up by token or position. `hidden`: matrix between hidden layers.
 `output`: hidden to vocabulary. `scale`, `bias`: vectors. `state`: not trained by gradient (codebook averages)."""
 
 ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "state")
 
 
 GRADIENT = "gradient"
-"""Collection of stand-ins: where it has an array under a weight's name, the weight's gradient goes to that array, in
-its dtype, and none to the weight. A layer that computes in that dtype is handed the weight in it."""
+"""Collection of gradient targets: if it has an array under a weight's name, the weight's gradient goes to that array,
+in its dtype, instead of to the weight. A layer that computes in that dtype reads the weight in it."""
 
 
 class Weight(struct.PyTreeNode, meta.AxisMetadata):
-    """A weight boxed with its row: what it is for and where it lives."""
+    """A weight boxed with its row: its role, initial values and placement."""
 
     value: Any
     key: str = struct.field(pytree_node=False)  # its name in the experiment's WEIGHTS
     spec: P = struct.field(pytree_node=False)  # one entry per dimension
     role: Role = struct.field(pytree_node=False)
-    init: str = struct.field(pytree_node=False)  # the initializer, in words
-    stddev: float = struct.field(pytree_node=False)  # standard deviation of what it draws
+    init: str = struct.field(pytree_node=False)  # the initializer as text
+    stddev: float = struct.field(pytree_node=False)  # standard deviation of the initial values
     fan_in: int = struct.field(pytree_node=False)  # inputs summed into one output
-    used: tuple[int, ...] = struct.field(pytree_node=False)  # its shape without padding, one layer of a stack
+    used: tuple[int, ...] = struct.field(pytree_node=False)  # shape without padding, of one layer of a stack
 
     def unbox(self) -> Any:
         return self.value
@@ -67,19 +67,19 @@ def weight(
     used: tuple[int, ...] | None = None,
     dtype: str | None = None,
 ) -> jax.Array:
-    """Makes (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
+    """Creates (or reads) the weight `key` of `module` in its `param_dtype`, placed by `module.specs[key]`.
 
     Args:
       module: the Linen module that owns the weight; has fields `specs` and `param_dtype`.
       key: name of the weight, ending in one letter per dimension (`query_mnd`).
       shape: sizes of those dimensions.
-      init: how it is drawn.
-      role: what it is for; learning-rate scale and decay follow from it.
-      fan_in: inputs summed into one output; by default all dimensions but the last.
+      init: the initializer.
+      role: its role, which determines learning-rate scale and weight decay.
+      fan_in: inputs summed into one output; by default the product of all dimensions but the last.
       collection: "params" for weights trained by gradient, any other name for state that is not.
       used: the part of `shape` that is not padding; None is all of it.
-      dtype: what the layer computes with it in; None is the module's `dtype`. A weight whose gradient is summed by a
-        lookup says float32 here, for sums of many small numbers stall in bfloat16.
+      dtype: the dtype that the layer computes with it in; None is the module's `dtype`. A weight whose gradient is
+        summed by a lookup needs float32, because sums of many small numbers stall in bfloat16.
 
     Raises:
       SpecError: `module.specs` has no row for `key`.
@@ -88,7 +88,7 @@ def weight(
     fan_in = math.prod(shape[:-1]) if fan_in is None else fan_in
 
     def make(rng: jax.Array) -> Weight:
-        # State is sums of many small numbers.
+        # State holds sums of many small numbers.
         value = init(rng, shape, module.param_dtype if collection == "params" else "float32", fan_in)
         row: Any = {"key": key, "spec": spec, "role": role, "fan_in": fan_in}
         row |= {"init": str(init), "stddev": init.deviation(fan_in)}
@@ -99,15 +99,15 @@ def weight(
         stored = module.get_variable("params", key) if module.has_variable("params", key) else None
         if stored is None or (stand_in is None and stored.shape == shape):
             return module.param(key, make)
-        wanted = dtype or str(getattr(module, "dtype", "float32"))
-        narrow = role in ("hidden", "output") or (stand_in is not None and wanted == stand_in.dtype)
-        read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, wanted if narrow else stored.dtype.name))
+        target = dtype or str(getattr(module, "dtype", "float32"))
+        narrow = role in ("hidden", "output") or (stand_in is not None and target == stand_in.dtype)
+        read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, target if narrow else stored.dtype.name))
         return read
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 
 
 class _Reading(NamedTuple):
-    """How a weight is handed out: whole, in which dtype."""
+    """Parameters of reading a weight: its full shape, its spec and its dtype."""
 
     shape: tuple[int, ...]
     spec: P
@@ -116,35 +116,35 @@ class _Reading(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _take_gradient(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> jax.Array:
-    """The whole weight in the reading's dtype; its cotangent goes to `stand_in`.
+    """Returns the full weight in the reading's dtype; its cotangent goes to `stand_in`.
 
-    Where the computation handles a mesh axis itself, a device stores its part of a weight, which is gathered, or takes
-    its part of the gradient, which is scattered: at the place of use, so that no more than this weight is held whole.
+    If the computation handles a mesh axis manually, a device stores its part of a weight, which is gathered, or its
+    part of the gradient, which is scattered: at the place of use, so that only this weight is in memory at full size.
     """
     del stand_in
     return _handed_out(stored, reading)
 
 
 def _handed_out(stored: jax.Array, reading: _Reading) -> jax.Array:
-    # Gathered in the narrower dtype: nothing but the gathering is to be done again for the way back.
+    # Gathered in the narrower dtype, so that the backward pass repeats only the gather.
     value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
     value = value.astype(reading.dtype)
     dim = _split_dim(stored.shape, reading.shape)
     return value if dim is None else gather(value, _axis(), dim, reading.spec)
 
 
-def _split_dim(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
-    return next((dim for dim, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b), None)
+def _split_dim(part: tuple[int, ...], full: tuple[int, ...]) -> int | None:
+    return next((dim for dim, (a, b) in enumerate(zip(part, full, strict=True)) if a != b), None)
 
 
 def _axis() -> str:
     axis = manual_axis()
-    assert axis is not None, "weights have the shape of their row, except inside tasks.zero"
+    assert axis is not None, "weights are partial only inside tasks.zero"
     return axis
 
 
 def _forward(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
-    # The way back needs the stand-in's shape and dtype alone.
+    # The backward pass needs only the shape and dtype of `stand_in`.
     kept = None if stand_in is None else jnp.zeros((0, *stand_in.shape), stand_in.dtype)
     return _handed_out(stored, reading), kept
 
@@ -163,10 +163,10 @@ _take_gradient.defvjp(_forward, _backward)
 
 
 def _to_bfloat16(x: jax.Array) -> jax.Array:
-    """float32 to bfloat16, rounding to the nearest and to even, in integer arithmetic.
+    """Converts float32 to bfloat16, rounding to nearest even, in integer arithmetic.
 
-    A plain conversion inside a scan over layers is moved out of it by the TPU compiler, which then keeps a bfloat16
-    copy of the whole stack beside the weights: as much memory as the gradient in bfloat16.
+    The TPU compiler moves a plain conversion inside a scan over layers out of the scan, and then keeps a bfloat16 copy
+    of all layers in addition to the weights: as much memory as the gradient in bfloat16.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

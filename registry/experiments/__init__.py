@@ -1,1 +1,1 @@
-"""The entries, one file per family."""
+"""The registered experiments, one file per family."""

@@ -1,7 +1,7 @@
-"""fattorib's GPT transformers under their names: as its code stands (ALiBi), and as it stood in October 2022.
+"""fattorib's GPT transformers under their names: the current code (ALiBi), and that of October 2022.
 
-Weights are counted with the vocabularies of GPT-2 and GPT-NeoX, which VOCABULARY and VOCABULARY_PATH name; without
-them tokens are bytes of text, the first 256 rows.
+Weights are counted with the vocabularies of GPT-2 and GPT-NeoX, which VOCABULARY and VOCABULARY_PATH select; by
+default tokens are bytes of text, which use the first 256 rows.
 """
 
 from registry.experiment import register
@@ -10,7 +10,7 @@ from registry.templates.gpt_lm import GptLm, ParallelGptLm
 
 @register
 class GptQA(ParallelGptLm):
-    """6.8 million weights: two layers, to try things out."""
+    """6.8 million weights: two layers, for quick experiments."""
 
     NUM_LAYERS = 2
     MODEL_DIM = 128
@@ -73,8 +73,8 @@ class GptBase(ParallelGptLm):
 class GptBaseStaged(GptBase):
     """GptBase with rows cut to 128 tokens in the first quarter of its updates, about 6 thousand.
 
-    On OpenWebText it came to a perplexity of 21.80 with 9.9 billion tokens in 6 hours on a TPU v3-32, GptBase to 21.60
-    with 12.6 billion in 6.75 hours; about 5.25 thousand more updates of whole rows brought it to 21.16.
+    On OpenWebText it reached a perplexity of 21.80 with 9.9 billion tokens in 6 hours on a TPU v3-32, GptBase 21.60
+    with 12.6 billion in 6.75 hours; about 5.25 thousand more updates of full rows reduced it to 21.16.
     """
 
     LENGTH_STAGES = (128,)
@@ -107,7 +107,7 @@ class GptLarge(GptLm):
 class GptXL(GptLarge):
     """757.2 million weights: the 760M run, started from the 580M one with a third more layers.
 
-    `--set=WARM_START=FOLDER` of a run of GptLarge starts it so; the optimizer was fresh.
+    To start it so, set `--set=WARM_START=FOLDER` to a run of GptLarge; the optimizer was not restored.
     """
 
     NUM_LAYERS = 24
@@ -121,7 +121,7 @@ class GptXL(GptLarge):
 class GptXXL(GptLarge):
     """1.097 billion weights: the 1.1B run, started from the 580M one with every layer doubled.
 
-    `--set=WARM_START=FOLDER` of a run of GptLarge starts it so; the optimizer was fresh.
+    To start it so, set `--set=WARM_START=FOLDER` to a run of GptLarge; the optimizer was not restored.
     """
 
     NUM_LAYERS = 36
@@ -164,7 +164,7 @@ class Gpt2022Small(Gpt2022):
 
 @register
 class Gpt2022Base(Gpt2022):
-    """124.0 million weights, 393 thousand of them in a head that points at tokens seen before."""
+    """124.0 million weights, 393 thousand of them in a pointer head to earlier tokens."""
 
     HEAD_QK = 256
 
@@ -195,7 +195,7 @@ class Gpt2022XL(Gpt2022Medium):
 
 @register
 class GptStaticSgu(ParallelGptLm):
-    """102.4 million weights: GptBase with half of the channels through a fixed filter in the place of attention."""
+    """102.4 million weights: GptBase with a fixed filter instead of attention on half of the channels."""
 
     STATIC_SGU = True
 

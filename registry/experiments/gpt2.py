@@ -1,7 +1,7 @@
 """GPT-2 in the four sizes that were published (Radford et al. 2019; weights counted with a tied head).
 
-Their weights come in by `python -m runners.convert import --format=gpt2`. How they were trained was not published
-beyond 512 rows a batch: the rates here are those of GPT-3's models of these sizes (Brown et al. 2020, table 2.1).
+Import their weights with `python -m runners.convert import --format=gpt2`. Their training was not published except for
+512 rows per batch: the learning rates here are those of GPT-3's models of these sizes (Brown et al. 2020, table 2.1).
 Tokens are bytes of text unless VOCABULARY_PATH names the folder of GPT-2's own vocabulary (VOCABULARY = gpt2).
 """
 

@@ -1,6 +1,6 @@
 """Lingvo's GShard language models under their names, and mixtures of experts up to the paper's scale.
 
-The number in a dense name is the reference's and seldom the size: the docstrings state the weights.
+The number in a dense name is the reference's and rarely the number of weights, which the docstrings give.
 """
 
 from layers.specs import P, Specs
@@ -12,8 +12,8 @@ from registry.templates.gshard_lm import GShardLm, MoeLm
 class DenseLm8B2x2(GShardLm):
     """8.85 billion weights on 8 TPU v3 cores, split in one dimension.
 
-    The reference's batch follows from 128 devices, where its mesh has 8; the batch of 16 is kept, and a mesh is all
-    the devices there are.
+    The reference derives its batch from 128 devices although its mesh has 8; here the batch of 16 is kept, and a mesh
+    is all available devices.
     """
 
     DEVICE_MESH_SHAPE = (1, 8)
@@ -81,8 +81,8 @@ class DenseLm175B32x32(DenseLm12kWide):
 class DenseLm175B32x32DP(DenseLm175B32x32):
     """One of two replicas of DenseLm175B32x32: 174.4 billion weights on 1024 TPU v3 cores.
 
-    The reference's input ignores the number of replicas, which halves the batch that its comments imply; here a
-    replica's batch is the 512 rows it states.
+    The reference's input ignores the number of replicas, which halves the batch that its comments imply; here the batch
+    of a replica is the stated 512 rows.
     """
 
     DEVICE_MESH_SHAPE = (64, 16)
@@ -95,7 +95,7 @@ class DenseLm175B32x32DP(DenseLm175B32x32):
 class DenseLm175B1K(DenseLm175B32x32):
     """174.4 billion weights on 1024 TPU v3 cores.
 
-    The reference's batch follows from 2048 devices, where its mesh has 1024; the batch of 1024 rows is kept.
+    The reference derives its batch from 2048 devices although its mesh has 1024; the batch of 1024 rows is kept.
     """
 
     DEVICE_MESH_SHAPE = (64, 16)
@@ -104,7 +104,7 @@ class DenseLm175B1K(DenseLm175B32x32):
 
 @register
 class DenseLM13B32x32(DenseLm175B32x32):
-    """12.8 billion weights on 2048 TPU v3 cores. Its 40 heads are padded to 64 where 32 devices share them."""
+    """12.8 billion weights on 2048 TPU v3 cores. Its 40 heads are padded to 64 to divide by 32 devices."""
 
     NUM_LAYERS = 40
     MODEL_DIM = 5120
@@ -149,11 +149,11 @@ class DenseLm1T16x16(GShardLm):
 
 
 class DenseLm12kWideAdam(DenseLm12kWide):
-    """12288 wide, learned with Adam.
+    """12288 wide, trained with Adam.
 
-    The reference leaves Adam the schedule it has for Adafactor, 0.01 flat for 10,000 steps, which no model of this
-    size survives. Here the rate rises for 10,000 updates to 1e-4, the order of GPT-3's, and falls as the inverse root;
-    `--set=LEARNING_RATE=0.01 --set=WARMUP_STEPS=0` is the reference's.
+    The reference uses its Adafactor schedule for Adam, 0.01 for the first 10,000 steps, with which models of this size
+    diverge. Here the learning rate rises for 10,000 updates to 1e-4, the order of GPT-3's, then falls as the inverse
+    square root; `--set=LEARNING_RATE=0.01 --set=WARMUP_STEPS=0` selects the reference's.
     """
 
     DEVICE_MESH_SHAPE = (16, 32)

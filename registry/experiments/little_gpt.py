@@ -1,7 +1,7 @@
 """The five published sizes of fattorib/Little-GPT, the torch code before fattorib's GPT transformers.
 
-Their weights come in by `python -m runners.convert import --format=little_gpt`. The three with ALiBi were trained at a
-context of 512, and read further. Tokens are bytes of text unless VOCABULARY = gpt2.
+Import their weights with `python -m runners.convert import --format=little_gpt`. The three with ALiBi were trained at a
+context of 512, and work at longer ones. Tokens are bytes of text unless VOCABULARY = gpt2.
 """
 
 from registry.experiment import register
@@ -9,7 +9,7 @@ from registry.templates.gpt_lm import GptLm
 
 
 class LittleGpt(GptLm):
-    """The exact GELU, epsilon 1e-5, GPT-2's vocabulary; learned positions, one residual branch after the other."""
+    """The exact GELU, epsilon 1e-5, GPT-2's vocabulary; learned positions, sequential residual branches."""
 
     VOCAB_SIZE = 50257
     POSITIONS = "learned"
@@ -18,7 +18,7 @@ class LittleGpt(GptLm):
 
 
 class LittleGptAlibi(LittleGpt):
-    """ALiBi, and both residual branches behind one norm."""
+    """ALiBi, and parallel residual branches after a shared norm."""
 
     POSITIONS = "alibi"
     PARALLEL_RESIDUAL = True

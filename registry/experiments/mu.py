@@ -1,7 +1,7 @@
 """Mu-Transformers under their widths, a small one to tune on a laptop, and other families under muP.
 
-Weights are counted with the vocabulary of T5 (32,100 tokens), which the runs on C4 have. Tokens are bytes of text, the
-first 256 rows, unless VOCABULARY and DATA say otherwise.
+Weights are counted with the vocabulary of T5 (32,100 tokens), which the runs on C4 use. By default tokens are bytes of
+text, which use the first 256 rows; VOCABULARY and DATA select others.
 """
 
 from registry.experiment import register
@@ -96,8 +96,8 @@ class MuHuge(MuT5):
 class MuHuge12(MuHuge):
     """10.2 billion weights in 12 layers, 8192 wide: the largest run, Lion on 190 billion tokens.
 
-    Squared ReLU, zero queries at the start, rates 1 / fan_in, decay by the schedule alone. LEARNING_RATE is a place to
-    start a sweep from: the best one for Lion is not that of AdamW.
+    Squared ReLU, zero queries at the start, rates 1 / fan_in, decay by the schedule alone. LEARNING_RATE is a
+    starting point for a sweep: the best one for Lion is not that of AdamW.
     """
 
     PARAMETRIZATION = "abs_mup"
@@ -135,7 +135,7 @@ class MuDense8B(DenseLm8B2x2):
 
 @register
 class MuStdlib(StdlibTiny):
-    """The demo under muP: its learning rate carries over to any width, `--set=MODEL_DIM=256`."""
+    """The demo under muP: its learning rate transfers to any width, `--set=MODEL_DIM=256`."""
 
     PARAMETRIZATION = "mup"
     BASE_WIDTH = 64

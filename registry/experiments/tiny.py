@@ -37,7 +37,7 @@ class StdlibSmall(StdlibTiny):
 
 @register
 class StdlibTinyLlama(StdlibTiny):
-    """How to write your own: StdlibTiny with a gated SiLU layer and grouped-query attention, in four lines."""
+    """Example of your own experiment: StdlibTiny with a gated SiLU layer and grouped-query attention, in four lines."""
 
     ACTIVATION = "silu"
     GATED = True

@@ -1,7 +1,7 @@
-"""Transformer-VQ: the paper's data sets, two sizes on text of your own, and their quadratic twins.
+"""Transformer-VQ: the paper's data sets, two sizes on your own text, and their counterparts with quadratic attention.
 
 The presets without a suffix have the weights of the tensor-parallel code and the dropout of the optimised one, and
-back-propagate through whole rows; those that end in Tbptt are the paper's runs (2048-token updates, carried state).
+back-propagate through full rows; those that end in Tbptt are the paper's runs (2048-token updates, carried state).
 """
 
 from registry.experiment import register
@@ -49,7 +49,7 @@ class VQEnwik8Tbptt(VQEnwik8):
 class VQPg19(VQLm):
     """1.314 billion weights (a vocabulary of 32,000 included) on the books of PG-19, rows of 8192.
 
-    Tokens are bytes, the first 259 of its rows, unless VOCABULARY_PATH names a trained vocabulary.
+    Tokens are bytes, which use the first 259 rows, unless VOCABULARY_PATH names a trained vocabulary.
     """
 
     NUM_LAYERS = 24
@@ -130,7 +130,7 @@ class VQThroughput(VQEnwik8):
 
 @register
 class FullThroughput(VQThroughput):
-    """VQThroughput's quadratic twin: 184.4 million weights."""
+    """VQThroughput with quadratic attention: 184.4 million weights."""
 
     ATTENTION = "full"
 
@@ -147,7 +147,7 @@ class VQThroughputMqa(VQMultiQueryLm, VQThroughput):
 
 @register
 class VQTiny(VQEnwik8):
-    """15.8 million weights on enwik8, rows of 800 in blocks of 50: does it run."""
+    """15.8 million weights on enwik8, rows of 800 in blocks of 50: a quick check that it runs."""
 
     NUM_LAYERS = 2
     SEQ_LEN = 800
@@ -173,7 +173,7 @@ class VQSmall(VQEnwik8):
 
 @register
 class FullSmall(VQSmall):
-    """VQSmall's quadratic twin: 184.4 million weights."""
+    """VQSmall with quadratic attention: 184.4 million weights."""
 
     ATTENTION = "full"
 
@@ -188,7 +188,7 @@ class VQLarge(VQPg19):
 
 @register
 class FullLarge(VQLarge):
-    """VQLarge's quadratic twin: 1.311 billion weights."""
+    """VQLarge with quadratic attention: 1.311 billion weights."""
 
     ATTENTION = "full"
 
@@ -226,6 +226,6 @@ class VQStdlib(VQLm):
 
 @register
 class FullStdlib(VQStdlib):
-    """VQStdlib's quadratic twin: 557,568 weights."""
+    """VQStdlib with quadratic attention: 557,568 weights."""
 
     ATTENTION = "full"

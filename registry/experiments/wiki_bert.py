@@ -1,4 +1,4 @@
-"""The MLPerf BERT encoders of Lingvo under their names; the docstrings state the weights."""
+"""The MLPerf BERT encoders of Lingvo under their names; the docstrings give the number of weights."""
 
 from registry.experiment import register
 from registry.templates.bert_lm import BertEncoder
@@ -77,7 +77,7 @@ class MLPerfBertDense500B2K(MLPerfBertDense500B):
 
 @register
 class MLPerfBertDense13B32x32(BertEncoder):
-    """14.9 billion weights on 2048 devices. Its 40 heads are padded to 64 where 32 devices share them."""
+    """14.9 billion weights on 2048 devices. Its 40 heads are padded to 64 to divide by 32 devices."""
 
     DEVICE_MESH_SHAPE = (64, 32)
     DEVICE_ORDER = "transposed"

@@ -9,7 +9,7 @@ from registry.templates.gpt_lm import GptLm
 
 
 class ZeroLm(GptLm):
-    """Weights on every device of the data axis, where no stage splits them; no biases; ALiBi."""
+    """Weights replicated over the data axis unless a ZeRO stage splits them; no biases; ALiBi."""
 
     DEVICE_MESH_SHAPE = (32, 1)
     USE_BIAS = False

@@ -1,1 +1,1 @@
-"""Templates: the classes that entries extend. Their knobs are the choices of a model family."""
+"""Templates: the base classes of experiments. Their knobs are the choices of a model family."""

@@ -1,4 +1,4 @@
-"""The template of bidirectional encoders that learn to predict masked tokens."""
+"""The template of bidirectional encoders trained to predict masked tokens."""
 
 import fiddle as fdl
 
@@ -10,10 +10,10 @@ from tasks.inputs.masked import MaskedInput
 class BertEncoder(GShardLm):
     """A bidirectional GShard encoder with gated SiLU layers and one head of keys and values.
 
-    It learns to tell hidden tokens from those around them; the loss is a mean over hidden tokens.
+    It is trained to predict masked tokens from their context; the loss is a mean over masked tokens.
 
     The reference reads MLPerf's Wikipedia records; here the input is synthetic, text with `--set=DATA=text`, or a seqio
-    task, which may hide tokens itself (SEQIO_OBJECTIVE = "encoder").
+    task, which may mask tokens itself (SEQIO_OBJECTIVE = "encoder").
     """
 
     CAUSAL = False
@@ -24,11 +24,11 @@ class BertEncoder(GShardLm):
     BATCH_SIZE = 1024
     LOSS_NORMALIZER = "weights"
     Z_LOSS = 0.0
-    MASK_RATE: float = 0.12  # share of tokens that become MASK_ID
-    RANDOM_RATE: float = 0.015  # share that become a random token
-    SAME_RATE: float = 0.015  # share that stay, but are to be predicted all the same
-    MASK_ID: int = 103
-    TEXT_MASK_ID: int = 1  # a byte that text does not contain
+    MASK_RATE: float = 0.12  # share of tokens replaced by MASK_ID
+    RANDOM_RATE: float = 0.015  # share of tokens replaced by a random token
+    SAME_RATE: float = 0.015  # share of tokens that stay unchanged but are predicted
+    MASK_ID: int = 103  # id of the mask token
+    TEXT_MASK_ID: int = 1  # the mask token of bytes: a byte that text does not contain
     NUM_STEPS = 10_000_000
     LOG_EVERY = 200
     SAVE_EVERY = 1000
@@ -41,7 +41,8 @@ class BertEncoder(GShardLm):
 
     @classmethod
     def Smoke(cls):
-        # Hidden tokens are few and harder to tell than next ones: fewer tokens and more rows show progress early.
+        # Masked tokens are few and harder to predict than next tokens: a small vocabulary and more rows show progress
+        # early.
         return super().Smoke().derive(VOCAB_SIZE=59 if cls.PAD_VOCAB_TO > 1 else 64, MASK_ID=3, BATCH_SIZE=32)
 
     def train_input(self) -> fdl.Config:
@@ -68,5 +69,5 @@ class BertEncoder(GShardLm):
 
     @property
     def masked_by_task(self) -> bool:
-        """Whether a seqio task hides tokens itself."""
+        """Returns whether a seqio task masks the tokens."""
         return self.DATA == "seqio" and self.SEQIO_OBJECTIVE == "encoder"

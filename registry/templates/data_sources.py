@@ -1,4 +1,4 @@
-"""Where token ids come from: what DATA, DATA_PATH and DATASET mean as configs."""
+"""Data sources: configs for the knobs DATA, DATA_PATH and DATASET."""
 
 from typing import Any, Literal, get_args
 
@@ -30,55 +30,57 @@ HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
 
 
 class DataSources(Experiment):
-    """The knobs of real data, from files and folders and the data sets that libraries know by name."""
+    """The knobs of real data: files, folders and data sets of libraries."""
 
-    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"
-    VOCABULARY_PATH: str | None = None  # a .model; a tokenizer.json, its folder or a hub name; GPT-2's folder
-    DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; for text, None is the standard library
-    VALIDATION_PATH: str | None = None  # files that validate, where they are not among DATA_PATH
-    TEST_PATH: str | None = None  # files that test
-    DATASET: str | None = None  # what a library calls it: Hugging Face, TFDS, a function
+    VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"  # kind of vocabulary
+    VOCABULARY_PATH: str | None = None  # a .model file; a tokenizer.json, its folder or a hub name; GPT-2's folder
+    DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; None is the standard library for text
+    VALIDATION_PATH: str | None = None  # files of the validation split, if not part of DATA_PATH
+    TEST_PATH: str | None = None  # files of the test split, if not part of DATA_PATH
+    DATASET: str | None = None  # name of a Hugging Face data set, a TFDS data set or a function
     DATASET_CONFIG: str | None = None  # the configuration of a Hugging Face data set
-    DATA_SPLITS: tuple[tuple[str, str], ...] = ()  # (train, validation or test, the data set's name) where they differ
+    DATA_SPLITS: tuple[tuple[str, str], ...] = ()  # pairs (train, validation or test; its name in DATASET)
     DATA_COLUMN: str = "text"  # the field of each example that is read
-    DATA_MEMBER: str = "txt"  # the file of each sample in webdataset shards, by its ending
-    FUNCTION_SPLITS: bool = False  # a function is called with the name of each split
-    TOKEN_DTYPE: str = "uint16"  # of .bin files of token ids that do not say
-    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # of data that has no splits: train, validation, test
-    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE or KIND:PLACE#COLUMN, weight) of each, for DATA = mixture
-    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how rows come from documents: tasks.inputs.rows
-    DOCUMENT_MASKS: bool = False  # positions start anew in each document, and attention stays within it
-    CACHE_DIR: str | None = None  # where token ids are kept, also gs:// or s3://; None is the user's cache folder
+    DATA_MEMBER: str = "txt"  # file extension of the text in samples of webdataset shards
+    FUNCTION_SPLITS: bool = False  # whether the function takes the name of the split as argument
+    TOKEN_DTYPE: str = "uint16"  # dtype of .bin files of token ids without a header
+    SPLIT_FRACTIONS: tuple[float, ...] = (0.9, 0.05, 0.05)  # train, validation and test shares of data without splits
+    MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE or KIND:PLACE#COLUMN, weight) pairs, for DATA = mixture
+    ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how documents become rows: see tasks.inputs.rows
+    DOCUMENT_MASKS: bool = False  # restart positions in each document and restrict attention to it
+    CACHE_DIR: str | None = None  # folder for token ids, also gs:// or s3://; None is the user's cache folder
 
     def vocabulary(self) -> fdl.Config:
-        """Text to token ids and back."""
+        """Returns the config of the vocabulary."""
         raise NotImplementedError
 
     def token_rows(self, kind: str, place: str | None, **sizes: Any) -> fdl.Config:
-        """Endless shuffled rows of one source. `place` stands for DATA_PATH or DATASET, whichever the kind reads."""
+        """Returns endless shuffled rows of one source. `place` replaces DATA_PATH or DATASET, as the kind requires."""
         named = {"VALIDATION_PATH": self.VALIDATION_PATH, "TEST_PATH": self.TEST_PATH}
         if (kind not in HAVE_HELD_OUT_FILES or place) and (unread := [knob for knob in named if named[knob]]):
             where = f"'{kind}:{place}' in MIXTURE" if place else f"DATA = {kind}"
             known = ", ".join(HAVE_HELD_OUT_FILES)
-            raise UsageError(f"{where} has no use for {unread[0]} = {named[unread[0]]}, which is for DATA = {known}.")
+            raise UsageError(f"{where} does not read {unread[0]} = {named[unread[0]]}. Use it with DATA = {known}.")
         rows = {"rows": self.ROWS, "document_masks": self.DOCUMENT_MASKS}
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
     def mixed_rows(self, **sizes: Any) -> fdl.Config:
-        """Endless rows of the sources in MIXTURE, by their weights."""
+        """Returns endless rows of the sources in MIXTURE, drawn by their weights."""
         if not self.MIXTURE:
-            raise UsageError('DATA = mixture needs sources: --set=MIXTURE=(("text:",0.7),("jsonl:more.jsonl",0.3)).')
+            example = 'MIXTURE=(("text:",0.7),("jsonl:more.jsonl",0.3))'
+            raise UsageError(f"DATA = mixture needs sources. Set MIXTURE, for example --set={example}.")
         rows = []
         for name, _ in self.MIXTURE:
             kind, _, place = name.partition(":")
             if kind not in get_args(Kind):
-                raise UsageError(f"'{name}' in MIXTURE is no KIND:PLACE. {did_you_mean(kind, get_args(Kind))}")
+                hint = did_you_mean(kind, get_args(Kind))
+                raise UsageError(f"'{name}' in MIXTURE is not of the form KIND:PLACE. {hint}")
             rows.append(self.token_rows(kind, place or None, **sizes))
         weights = tuple(float(weight) for _, weight in self.MIXTURE)
         return fdl.Config(MixedInput, sources=tuple(rows), weights=weights, seed=sizes.get("seed", 0))
 
     def held_out(self, config: fdl.Config, split: str, max_rows: int | None) -> fdl.Config:
-        """One pass over another split of what the config reads."""
+        """Returns one pass over another split of the data of a config."""
         if fdl.get_callable(config) is MixedInput:
             parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
             return fdl.Config(ChainedInput, sources=parts)
@@ -86,7 +88,7 @@ class DataSources(Experiment):
         return config
 
     def token_source(self, kind: str, place: str | None) -> fdl.Config:
-        """A TokenSource."""
+        """Returns the config of a TokenSource."""
         vocabulary = self.vocabulary()
         plain = fdl.get_callable(vocabulary) is ByteVocabulary and not getattr(vocabulary, "special_tokens", 0)
         if kind == "text" and plain:
@@ -108,7 +110,7 @@ class DataSources(Experiment):
         )
 
     def documents(self, kind: str, place: str | None) -> fdl.Config:
-        """A DocumentSource. A place may end in #COLUMN."""
+        """Returns the config of a DocumentSource. A place may end in #COLUMN."""
         if kind == "text":
             return fdl.Config(RunningText, path=place or self.DATA_PATH, fractions=self.SPLIT_FRACTIONS)
         column = {}
@@ -135,5 +137,5 @@ class DataSources(Experiment):
     def _named(self, kind: str, knob: str, place: str | None) -> str:
         named = place or getattr(self, knob)
         if not named:
-            raise UsageError(f"DATA = {kind} needs to know what to read: --set={knob}=...")
+            raise UsageError(f"DATA = {kind} needs {knob}. Set it: --set={knob}=...")
         return named

@@ -1,4 +1,4 @@
-"""The template of decoder-only language models: every choice is a knob."""
+"""The template of decoder-only language models."""
 
 from typing import Any, Literal, Self
 
@@ -33,42 +33,42 @@ class DecoderLm(LanguageTraining):
     DEVICE_MESH_SHAPE = (-1, 1)
 
     # Sizes
-    NUM_LAYERS: Positive = 4
-    MODEL_DIM: Positive = 128
-    NUM_HEADS: Positive | None = 4  # None is MODEL_DIM / HEAD_DIM
-    NUM_KV_HEADS: Positive | None = None  # None is NUM_HEADS (multi-head); 1 is multi-query
-    HEAD_DIM: Positive | None = None  # None is MODEL_DIM / NUM_HEADS
-    FFN_DIM: Positive | None = None  # None is FFN_MULTIPLE * MODEL_DIM, rounded down
-    FFN_MULTIPLE: PositiveFloat = 4.0
+    NUM_LAYERS: Positive = 4  # number of layers
+    MODEL_DIM: Positive = 128  # width of the residual stream
+    NUM_HEADS: Positive | None = 4  # query heads; None is MODEL_DIM / HEAD_DIM
+    NUM_KV_HEADS: Positive | None = None  # heads of keys and values; None is NUM_HEADS, 1 is multi-query
+    HEAD_DIM: Positive | None = None  # size of a head; None is MODEL_DIM / NUM_HEADS
+    FFN_DIM: Positive | None = None  # hidden units; None is FFN_MULTIPLE * MODEL_DIM, rounded down
+    FFN_MULTIPLE: PositiveFloat = 4.0  # hidden units over MODEL_DIM, if FFN_DIM is None
 
     # Structure
-    ACTIVATION: str = "gelu_tanh"
-    GATED: bool = False
-    NORM: Literal["rms", "layer"] = "rms"
-    NORM_EPSILON: float | None = None  # None is 1e-6 for rms and 1e-5 for layer
-    EMBEDDING_NORM: bool = False
-    QK_NORM: Literal["none", "rms", "l2"] = "none"  # of each head's query and key; see layers.attention.softmax
-    POSITIONS: Literal["rotary", "learned", "sinusoidal", "alibi", "none"] = "rotary"
-    ROTARY_BASE: PositiveFloat = 10_000.0
-    PARALLEL_RESIDUAL: bool = False
+    ACTIVATION: str = "gelu_tanh"  # a name in layers.feed_forward.activations
+    GATED: bool = False  # whether feed-forward layers are gated (GLU)
+    NORM: Literal["rms", "layer"] = "rms"  # kind of normalization
+    NORM_EPSILON: float | None = None  # added to the variance; None is 1e-6 for rms and 1e-5 for layer
+    EMBEDDING_NORM: bool = False  # normalize the embedding
+    QK_NORM: Literal["none", "rms", "l2"] = "none"  # norm of each head's query and key; see layers.attention.softmax
+    POSITIONS: Literal["rotary", "learned", "sinusoidal", "alibi", "none"] = "rotary"  # position encoding
+    ROTARY_BASE: PositiveFloat = 10_000.0  # base of rotary wavelengths
+    PARALLEL_RESIDUAL: bool = False  # attention and feed-forward layer read the same input
     SHARED_NORM: bool = False  # one norm for both branches of a parallel residual
-    USE_BIAS: bool = False
-    TIE_EMBEDDINGS: bool = True
-    ATTENTION_SCALE: float | None = None  # on the scores; None is HEAD_DIM^-1/2, and 1 / HEAD_DIM under muP
-    ATTENTION_WINDOW: Positive | None = None  # positions a query sees, its own the last; None is all before it
-    DROPOUT: float = 0.0  # on attention probabilities and residual branches
-    EMBEDDING_DROPOUT: float | None = None  # None is DROPOUT
-    HIDDEN_DROPOUT: float | None = None  # on the hidden layer; None is DROPOUT
+    USE_BIAS: bool = False  # biases in linear layers and layer norms
+    TIE_EMBEDDINGS: bool = True  # use the embedding as the head
+    ATTENTION_SCALE: float | None = None  # factor on the scores; None is HEAD_DIM^-1/2, or 1 / HEAD_DIM under muP
+    ATTENTION_WINDOW: Positive | None = None  # positions a query attends to, its own included; None is unlimited
+    DROPOUT: float = 0.0  # dropout rate on attention probabilities and residual branches
+    EMBEDDING_DROPOUT: float | None = None  # dropout rate on the embedding; None is DROPOUT
+    HIDDEN_DROPOUT: float | None = None  # dropout rate on the hidden layer; None is DROPOUT
 
     # Initial values and learning rates by width
-    PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # see tasks.parametrization
-    BASE_WIDTH: Positive | None = None  # the width that learning rates refer to under muP
-    INIT_STDDEV: float | None = None  # of matrices; None is fan_in^-1/2
-    UNEMBEDDING_INIT: HeadInit | None = None  # of a head of its own; None is fan_in, and inverse_fan_in under muP
+    PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # scaling by width: see tasks.parametrization
+    BASE_WIDTH: Positive | None = None  # the width at which learning rates are tuned, under muP
+    INIT_STDDEV: float | None = None  # standard deviation of matrices; None is fan_in^-1/2
+    UNEMBEDDING_INIT: HeadInit | None = None  # initializer of an untied head; None: fan_in, or inverse_fan_in under muP
 
     # Computation
-    DTYPE: Literal["float32", "bfloat16"] = "float32"
-    REMAT: str = "none"
+    DTYPE: Literal["float32", "bfloat16"] = "float32"  # of activations and matrix products
+    REMAT: str = "none"  # what the backward pass recomputes: a name in layers.remat
     UNROLL: Positive = 1  # layers per iteration of the scan over layers
 
     WEIGHTS: Specs = Specs(
@@ -131,12 +131,12 @@ class DecoderLm(LanguageTraining):
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         if self.NUM_HEADS is not None:
             return self.NUM_HEADS
         if self.HEAD_DIM is None or self.MODEL_DIM % self.HEAD_DIM:
             raise UsageError(
-                f"HEAD_DIM = {self.HEAD_DIM} must divide MODEL_DIM = {self.MODEL_DIM}, or NUM_HEADS be set."
+                f"HEAD_DIM must divide MODEL_DIM = {self.MODEL_DIM} (got {self.HEAD_DIM}). Change it or set NUM_HEADS."
             )
         return self.MODEL_DIM // self.HEAD_DIM
 
@@ -147,21 +147,21 @@ class DecoderLm(LanguageTraining):
             return self.HEAD_DIM
         if self.NUM_HEADS is None or self.MODEL_DIM % self.NUM_HEADS:
             raise UsageError(
-                f"NUM_HEADS = {self.NUM_HEADS} must divide MODEL_DIM = {self.MODEL_DIM}, or HEAD_DIM be set."
+                f"NUM_HEADS must divide MODEL_DIM = {self.MODEL_DIM} (got {self.NUM_HEADS}). Change it or set HEAD_DIM."
             )
         return self.MODEL_DIM // self.NUM_HEADS
 
     @property
     def hidden_dim(self) -> int:
-        """Hidden units of a feed-forward layer."""
+        """Number of hidden units of a feed-forward layer."""
         return int(self.FFN_MULTIPLE * self.MODEL_DIM) if self.FFN_DIM is None else self.FFN_DIM
 
     @classmethod
     def of_width(cls, width: int) -> type[Self]:
-        """The same experiment with another MODEL_DIM: as many layers, heads of the same size, FFN_DIM in proportion.
+        """Returns the experiment with another MODEL_DIM: as many layers, heads of the same size, FFN_DIM in proportion.
 
         Raises:
-          UsageError: the sizes do not come out whole.
+          UsageError: a size would not be an integer.
         """
         sizes: dict[str, Any] = {"MODEL_DIM": width}
         for name in cls.grows_with_width():
@@ -170,7 +170,7 @@ class DecoderLm(LanguageTraining):
                 size = sizes[name] = now * width // cls.MODEL_DIM
                 if size * cls.MODEL_DIM != now * width:
                     raise UsageError(
-                        f"{name} = {now} at MODEL_DIM = {cls.MODEL_DIM} does not come out whole at width {width}."
+                        f"{name} = {now} at MODEL_DIM = {cls.MODEL_DIM} is not an integer when scaled to width {width}."
                     )
         if "NUM_HEADS" in sizes:
             sizes["HEAD_DIM"] = cls().head_dim
@@ -178,28 +178,28 @@ class DecoderLm(LanguageTraining):
 
     @classmethod
     def grows_with_width(cls) -> tuple[str, ...]:
-        """Knobs in proportion to MODEL_DIM where they are set; a single head of keys and values stays single."""
+        """Returns the knobs that scale with MODEL_DIM if set; a single head of keys and values stays single."""
         return "NUM_HEADS", "NUM_KV_HEADS", "FFN_DIM"
 
     @property
     def parametrization(self) -> Parametrization:
-        """What follows from the width."""
+        """The parametrization by width."""
         return Parametrization(rule=self.PARAMETRIZATION, width=self.MODEL_DIM, base_width=self.BASE_WIDTH)
 
     def initializer(self, scale: float = 1.0) -> fdl.Config:
-        """Of a matrix, times `scale`."""
+        """Returns the initializer of a matrix, times `scale`."""
         if self.INIT_STDDEV is None:
             return fdl.Config(FanIn, scale=scale)
         return fdl.Config(Normal, stddev=self.INIT_STDDEV * self.parametrization.multiple**-0.5 * scale)
 
     def unembedding_initializer(self) -> fdl.Config:
-        """Of an untied head."""
+        """Returns the initializer of an untied head."""
         standard = self.PARAMETRIZATION == "standard"
         kind = self.UNEMBEDDING_INIT or ("fan_in" if standard else "inverse_fan_in")
         if self.OPTIMIZER == "adafactor" and kind == "fan_in" and not standard:
             raise UsageError(
-                "UNEMBEDDING_INIT = fan_in does not go with OPTIMIZER = adafactor under muP: its updates are in "
-                "proportion to the weight. Take inverse_fan_in or zero."
+                "UNEMBEDDING_INIT = fan_in does not work with OPTIMIZER = adafactor under muP, because its updates are "
+                "proportional to the weight. Set UNEMBEDDING_INIT to inverse_fan_in or zero."
             )
         if kind == "zero":
             return fdl.Config(Constant)
@@ -211,19 +211,19 @@ class DecoderLm(LanguageTraining):
 
     @property
     def fixed_stddev(self) -> float:
-        """Standard deviation of a row of a tied embedding, and of learned positions; muP does not let it change."""
+        """Standard deviation of tied embeddings and learned positions; constant over widths under muP."""
         return self.INIT_STDDEV or (self.MODEL_DIM / self.parametrization.multiple) ** -0.5
 
     def layer(self, cls: Any, **fields: Any) -> fdl.Config:
-        """The config of a module, with the rows of the spec tables it lists."""
+        """Returns the config of a module, with the specs that it lists."""
         if "param_dtype" in cls.__dataclass_fields__ and self.PARAM_DTYPE != "float32":
             fields["param_dtype"] = self.PARAM_DTYPE
         return fdl.Config(cls, specs=self.specs.of(cls), **fields)
 
     def model(self) -> fdl.Config:
-        """Embedding, stack, norm, head."""
+        """Returns the config of the model: embedding, stack, norm, head."""
         common = {"vocab_size": self.vocab_size, "model_dim": self.MODEL_DIM, "dtype": self.DTYPE}
-        # A tied head wants small rows, so that the first logits are small; the factor restores the embedding's scale.
+        # A tied head needs small rows for small initial logits; the factor restores the embedding's scale.
         stddev = self.fixed_stddev if self.TIE_EMBEDDINGS else 1.0
         scale = 1 / stddev if self.TIE_EMBEDDINGS and self.INIT_STDDEV is None else 1.0
         embedding = self.layer(Embedding, initializer=fdl.Config(Normal, stddev=stddev), scale=scale, **common)
@@ -232,7 +232,7 @@ class DecoderLm(LanguageTraining):
             head = self.layer(Unembedding, initializer=self.unembedding_initializer(), **common)
         elif self.UNEMBEDDING_INIT is not None:
             raise UsageError(
-                f"UNEMBEDDING_INIT = {self.UNEMBEDDING_INIT} is of a head of its own: say TIE_EMBEDDINGS=false."
+                f"UNEMBEDDING_INIT = {self.UNEMBEDDING_INIT} has no effect on a tied head. Set TIE_EMBEDDINGS=false."
             )
         elif self.PARAMETRIZATION != "standard":
             embedding.logits_scale = 1 / self.parametrization.multiple
@@ -251,7 +251,7 @@ class DecoderLm(LanguageTraining):
         )
 
     def position_embedding(self) -> fdl.Config | None:
-        """What is added to the token embedding."""
+        """Returns the config of the positions that are added to the token embedding, or None."""
         if self.POSITIONS == "learned":
             init = fdl.Config(Normal, stddev=self.fixed_stddev)
             return self.layer(LearnedPositions, max_length=self.SEQ_LEN, model_dim=self.MODEL_DIM, initializer=init)
@@ -260,11 +260,9 @@ class DecoderLm(LanguageTraining):
         return None
 
     def block(self) -> fdl.Config:
-        """One layer."""
+        """Returns the config of one layer."""
         if self.SHARED_NORM and not self.PARALLEL_RESIDUAL:
-            raise UsageError(
-                "SHARED_NORM goes with PARALLEL_RESIDUAL=true: one after the other, branches read two norms."
-            )
+            raise UsageError("SHARED_NORM needs PARALLEL_RESIDUAL=true, because sequential branches read two norms.")
         return fdl.Config(
             ResidualBlock,
             activations=self.ACTIVATIONS.of(ResidualBlock),
@@ -277,14 +275,14 @@ class DecoderLm(LanguageTraining):
         )
 
     def norm(self) -> fdl.Config:
-        """One normalization."""
+        """Returns the config of one normalization."""
         if self.NORM == "layer":
             return self.layer(LayerNorm, use_bias=self.USE_BIAS, **self.epsilon)
         return self.layer(RMSNorm, **self.epsilon)
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The argument of normalizations; none where their own default holds."""
+        """The epsilon argument of normalizations; empty for their default."""
         return {} if self.NORM_EPSILON is None else {"epsilon": self.NORM_EPSILON}
 
     @property
@@ -293,10 +291,10 @@ class DecoderLm(LanguageTraining):
         return (2 * self.NUM_LAYERS) ** -0.5
 
     def mixer(self) -> fdl.Config:
-        """What mixes along the sequence."""
+        """Returns the config of the mixer along the sequence (attention)."""
         scale = self.ATTENTION_SCALE
         if scale is not None and self.QK_NORM == "l2":
-            raise UsageError("QK_NORM = l2 learns its scale: leave ATTENTION_SCALE out.")
+            raise UsageError("ATTENTION_SCALE has no effect with QK_NORM = l2, which learns the scale. Remove it.")
         if scale is None and self.PARAMETRIZATION != "standard":
             scale = 1 / self.head_dim
         return self.layer(
@@ -319,7 +317,7 @@ class DecoderLm(LanguageTraining):
         )
 
     def ffn(self) -> fdl.Config:
-        """What works on each position."""
+        """Returns the config of the feed-forward layer."""
         return self.layer(
             FeedForward,
             activations=self.ACTIVATIONS.of(FeedForward),

@@ -16,9 +16,9 @@ class GptLm(DecoderLm):
     """GPT-2 (Radford et al. 2019) as fattorib/transformer trains it.
 
     Layer norms, tanh-GELU, biases, a tied embedding, initial values N(0, 0.02) with residual branches scaled by
-    (2 layers)^-1/2; ALiBi (Press et al. 2022), or learned positions; residual branches one after the other, or side by
-    side behind one norm. Gradients are clipped entry by entry; biases, norms and positions do not decay. There is no
-    dropout on the embedding and the hidden layer.
+    (2 layers)^-1/2; ALiBi (Press et al. 2022), or learned positions; residual branches sequential, or parallel after a
+    shared norm. Gradients are clipped entry by entry; weight decay does not act on biases, norms and positions. The
+    embedding and the hidden layer have no dropout.
     """
 
     NUM_LAYERS = 12
@@ -34,12 +34,10 @@ class GptLm(DecoderLm):
     DROPOUT = 0.1
     EMBEDDING_DROPOUT = 0.0
     HIDDEN_DROPOUT = 0.0
-    STATIC_SGU: bool = False  # half of the channels through a fixed filter, in the place of attention
-    SGU_WIDTH: Positive = 128  # greatest distance that the filter sees
-    SGU_POWER: float = 1.0  # how fast it falls with the distance
-    HEAD_QK: Positive | None = (
-        None  # size of the keys of a head that points at tokens seen before; None is no such head
-    )
+    STATIC_SGU: bool = False  # pass half of the channels through a fixed filter instead of attention
+    SGU_WIDTH: Positive = 128  # largest distance that the filter covers
+    SGU_POWER: float = 1.0  # power by which the filter falls with the distance
+    HEAD_QK: Positive | None = None  # key size of a pointer head to earlier tokens of the row; None for no head
 
     LEARNING_RATE = 8e-4
     WARMUP_STEPS = 2000
@@ -68,7 +66,7 @@ class GptLm(DecoderLm):
 
     @property
     def vocab_size(self) -> int:
-        return max(self.VOCAB_SIZE, super().vocab_size)  # bytes are the first rows
+        return max(self.VOCAB_SIZE, super().vocab_size)  # bytes use the first rows
 
     def model(self) -> fdl.Config:
         config = super().model()
@@ -89,7 +87,9 @@ class GptLm(DecoderLm):
         if not self.STATIC_SGU:
             return config
         if self.head_dim % 2 or self.MODEL_DIM % 2:
-            raise UsageError(f"STATIC_SGU halves heads: HEAD_DIM = {self.head_dim} must be even.")
+            raise UsageError(
+                f"HEAD_DIM and MODEL_DIM must be even with STATIC_SGU (got {self.head_dim} and {self.MODEL_DIM})."
+            )
         config.model_dim = self.MODEL_DIM // 2
         config.head_dim = self.head_dim // 2
         if self.ATTENTION_SCALE is None and self.PARAMETRIZATION != "standard":
@@ -98,7 +98,7 @@ class GptLm(DecoderLm):
 
 
 class ParallelGptLm(GptLm):
-    """Attention and feed-forward layer read one norm, and are added together (Wang and Komatsuzaki 2021, GPT-J)."""
+    """GPT with parallel attention and feed-forward layer after a shared norm (Wang and Komatsuzaki 2021, GPT-J)."""
 
     PARALLEL_RESIDUAL = True
     SHARED_NORM = True

@@ -1,4 +1,4 @@
-"""The template of Lingvo's GShard language models, and of models with a mixture of experts in every other layer."""
+"""The templates of Lingvo's GShard language models: dense, and with a mixture of experts in every other layer."""
 
 from typing import Any, Literal
 
@@ -20,17 +20,16 @@ class GShardLm(DecoderLm):
     """Lingvo's dense LM (Xu et al. 2021, GSPMD).
 
     RMS norms, unscaled attention with an extra logit 0, a shared embedding of N(0, 1) with logits scaled by
-    MODEL_DIM^-1/2, z-loss, the mean of the loss taken over all positions.
+    MODEL_DIM^-1/2, z-loss, and a loss that is a mean over all positions.
 
     Every matrix is split over both axes of the mesh; the batch over "data", and the model dimension of activations,
     heads, hidden units and vocabulary over "model". Positions are relative biases with gated GELU layers, or learned
-    with ReLU layers. Synthetic packed rows are the training data: several segments a row, with positions that restart
-    and a causal mask that masks, where the reference feeds all ones.
+    with ReLU layers. Synthetic packed rows are the training data: several segments per row, with positions that
+    restart and a causal mask (the reference passes a mask of ones).
 
-    Layers are computed again in the backward pass (REMAT = "full"): the reference asks for it where it repeats layers,
-    and its promised speeds elsewhere imply it. Statistics of norms, scores and the loss are float32, where the
-    reference has bfloat16. Where the reference counts one step for each micro-batch and one more for each update, a
-    step here is an update.
+    The backward pass recomputes layers (REMAT = "full"): the reference sets it for repeated layers, and its stated
+    speeds for other models imply it. Statistics of norms, scores and the loss are float32 (bfloat16 in the reference).
+    A step is an update; the reference counts one step per micro-batch and one more per update.
     """
 
     NUM_LAYERS = 32
@@ -42,23 +41,21 @@ class GShardLm(DecoderLm):
     SEQ_LEN = 1024
     GATED = True
     POSITIONS: Literal["relative", "rotary", "learned", "sinusoidal", "none"] = "relative"
-    NUM_BUCKETS: Positive = 32  # of relative positions
-    MAX_DISTANCE: Positive = 128  # distances from here on share a bucket
+    NUM_BUCKETS: Positive = 32  # number of buckets of relative positions
+    MAX_DISTANCE: Positive = 128  # distances of this size and more share a bucket
     ATTENTION_SCALE = 1.0
-    EXTRA_LOGIT: float | None = 0.0  # of a key with value 0 in every softmax; None is none
+    EXTRA_LOGIT: float | None = 0.0  # logit of an extra key with value 0 in every softmax; None for no such key
     ATTENTION_SOFTCAP: PositiveFloat | None = None  # scores become ATTENTION_SOFTCAP * tanh(scores / ATTENTION_SOFTCAP)
-    PADDED_HEADS: Positive | None = (
-        None  # heads of activations are padded to this number where the mesh does not divide them
-    )
-    PAD_VOCAB_TO: Positive = 1  # rows of the embedding are padded to a multiple of this
-    CAUSAL: bool = True
+    PADDED_HEADS: Positive | None = None  # pad heads of activations to this number if the mesh does not divide them
+    PAD_VOCAB_TO: Positive = 1  # pad the rows of the embedding to a multiple of this
+    CAUSAL: bool = True  # whether attention is causal
 
     OPTIMIZER = "adafactor"
     LEARNING_RATE = 0.01
     SCHEDULE = "inverse_sqrt"
-    TIMESCALE: Positive = 10_000  # updates before the learning rate falls as the inverse root
+    TIMESCALE: Positive = 10_000  # updates before the learning rate falls as the inverse square root
     WARMUP_STEPS = 0
-    BETA2 = 0.999  # of adamw; adafactor forgets by 1 - t^-0.8
+    BETA2 = 0.999  # of adamw; adafactor has 1 - t^-0.8
     ADAM_EPSILON = 1e-6
     WEIGHT_DECAY = 0.0
     CLIP_NORM = None
@@ -126,7 +123,7 @@ class GShardLm(DecoderLm):
 
     @property
     def table_rows(self) -> int:
-        """Rows of the embedding that are stored."""
+        """Number of stored rows of the embedding, padding included."""
         return -(-self.vocab_size // self.PAD_VOCAB_TO) * self.PAD_VOCAB_TO
 
     def position_embedding(self) -> fdl.Config | None:
@@ -159,7 +156,7 @@ class GShardLm(DecoderLm):
                 num_buckets=self.NUM_BUCKETS,
                 max_distance=self.MAX_DISTANCE,
                 bidirectional=not self.CAUSAL,
-                # Its fan-in grows with the heads; under muP a bias's deviation does not change with the width.
+                # Its fan-in grows with the heads, but under muP the deviation of a bias is constant over widths.
                 initializer=fdl.Config(FanIn, scale=self.parametrization.multiple**0.5),
             )
         return config
@@ -179,28 +176,27 @@ class GShardLm(DecoderLm):
 class MoeLm(GShardLm):
     """A GShard LM with a mixture of experts in place of every other feed-forward layer, the first included.
 
-    See Lepikhin et al. 2021, GShard. A group of about 1024 tokens keeps the products that carry tokens to their slots
-    small beside the experts' own; they grow with the square of the group.
+    See Lepikhin et al. 2021, GShard. With groups of about 1024 tokens, the matrix products that dispatch tokens to
+    slots are cheap compared to the experts; their cost grows with the square of the group size.
 
-    Groups of tokens and experts are both split over "data": tokens change devices in an all-to-all. The hidden
-    dimension of experts is split over "model"; weights outside the experts are few, and have a copy along "data".
-    Another axis for the experts is another spec: give the mesh an axis "expert" and set the rows that start with
-    `expert_` to it.
+    Groups of tokens and experts are both split over "data": an all-to-all exchanges tokens. The hidden dimension of
+    experts is split over "model"; weights outside the experts are small and replicated along "data". To split experts
+    over another axis, add an axis "expert" to the mesh and use it in the specs that start with `expert_`.
     """
 
-    NUM_EXPERTS: Positive = 8
+    NUM_EXPERTS: Positive = 8  # number of experts per mixture
     EXPERT_DIM: Positive | None = None  # hidden units of one expert; None is FFN_DIM
-    NUM_GROUPS: Positive = 8  # groups of tokens, each with slots of its own
-    ROUTING: Literal["top2", "expert_choice"] = "top2"
-    SECOND_EXPERT: SecondExpert = "random"  # the paper's policy
-    SECOND_THRESHOLD: float = 0.5  # 2 * gate is the probability of a second expert
-    CAPACITY: int = 0  # least slots per expert and group
-    CAPACITY_FACTOR: float = 2.0
-    LEGACY_GATES: bool = True
-    GATED_EXPERTS: bool = False
-    AUX_LOSS: float = 0.01
-    ROUTER_Z_LOSS: float = 0.0
-    JITTER: float = 0.0
+    NUM_GROUPS: Positive = 8  # number of groups of tokens; each group has its own slots
+    ROUTING: Literal["top2", "expert_choice"] = "top2"  # tokens choose two experts, or experts choose tokens
+    SECOND_EXPERT: SecondExpert = "random"  # policy for the second expert of top2
+    SECOND_THRESHOLD: float = 0.5  # a random second expert has probability gate / SECOND_THRESHOLD
+    CAPACITY: int = 0  # minimum of slots per expert and group
+    CAPACITY_FACTOR: float = 2.0  # slots of all experts per token of a group; 0 uses CAPACITY alone
+    LEGACY_GATES: bool = True  # normalize top-2 gates before tokens are dropped, not after
+    GATED_EXPERTS: bool = False  # experts are gated GELU layers, else ReLU layers
+    AUX_LOSS: float = 0.01  # factor of the load-balancing loss
+    ROUTER_Z_LOSS: float = 0.0  # factor of the mean squared log-sum of router logits
+    JITTER: float = 0.0  # half-width of the multiplicative noise on router inputs
 
     WEIGHTS: Specs = GShardLm.WEIGHTS | Specs(
         query_ma=P(None, "model"),
@@ -238,19 +234,19 @@ class MoeLm(GShardLm):
     def model(self) -> fdl.Config:
         config = super().model()
         if self.NUM_LAYERS % 2:
-            raise UsageError(f"NUM_LAYERS = {self.NUM_LAYERS} must be even: every other layer has experts.")
+            raise UsageError(f"NUM_LAYERS = {self.NUM_LAYERS} must be even, because every other layer has experts.")
         config.stack.block = fdl.Config(Chain, blocks=(self.expert_block(), self.block()))
         config.stack.num_layers = self.NUM_LAYERS // 2
         return config
 
     def expert_block(self) -> fdl.Config:
-        """A layer with experts."""
+        """Returns the config of a layer with experts."""
         config = self.block()
         config.ffn = self.experts()
         return config
 
     def experts(self) -> fdl.Config:
-        """The mixture of experts."""
+        """Returns the config of the mixture of experts."""
         for rows, length in self.update_shapes():
             tokens = rows * length // max(1, self.GRADIENT_ACCUMULATION)
             if tokens % self.NUM_GROUPS:

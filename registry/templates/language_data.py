@@ -1,4 +1,4 @@
-"""What language models learn from and for how long: the part of the template that Train() and Test() come from."""
+"""The data part of the template: inputs, vocabulary, duration and intervals, for Train() and Test()."""
 
 from typing import Any, Literal, Self
 
@@ -18,44 +18,44 @@ from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 
 
 class LanguageData(DataSources):
-    """Documents as bytes or larger tokens, rows of a seqio task, or synthetic packed rows."""
+    """The data knobs of the template: documents as tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Sizes of the data
-    VOCAB_SIZE: Positive = 256  # of synthetic data, seqio's and of vocabularies in files; bytes are 256
-    SEQ_LEN: Positive = 128
-    TBPTT_LEN: Positive | None = None  # positions per update: rows in pieces, the state carried along
-    BATCH_SIZE: Positive = 16
+    VOCAB_SIZE: Positive = 256  # tokens of synthetic data, seqio tasks and vocabularies in files; 256 for bytes
+    SEQ_LEN: Positive = 128  # positions per row
+    TBPTT_LEN: Positive | None = None  # positions per update: reads rows in chunks with carried state (TBPTT)
+    BATCH_SIZE: Positive = 16  # rows per update
 
-    # Short rows first
-    LENGTH_STAGES: tuple[Positive, ...] = ()  # positions per row in equally long stages, before rows of SEQ_LEN
-    LENGTH_START: Positive | None = None  # or stages from this length up to SEQ_LEN,
-    LENGTH_MULTIPLE: Positive = 64  # each so much longer than the one before
-    STAGED_STEPS: Positive | None = None  # updates that all stages take together
-    STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # shorter rows, or more of them from the same tokens
+    # Length curriculum: short rows first
+    LENGTH_STAGES: tuple[Positive, ...] = ()  # positions per row in stages of equally many updates, before SEQ_LEN
+    LENGTH_START: Positive | None = None  # first length of stages that grow up to SEQ_LEN by LENGTH_MULTIPLE
+    LENGTH_MULTIPLE: Positive = 64  # difference of length between stages from LENGTH_START
+    STAGED_STEPS: Positive | None = None  # total updates of all stages
+    STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # cut rows to the stage, or split them into more rows
 
-    # A vocabulary that is trained
-    SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # what --mode=train_vocab trains, of VOCAB_SIZE pieces
-    VOCABULARY_BYTES: int = 10**9  # of training text that it reads
+    # Training of a vocabulary
+    SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # model type of --mode=train_vocab, with VOCAB_SIZE pieces
+    VOCABULARY_BYTES: int = 10**9  # bytes of training text that --mode=train_vocab reads
 
     # Data and program
-    DATA: Literal[Data] = "text"  # where it comes from: docs/data.md
-    EVAL_ROWS: int | None = 512  # windows of the validation split; None is all of it
+    DATA: Literal[Data] = "text"  # kind of data source: see docs/data.md
+    EVAL_ROWS: int | None = 512  # rows of the validation split that are evaluated; None is all
     SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
-    SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # see tasks.inputs.seqio.rows
-    SEQIO_CACHED: bool = False  # read what seqio_cache_tasks wrote
-    SEQIO_CACHE_DIR: str | None = None  # where, local or gs://; None is the folders that a module added
-    NUM_STEPS: Positive = 1000
-    LOG_EVERY: Positive = 50
-    EVAL_EVERY: int | None = 250
-    SAVE_EVERY: Positive = 250
-    STEP_TIMEOUT: float | None = 1800.0  # seconds after which an update that has not ended ends the run; None never
-    WARM_START: str | None = None  # a run folder to take weights from, of as many layers or fewer
-    WARM_START_CHECKPOINT: str = "last"  # last, best or a step
-    WARM_START_OPTIMIZER: bool = False  # take the optimizer's moments and count too
+    SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # training objective; see tasks.inputs.seqio.rows
+    SEQIO_CACHED: bool = False  # read the cache that seqio_cache_tasks wrote
+    SEQIO_CACHE_DIR: str | None = None  # folder of that cache, local or gs://; None is those that modules register
+    NUM_STEPS: Positive = 1000  # number of updates
+    LOG_EVERY: Positive = 50  # updates between two lines of metrics
+    EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
+    SAVE_EVERY: Positive = 250  # updates between two checkpoints
+    STEP_TIMEOUT: float | None = 1800.0  # seconds after which a hung update ends the run; None never
+    WARM_START: str | None = None  # folder of a run with as many layers or fewer, whose weights replace initial ones
+    WARM_START_CHECKPOINT: str = "last"  # checkpoint of WARM_START: last, best or a step number
+    WARM_START_OPTIMIZER: bool = False  # restore the optimizer's moments and update count too
 
     @classmethod
     def Smoke(cls) -> type[Self]:
-        """Bytes, and stages for a few short rows; the rest is the template's."""
+        """Returns a smoke-test variant: bytes and short stages; the other knobs are unchanged."""
         small: dict[str, Any] = {}
         if cls.VOCABULARY != "bytes":
             small |= {"VOCABULARY": "bytes", "VOCABULARY_PATH": None}
@@ -68,7 +68,7 @@ class LanguageData(DataSources):
         if cls.STAGED_STEPS is not None:
             small["STAGED_STEPS"] = 8
         if cls.WARM_START is not None:
-            small["WARM_START"] = None  # its sizes are others
+            small["WARM_START"] = None  # the sizes of the weights differ
         if cls.DATA == "seqio":
             small |= {"DATA": "text", "SEQIO_TASK": None, "SEQIO_CACHED": False}  # no download
         return cls.derive(**small)
@@ -89,7 +89,7 @@ class LanguageData(DataSources):
         return fdl.Config(TestProgram, inputs={split: self.test_input(split) for split in ("validation", "test")})
 
     def pieces(self, source: fdl.Config) -> fdl.Config:
-        """The input as it is, or its rows in pieces for truncated back-propagation (Williams and Peng 1990)."""
+        """Returns the input, in chunks if back-propagation is truncated (TBPTT, Williams and Peng 1990)."""
         if self.TBPTT_LEN is None:
             return source
         if self.SEQ_LEN % self.TBPTT_LEN:
@@ -97,33 +97,33 @@ class LanguageData(DataSources):
         return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
 
     def staged(self, source: fdl.Config) -> fdl.Config:
-        """The input as it is, or with short rows first."""
+        """Returns the input, with stages of short rows first if they are set."""
         lengths = self.stage_lengths()
         if bool(lengths) != (self.STAGED_STEPS is not None):
             raise UsageError(
-                f"STAGED_STEPS = {self.STAGED_STEPS} and the lengths of its stages, LENGTH_STAGES or LENGTH_START, go "
-                f"together: set both, or none."
+                f"STAGED_STEPS = {self.STAGED_STEPS} and the lengths of its stages, LENGTH_STAGES or LENGTH_START, "
+                f"need each other. Set both or none."
             )
         if not lengths:
             return source
         if self.TBPTT_LEN is not None:
-            raise UsageError(f"TBPTT_LEN = {self.TBPTT_LEN} goes with whole rows: leave STAGED_STEPS out.")
+            raise UsageError(f"STAGED_STEPS does not work with TBPTT_LEN (got {self.TBPTT_LEN}). Remove one of them.")
         sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN}
         stages = {"lengths": lengths, "steps": self.STAGED_STEPS, "rows": self.STAGED_ROWS}
         return fdl.Config(StagedInput, source=source, **stages, **sizes)
 
     def stage_lengths(self) -> tuple[int, ...]:
-        """Positions per row in each stage of short rows; none where all rows are whole."""
+        """Returns positions per row in each stage of short rows; empty if all rows are full."""
         start, multiple = self.LENGTH_START, self.LENGTH_MULTIPLE
         if list(self.LENGTH_STAGES) != sorted(self.LENGTH_STAGES):
-            raise UsageError(f"LENGTH_STAGES = {self.LENGTH_STAGES} must grow.")
+            raise UsageError(f"LENGTH_STAGES = {self.LENGTH_STAGES} must increase.")
         if self.STAGED_STEPS is not None and self.STAGED_STEPS >= self.NUM_STEPS:
             raise UsageError(f"STAGED_STEPS = {self.STAGED_STEPS} must be below NUM_STEPS = {self.NUM_STEPS}.")
         if start is None:
             return self.LENGTH_STAGES
         if self.LENGTH_STAGES:
             raise UsageError(
-                f"LENGTH_STAGES = {self.LENGTH_STAGES} and LENGTH_START = {start} both say how rows grow: choose one."
+                f"LENGTH_STAGES = {self.LENGTH_STAGES} and LENGTH_START = {start} both set the stages. Remove one."
             )
         if start % multiple or self.SEQ_LEN % multiple:
             raise UsageError(
@@ -134,7 +134,7 @@ class LanguageData(DataSources):
         return tuple(range(start, self.SEQ_LEN, multiple))
 
     def update_shapes(self) -> list[tuple[int, int]]:
-        """(rows, positions) of all batches that updates see, each once, in order: `shapes()` of Train()'s input."""
+        """Returns the distinct (rows, positions) of training batches, in order, as `shapes()` of Train()'s input."""
         if self.TBPTT_LEN is not None:
             return [(self.BATCH_SIZE, self.TBPTT_LEN)]
         pieces = lambda length: self.SEQ_LEN // max(length, 1) if self.STAGED_ROWS == "reshape" else 1
@@ -142,17 +142,20 @@ class LanguageData(DataSources):
         return [(self.BATCH_SIZE * pieces(length), length) for length in lengths]
 
     def warm_start(self) -> fdl.Config | None:
-        """Where weights come from, where not from initial values."""
+        """Returns the checkpoint whose weights replace initial ones, or None."""
         if self.WARM_START is None:
             return None
         chosen = {"checkpoint": self.WARM_START_CHECKPOINT, "optimizer": self.WARM_START_OPTIMIZER}
         return fdl.Config(WarmStart, workdir=self.WARM_START, **chosen)
 
     def train_input(self) -> fdl.Config:
-        """Endless shuffled data."""
+        """Returns the input of training: endless shuffled data."""
         common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA in ("synthetic", "seqio") and (self.ROWS != "cut" or self.DOCUMENT_MASKS):
-            raise UsageError(f"ROWS and DOCUMENT_MASKS do nothing for DATA = {self.DATA}, which packs its own rows.")
+            raise UsageError(
+                f"ROWS and DOCUMENT_MASKS have no effect with DATA = {self.DATA}, which packs its own rows. "
+                "Remove them."
+            )
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
         if self.DATA == "mixture":
@@ -163,14 +166,14 @@ class LanguageData(DataSources):
         return self.token_rows(self.DATA, None, **common)
 
     def test_input(self, split: str) -> fdl.Config:
-        """One pass over held-out data of the same source as Train()'s, whatever was set there."""
+        """Returns one pass over held-out data of the source of Train(), whatever overrides it has."""
         config = self.Train().input
         wrapped = self.TBPTT_LEN is not None or self.STAGED_STEPS is not None
-        config = config.source if wrapped else config  # whole rows are judged
+        config = config.source if wrapped else config  # evaluation uses full rows
         return self.hold_out(config, split)
 
     def hold_out(self, config: fdl.Config, split: str) -> fdl.Config:
-        """Makes the training input's config into that of a held-out split."""
+        """Changes the config of the training input into that of a held-out split."""
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
             return config
@@ -181,13 +184,13 @@ class LanguageData(DataSources):
 
     @property
     def seqio_task(self) -> str:
-        """The seqio task's name; raises a UsageError where there is none."""
+        """The name of the seqio task; raises a UsageError if it is not set."""
         if self.SEQIO_TASK is None:
-            raise UsageError("DATA = seqio reads a registered Task or Mixture: --set=SEQIO_TASK=NAME.")
+            raise UsageError("DATA = seqio needs a registered Task or Mixture. Set it: --set=SEQIO_TASK=NAME.")
         return self.SEQIO_TASK
 
     def vocabulary(self) -> fdl.Config:
-        """What VOCABULARY says for text, the task's tokens for seqio, plain ids for synthetic data."""
+        """Returns the vocabulary: VOCABULARY for text, the task's for seqio, plain ids for synthetic data."""
         if self.DATA == "seqio":
             return fdl.Config(SeqioVocabulary, task=self.seqio_task, rows=self.vocab_size)
         if self.DATA == "synthetic":
@@ -202,10 +205,10 @@ class LanguageData(DataSources):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Number of rows of the embedding."""
         return ByteVocabulary().size if self.in_bytes else self.VOCAB_SIZE
 
     @property
     def in_bytes(self) -> bool:
-        """Whether tokens are bytes of text."""
+        """Returns whether tokens are bytes of text."""
         return self.DATA not in ("synthetic", "seqio") and self.VOCABULARY == "bytes"

@@ -15,11 +15,12 @@ class MuLm(DecoderLm):
 
     RMS norms without gains, rotary positions, ReLU layers of four times the width, an untied head, no biases; heads of
     one size at every width, scores scaled by 1 / HEAD_DIM. Learning rates are those of width BASE_WIDTH: under muP they
-    carry over to any other. PARAMETRIZATION = "standard" turns rates, head and score scale back together.
+    transfer to any other width. PARAMETRIZATION = "standard" reverts learning rates, head and score scale together.
 
-    "2D finalized" split of GSPMD (Xu et al. 2021, section 5.1): the mesh has rows "X" and columns "Y". Every matrix of
-    a block is split over both; the batch over X, and heads, hidden units and the residual stream over Y. Embedding and
-    head are split over Y alone. With one column this is full sharding over X (ZeRO stage 3) but for those two.
+    The split is "2D finalized" of GSPMD (Xu et al. 2021, section 5.1): the mesh has rows "X" and columns "Y". Every
+    matrix of a block is split over both; the batch over X, and heads, hidden units and the residual stream over Y.
+    Embedding and head are split over Y alone. With one column this is full sharding over X (ZeRO stage 3) except for
+    embedding and head.
     """
 
     MESH_AXES = ("X", "Y")
@@ -36,18 +37,18 @@ class MuLm(DecoderLm):
     TIE_EMBEDDINGS = False
     NORM_EPSILON = 1e-5
     NORM_SCALE: Literal["none", "vector", "scalar"] = "none"  # learned gains of norms
-    SCORE_FUNCTION: str = "softmax"  # a name in layers.attention.score_functions
-    QUERY_INIT: Literal["fan_in", "zero"] = "fan_in"
-    RESIDUAL_INIT: Literal["fan_in", "zero"] = "fan_in"  # of what attention and feed-forward layer add to the residual
+    SCORE_FUNCTION: str = "softmax"  # attention weights: a name in layers.attention.score_functions
+    QUERY_INIT: Literal["fan_in", "zero"] = "fan_in"  # initializer of queries
+    RESIDUAL_INIT: Literal["fan_in", "zero"] = "fan_in"  # of the output matrices of residual branches
 
     # Optimization
     LEARNING_RATE = 2**-6  # at width BASE_WIDTH
     SCHEDULE = "linear"
-    START_FACTOR: float = 1e-4  # where warm-up starts, over the peak
+    START_FACTOR: float = 1e-4  # learning rate at the start of warm-up over the peak
     END_FACTOR = 1e-4
     WARMUP_STEPS = 10_000
     MOMENT_DTYPE = "bfloat16"
-    SCALE_EPSILON: bool = False  # Adam's epsilon falls with the width as the rate does
+    SCALE_EPSILON: bool = False  # scale Adam's epsilon by width like the learning rate
     WEIGHT_DECAY = 0.0
     DECAY_ROLES = ("embedding", "hidden", "output", "scale", "bias")
     LOSS_NORMALIZER = "positions"
@@ -131,12 +132,12 @@ class MuLm(DecoderLm):
         if self.NORM == "rms":
             config.scalar_scale = self.NORM_SCALE == "scalar"
         elif self.NORM_SCALE == "scalar":
-            raise UsageError("NORM_SCALE = scalar goes with NORM = rms: layer norms have gains per channel.")
+            raise UsageError("NORM_SCALE = scalar needs NORM = rms, because layer norms have gains per channel.")
         return config
 
     def mixer(self) -> fdl.Config:
         config = super().mixer()
-        config.qk_scale = self.QK_NORM == "rms" and self.NORM_SCALE != "none"  # "scalar" counts as "vector" here
+        config.qk_scale = self.QK_NORM == "rms" and self.NORM_SCALE != "none"  # "scalar" is treated as "vector" here
         if self.NORM_EPSILON is not None:
             config.epsilon = self.NORM_EPSILON
         config.score_function = self.SCORE_FUNCTION
@@ -162,7 +163,7 @@ class MuLm(DecoderLm):
 
 
 class MuMultiQueryLm(MuLm):
-    """One head of keys and values, on every column of the mesh; hidden layers of five times the width."""
+    """Multi-query Mu-Transformer: keys and values replicated over columns, hidden layers of five times the width."""
 
     NUM_KV_HEADS = 1
     FFN_MULTIPLE = 5.0

@@ -1,4 +1,4 @@
-"""How language models learn: objective, optimizer, and what of their state is split over devices."""
+"""The training part of the template: objective, optimizer and ZeRO."""
 
 import dataclasses
 from typing import Literal
@@ -16,38 +16,38 @@ from tasks.zero import Zero
 
 
 class LanguageTraining(LanguageData):
-    """The part of the template that Task() puts around a model."""
+    """The training knobs of the template, and Task()."""
 
-    OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
-    LEARNING_RATE: float = 1e-3
-    SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
-    WARMUP_STEPS: int = 100
-    DECAY_STEPS: int | None = None  # update at which linear and cosine end; None is NUM_STEPS
-    END_FACTOR: float = 0.1  # last learning rate over the peak
-    BETA1: float = 0.9
-    BETA2: float = 0.95
-    ADAM_EPSILON: float = 1e-8
-    MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of the optimizer's first moment
-    SECOND_MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
-    PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # of stored weights
-    MASTER_WEIGHTS: bool = False  # the optimizer keeps float32 weights beside narrower ones
-    WEIGHT_DECAY: float = 0.1
-    DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # times decay
-    DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")
-    NO_DECAY: tuple[str, ...] = ()  # rows of WEIGHTS that decay leaves alone, whatever their role
-    CLIP_NORM: float | None = 1.0
-    CLIP_VALUE: float | None = None  # limit of each entry of the gradient
-    GRADIENT_ACCUMULATION: Positive = 1
-    GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"
-    LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # a mean over targets, or over all positions
-    Z_LOSS: float = 0.0
-    LABEL_SMOOTHING: float = 0.0
+    OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"  # update rule: see tasks.optimizers.optimizer
+    LEARNING_RATE: float = 1e-3  # peak learning rate
+    SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"  # learning rate after warm-up
+    WARMUP_STEPS: int = 100  # updates over which the learning rate rises linearly
+    DECAY_STEPS: int | None = None  # update at which linear and cosine schedules end; None is NUM_STEPS
+    END_FACTOR: float = 0.1  # final learning rate over the peak
+    BETA1: float = 0.9  # decay of the first moment; momentum of sgd
+    BETA2: float = 0.95  # decay of the second moment
+    ADAM_EPSILON: float = 1e-8  # added to the root of adamw's second moment
+    MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of the optimizer's first moment
+    SECOND_MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of adamw's second moment
+    PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored weights
+    MASTER_WEIGHTS: bool = False  # keep float32 copies of narrower weights in the optimizer
+    WEIGHT_DECAY: float = 0.1  # decoupled weight decay
+    DECAY_SCALE: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"  # factor on decay
+    DECAY_ROLES: tuple[str, ...] = ("embedding", "hidden", "output")  # weight roles with decay
+    NO_DECAY: tuple[str, ...] = ()  # rows of WEIGHTS without decay, whatever their role
+    CLIP_NORM: float | None = 1.0  # limit on the global gradient norm; None is off
+    CLIP_VALUE: float | None = None  # limit on the absolute value of each gradient entry
+    GRADIENT_ACCUMULATION: Positive = 1  # micro-batches per update
+    GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored gradients
+    LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets or all positions
+    Z_LOSS: float = 0.0  # weight of log(Z)^2 in the objective
+    LABEL_SMOOTHING: float = 0.0  # weight of the uniform distribution in the target
 
-    # What is split over devices that work on different rows, whatever WEIGHTS says (see tasks.zero)
-    ZERO_STAGE: int | None = None  # 0 nothing, 1 optimizer slots, 2 and gradients, 3 and weights; None is no ZeRO
-    ZERO_AXIS: str = "data"
+    # Sharding of the training state over the data axis, in addition to WEIGHTS (see tasks.zero)
+    ZERO_STAGE: int | None = None  # splits 0 nothing, 1 optimizer slots, 2 also gradients, 3 also weights; None: off
+    ZERO_AXIS: str = "data"  # the mesh axis of ZeRO
 
-    LOSS_CHUNK: Positive | None = None  # positions whose logits are held at once; None is all of them
+    LOSS_CHUNK: Positive | None = None  # positions whose logits are computed at once; None is all
 
     def Task(self) -> fdl.Config:
         return fdl.Config(
@@ -67,18 +67,18 @@ class LanguageTraining(LanguageData):
         )
 
     def model(self) -> fdl.Config:
-        """What is learned."""
+        """Returns the config of the model."""
         raise NotImplementedError
 
     @property
     def parametrization(self) -> Parametrization:
-        """What follows from the width."""
+        """The parametrization by width."""
         return Parametrization()
 
     def optimizer(self) -> fdl.Config:
-        """How it is learned."""
+        """Returns the config of the optimizer."""
         if self.MASTER_WEIGHTS and self.PARAM_DTYPE == "float32":
-            raise UsageError("MASTER_WEIGHTS are float32 beside narrower weights: say PARAM_DTYPE=bfloat16.")
+            raise UsageError("MASTER_WEIGHTS has no effect with PARAM_DTYPE = float32. Set PARAM_DTYPE=bfloat16.")
         falls = self.SCHEDULE in ("linear", "cosine")
         name = "NUM_STEPS" if self.DECAY_STEPS is None else "DECAY_STEPS"
         end = getattr(self, name)

@@ -1,4 +1,4 @@
-"""The template of Transformer-VQ language models and of their quadratic twins."""
+"""The templates of Transformer-VQ language models and their counterparts with quadratic attention."""
 
 from typing import Literal
 
@@ -26,59 +26,59 @@ from tasks.vocabularies.vocabulary import ByteVocabulary
 
 
 class VQLm(DecoderLm):
-    """Transformer-VQ (Lingle 2023): attention in linear time over quantised keys, exact over the whole past.
+    """Transformer-VQ (Lingle 2023): linear-time attention over quantised keys, exact over the complete past.
 
     A layer is two gated attention units of one head each ("shga"), or multi-query or multi-head attention with a
-    feed-forward layer ("mqa", "mha"). ATTENTION = "full" is the quadratic twin: the same weights minus the codebooks,
-    keys as they are, positions at every distance.
+    feed-forward layer ("mqa", "mha"). ATTENTION = "full" is the counterpart with quadratic attention: the same weights
+    without codebooks, unquantised keys, relative positions at every distance.
 
     The mesh has three axes: rows are split over "data", positions over "sequence" (blocks of one row on different
-    devices, their caches merged), values, gates and hidden units over "model". Matrices are stored in parts over "data"
-    and "model" both, and so are the optimizer's slots. DROPOUT is on what branches add to the residual stream.
+    devices, with merged caches), values, gates and hidden units over "model". Matrices and the optimizer's slots are
+    split over both "data" and "model". DROPOUT applies to the outputs of residual branches.
     """
 
     MESH_AXES = ("data", "sequence", "model")
     DEVICE_MESH_SHAPE = (-1, 1, 1)
 
     # Structure
-    ATTENTION: Literal["vq", "full"] = "vq"
-    HEADS: Literal["shga", "mqa", "mha"] = "shga"
+    ATTENTION: Literal["vq", "full"] = "vq"  # vq is linear-time, full is quadratic
+    HEADS: Literal["shga", "mqa", "mha"] = "shga"  # gated single-head units, multi-query or multi-head
     NUM_HEADS = 1  # of shga; mqa and mha have MODEL_DIM / KEY_DIM
-    KEY_DIM: Positive = 128
+    KEY_DIM: Positive = 128  # size of a key
     VALUE_DIM: Positive | None = None  # per head; None is 2 MODEL_DIM / NUM_HEADS for shga, KEY_DIM for mqa and mha
     VOCAB_SIZE = 259
     ACTIVATION = "squared_relu"
-    POSITIONS: Literal["none", "scaled_sinusoidal"] = "none"  # added to the embedding, beside those by distance
-    WAVELENGTH: PositiveFloat = 100_000.0  # of the slowest sine, over 2 pi
+    POSITIONS: Literal["none", "scaled_sinusoidal"] = "none"  # added to embeddings, in addition to relative ones
+    WAVELENGTH: PositiveFloat = 100_000.0  # longest wavelength of the sines, over 2 pi
     NORM_WEIGHTS: bool = False  # norms with scale and bias, as in the paper's first code
-    FINAL_NORM: bool = True
+    FINAL_NORM: bool = True  # normalize the input of the head
     TIE_EMBEDDINGS = True
-    LOGITS_SCALE: float = 1.0
+    LOGITS_SCALE: float = 1.0  # factor on the logits
 
     # Quantised keys
-    BLOCK_LEN: Positive = 512  # tokens worked through at once; no output depends on it
-    MEMORY_LEN: Positive | None = None  # last keys seen one by one, and distances told apart; None is BLOCK_LEN
-    NUM_CODES: Positive = 512
-    CACHE: bool = True  # what is older is seen through per-code means; without it, not at all
-    GRADIENT_THROUGH_CACHE: bool = True
-    REDUCTION: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"
-    COMMIT_WEIGHT: float = 1e-4
-    CODEBOOK_DECAY: float = 0.99
-    CODEBOOK_INFLATION: float = 1.0  # counts a batch so many times; the reference: devices times blocks
-    RESEED_BELOW: float | None = None  # codes with a smaller running count get a random key of the batch
-    CODEBOOK_METRICS: bool = False  # distances and angles of codewords in the log too
+    BLOCK_LEN: Positive = 512  # tokens processed at once; does not change outputs
+    MEMORY_LEN: Positive | None = None  # last keys attended individually, largest distinct distance; None: BLOCK_LEN
+    NUM_CODES: Positive = 512  # codewords per codebook
+    CACHE: bool = True  # attend to older keys through per-code means; false ignores them
+    GRADIENT_THROUGH_CACHE: bool = True  # pass gradients to keys and values before the block
+    REDUCTION: Literal["serial", "matmul", "assoc_scan", "sum", "scan"] = "serial"  # how caches of blocks are summed
+    COMMIT_WEIGHT: float = 1e-4  # factor of the commitment loss
+    CODEBOOK_DECAY: float = 0.99  # share of the codebook that an update keeps
+    CODEBOOK_INFLATION: float = 1.0  # factor on a batch's counts; the reference has devices times blocks
+    RESEED_BELOW: float | None = None  # reset codes with a smaller running count to a random key of the batch
+    CODEBOOK_METRICS: bool = False  # log distances and angles of codewords too
 
     # Dropout
     EMBEDDING_DROPOUT = 0.0
-    SINUSOID_DROPOUT: float = 0.0  # on the sines of distances, the same for a row's whole sequence
+    SINUSOID_DROPOUT: float = 0.0  # dropout rate on the sines of distances; one mask per row
     HIDDEN_DROPOUT = 0.0
-    LAYER_DROPOUT: float = 0.0  # leaves out a branch, per row, for its whole sequence
+    LAYER_DROPOUT: float = 0.0  # rate of skipping a residual branch; one decision per row
 
     # Optimization
     BETA2 = 0.98
     ADAM_EPSILON = 1e-9
     WEIGHT_DECAY = 0.0
-    DECAY_SCALE = "none"  # the paper's decay is of the weight itself, whatever the learning rate
+    DECAY_SCALE = "none"  # the paper's decay does not depend on the learning rate
     CLIP_NORM = None
     LOSS_NORMALIZER = "positions"
 
@@ -147,7 +147,7 @@ class VQLm(DecoderLm):
 
     @property
     def bytes_vocabulary(self) -> ByteVocabulary:
-        """Bytes, behind three special tokens where the data are the paper's."""
+        """The byte vocabulary, with three special tokens if the data are the paper's."""
         return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
 
     def vocabulary(self) -> fdl.Config:
@@ -163,9 +163,9 @@ class VQLm(DecoderLm):
         return fdl.Config(TokensInput, source=self.paper_source(), **rows, **sizes)
 
     def paper_source(self) -> fdl.Config:
-        """The data sets of the paper: bytes, or larger tokens of PG-19's books."""
+        """Returns the token source of a data set of the paper: bytes, or subwords of PG-19's books."""
         if self.VOCABULARY != "bytes" and self.DATA != "pg19":
-            raise UsageError(f"DATA = {self.DATA} is read as bytes: leave VOCABULARY = {self.VOCABULARY} out.")
+            raise UsageError(f"VOCABULARY must be bytes with DATA = {self.DATA} (got {self.VOCABULARY}). Remove it.")
         if self.DATA == "enwik8":
             return fdl.Config(Enwik8, path=self.DATA_PATH)
         if self.DATA == "pg19":
@@ -176,13 +176,13 @@ class VQLm(DecoderLm):
             CachedDocuments,
             source=documents,
             vocabulary=self.vocabulary(),
-            stop_tokens=self.DATA == "pg19",  # an image has no end
+            stop_tokens=self.DATA == "pg19",  # an image has no end token
             folder=self.CACHE_DIR,
         )
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         if self.HEADS == "shga":
             return 1 if self.NUM_HEADS is None else self.NUM_HEADS
         if self.KEY_DIM < 1 or self.MODEL_DIM % self.KEY_DIM:
@@ -191,7 +191,7 @@ class VQLm(DecoderLm):
 
     @property
     def value_dim(self) -> int:
-        """Values of one head."""
+        """Size of one head's values."""
         if self.VALUE_DIM is not None:
             return self.VALUE_DIM
         if self.HEADS != "shga":
@@ -232,7 +232,7 @@ class VQLm(DecoderLm):
         return config
 
     def unit(self) -> fdl.Config:
-        """One attention with its residual."""
+        """Returns the config of one attention with its residual."""
         return fdl.Config(
             ResidualBlock,
             activations=self.ACTIVATIONS.of(ResidualBlock),
@@ -246,7 +246,7 @@ class VQLm(DecoderLm):
 
     def ffn(self) -> fdl.Config:
         config = super().ffn()
-        width = 4 if self.HEADS == "mha" else 5  # as many weights as two gated units, roughly
+        width = 4 if self.HEADS == "mha" else 5  # about as many weights as two gated units
         config.hidden_dim = width * self.MODEL_DIM if self.FFN_DIM is None else self.FFN_DIM
         config.use_bias = False
         return config
@@ -255,9 +255,9 @@ class VQLm(DecoderLm):
         base = {"ATTENTION_WINDOW": None, "QK_NORM": "none", "NORM": "rms", "NORM_EPSILON": None}
         for knob, unset in base.items():
             if getattr(self, knob) != unset:
-                raise UsageError(f"{knob} = {getattr(self, knob)} does nothing in this family: leave it {unset}.")
+                raise UsageError(f"{knob} = {getattr(self, knob)} has no effect in this family. Leave it at {unset}.")
         if self.ATTENTION_SCALE is not None:
-            raise UsageError("ATTENTION_SCALE is fixed here: queries and keys are normed, and scaled by KEY_DIM^-1/2.")
+            raise UsageError("ATTENTION_SCALE has no effect in this family, which scales by KEY_DIM^-1/2. Remove it.")
         kv_heads = 1 if self.HEADS == "mqa" else self.num_heads
         common = {
             "activations": self.ACTIVATIONS.of(GatedHeads),
@@ -286,7 +286,7 @@ class VQLm(DecoderLm):
         )
 
     def quantizer(self, heads: int) -> fdl.Config:
-        """The codebooks of one attention."""
+        """Returns the config of the codebooks of one attention."""
         return self.layer(
             VectorQuantizer,
             num_heads=heads,
@@ -336,7 +336,7 @@ class VQMultiHeadLm(VQLm):
 
 
 class VQMultiQueryLm(VQMultiHeadLm):
-    """Multi-query attention with a feed-forward layer: queries and scores split over "model", keys and values not."""
+    """Multi-query attention with a feed-forward layer: only queries and scores are split over "model"."""
 
     HEADS = "mqa"
     WEIGHTS: Specs = VQMultiHeadLm.WEIGHTS | Specs(

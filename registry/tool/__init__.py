@@ -1,1 +1,1 @@
-"""The command `python -m registry`: verbs, tables, filters."""
+"""Command `python -m registry`: verbs, tables, filters."""

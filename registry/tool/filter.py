@@ -1,4 +1,4 @@
-"""The conditions of `registry list --where`."""
+"""Conditions of `registry list --where`."""
 
 import ast
 import operator
@@ -27,12 +27,12 @@ NAMES = (
 
 
 def where(expression: str, totals: Callable[[], Mapping[str, int]], devices: int) -> bool:
-    """Whether a condition such as `params>10e9 and devices<=128` holds.
+    """Returns whether a condition such as `params>10e9 and devices<=128` holds.
 
-    `totals` is called only where the condition needs them.
+    `totals` is called only if the condition needs them.
 
     Raises:
-      UsageError: it is not made of numbers, the known names, comparisons, `and`, `or`, `not`.
+      UsageError: the condition contains anything other than numbers, known names, comparisons, `and`, `or`, `not`.
     """
 
     def value(node: ast.expr) -> float | bool:
@@ -44,7 +44,7 @@ def where(expression: str, totals: Callable[[], Mapping[str, int]], devices: int
             case ast.Name(id=name) if name in NAMES:
                 return totals()[_TOTALS.get(name, name)]
             case ast.Name(id=name):
-                raise UsageError(f"--where knows no '{name}'. {did_you_mean(name, NAMES)}")
+                raise UsageError(f"Unknown name '{name}' in --where. {did_you_mean(name, NAMES)}")
             case ast.BoolOp(op=ast.And(), values=parts):
                 return all(value(part) for part in parts)
             case ast.BoolOp(op=ast.Or(), values=parts):
@@ -55,10 +55,10 @@ def where(expression: str, totals: Callable[[], Mapping[str, int]], devices: int
                 sides = [value(side) for side in (left, *rights)]
                 return all(_COMPARE[type(op)](a, b) for op, a, b in zip(ops, sides, sides[1:], strict=False))
         raise UsageError(
-            f"--where={expression} is no condition: write for example --where='params>1e9 and devices<=8'."
+            f"--where={expression} is not a condition. Write for example --where='params>1e9 and devices<=8'."
         )
 
     try:
         return bool(value(ast.parse(expression.strip(), mode="eval").body))
     except SyntaxError as error:
-        raise UsageError(f"--where={expression} is no condition: write for example --where='params>1e9'.") from error
+        raise UsageError(f"--where={expression} is not a condition. Write for example --where='params>1e9'.") from error

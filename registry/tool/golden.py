@@ -1,4 +1,4 @@
-"""Golden files: what every entry resolved to when somebody last looked at it."""
+"""Golden files: reviewed snapshots of all experiments."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "tests" / "golden"
 
 
 def compare(experiment: Experiment, *, update: bool = False) -> dict[str, Any]:
-    """Holds an experiment against its golden file, or writes that: `{name, ok, reason}`."""
+    """Compares an experiment with its golden file, or writes the file: `{name, ok, reason}`."""
     name = cls_key(type(experiment))
     path = FOLDER / f"{name}.json"
     now = snapshot(experiment)
@@ -20,12 +20,12 @@ def compare(experiment: Experiment, *, update: bool = False) -> dict[str, Any]:
         FOLDER.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(now, indent=1) + "\n")
         return {"name": name, "ok": True, "reason": f"written to {path.name}"}
-    hint = f"look at it, then `python -m registry golden {name} --update`"
+    hint = f"review it, then run `python -m registry golden {name} --update`"
     if not path.exists():
-        return {"name": name, "ok": False, "reason": f"has no golden file: {hint}"}
+        return {"name": name, "ok": False, "reason": f"has no golden file ({hint})"}
     difference = diff(json.loads(path.read_text()), now)
     if is_equal(difference):
         return {"name": name, "ok": True, "reason": ""}
     changed = [row["knob"] for row in difference["knobs"]] + [row["path"] for row in difference["config"]]
     changed += [row["path"] for row in difference["weights"]]
-    return {"name": name, "ok": False, "reason": f"differs from its golden file in {', '.join(changed[:5])}: {hint}"}
+    return {"name": name, "ok": False, "reason": f"differs from its golden file in {', '.join(changed[:5])} ({hint})"}

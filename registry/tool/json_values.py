@@ -1,6 +1,6 @@
-"""Values in JSON: numbers, booleans, null, text and arrays of them; in addition the text that code would write.
+"""JSON values of the registry tool: numbers, booleans, null, text and arrays, with their source text alongside.
 
-Snapshots (experiment.json, golden files) hold values as such text, which `show` makes and which tells 1 from 1.0.
+Snapshots (experiment.json, golden files) store values as the text that `show` returns, which distinguishes 1 from 1.0.
 """
 
 import ast
@@ -10,7 +10,7 @@ from registry.snapshot import Snapshot
 
 
 def value(text: str) -> Any:
-    """The JSON value of a text that `registry.values.show` made: `4`, `null`, `[2, 4]`; other text is unchanged.
+    """Returns the JSON value of a text from `registry.values.show`: `4`, `null`, `[2, 4]`; other text is unchanged.
 
     >>> value("(2, 4)"), value("'gelu'"), value("P(None, 'model')")
     ([2, 4], 'gelu', "P(None, 'model')")
@@ -33,7 +33,7 @@ def _plain(literal: Any) -> Any:
 
 
 def of_snapshot(data: Snapshot) -> dict[str, Any]:
-    """`show`: values of knobs and config, and their texts in `text` and `config_text`."""
+    """Converts data of `show`: values of knobs and config, and their texts in `text` and `config_text`."""
     knobs = {
         name: {**knob, "value": value(knob["value"]), "text": knob["value"]} for name, knob in data["knobs"].items()
     }
@@ -42,7 +42,7 @@ def of_snapshot(data: Snapshot) -> dict[str, Any]:
 
 
 def of_difference(data: dict[str, Any]) -> dict[str, Any]:
-    """`diff`: values of both sides, and their texts in `text_a` and `text_b`, which are null where a side has none."""
+    """Converts data of `diff`: values of both sides, and their texts in `text_a` and `text_b`, null if missing."""
     return {**data, **{part: [_both(row) for row in data[part]] for part in ("knobs", "config")}}
 
 
@@ -52,5 +52,5 @@ def _both(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`explain`: the value of each step, and its text in `text`."""
+    """Converts data of `explain`: the value of each step, and its text in `text`."""
     return [{**row, "value": value(row["value"]), "text": row["value"]} for row in rows]

@@ -13,17 +13,17 @@ Row = dict[str, Any]
 
 
 def matching(keys: Sequence[str], pattern: str) -> list[str]:
-    """The keys that a pattern names, in whatever case: with `*`, `?` or `[`, those that match it as a whole or whose
-    class name does; a bare word those that contain it.
+    """Returns the keys that match a pattern, ignoring case: with `*`, `?` or `[`, keys that match it completely or
+    whose class name does; otherwise keys that contain it.
 
     Raises:
-      UsageError: there are none.
+      UsageError: no key matches.
     """
-    wanted, is_glob = pattern.lower(), any(character in pattern for character in "*?[")
+    lowered, is_glob = pattern.lower(), any(character in pattern for character in "*?[")
     if is_glob:
-        found = [key for key in keys if any(fnmatch.fnmatchcase(name.lower(), wanted) for name in _names(key))]
+        found = [key for key in keys if any(fnmatch.fnmatchcase(name.lower(), lowered) for name in _names(key))]
     else:
-        found = [key for key in keys if wanted in key.lower()]
+        found = [key for key in keys if lowered in key.lower()]
     if not found:
         families = {key.rpartition(".")[0] for key in keys}
         near = {name for key in keys for name in _names(key)} | {f"{name}.*" if is_glob else name for name in families}
@@ -36,7 +36,7 @@ def _names(key: str) -> tuple[str, str]:
 
 
 def entry(key: str, totals: Totals | None) -> Row:
-    """One row: parameters and bytes are None where the totals are not known."""
+    """Returns one row; parameters and bytes are None if the totals are not cached."""
     if key in index.entries():
         found = index.entries()[key]
         row = {"name": key, "base": found.base, "doc": found.doc, "mesh": list(found.mesh)}
@@ -50,6 +50,6 @@ def entry(key: str, totals: Totals | None) -> Row:
 
 
 def with_figures(row: Row, mesh: Iterable[int], totals: Totals | None) -> Row:
-    """The row with its figures; a -1 in the mesh counts as one device."""
+    """Returns the row with its figures; a -1 in the mesh counts as one device."""
     figures = {key: None if totals is None else totals[key] for key in ("parameters", "bytes")}
     return {**row, "mesh": list(mesh), **figures, "devices": math.prod(max(size, 1) for size in mesh)}

@@ -1,4 +1,4 @@
-"""How the registry tool looks: tables on a terminal, the same as plain text in a pipe."""
+"""Output of the registry tool: tables on a terminal, and the same as plain text in a pipe."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ PIPE_WIDTH = 200
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Standard output, or a file. Not a terminal: without colour, and wide, with lines that may be longer.
+    """Returns the console for standard output or a file; without a terminal it has no colour, and lines may be longer.
 
-    The variable COLUMNS sets the width, as on a terminal.
+    The environment variable COLUMNS sets the width, as on a terminal.
     """
     stated = os.environ.get("COLUMNS", "")
     if file is None and sys.stdout.isatty():
@@ -29,22 +29,22 @@ def console(file: TextIO | None = None) -> Console:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", right: Sequence[str] = (), **more: Any
 ) -> Table:
-    """A table with a line below its head, which keeps names whole; `more` and widths: registry/tool/tables.py."""
+    """Returns a table that never shortens names; `more` and widths: registry/tool/tables.py."""
     return Table(columns, rows, title=title, right=right, **more)
 
 
 def amount(number: int) -> str:
-    """A count in four digits: 820.4 k, 137.7 B."""
+    """Formats a count in four digits: 820.4 k, 137.7 B."""
     return _in_units(number, 1000, ("", " k", " M", " B", " T"))
 
 
 def size(number: int) -> str:
-    """Bytes in binary units, four digits."""
+    """Formats bytes in binary units, four digits."""
     return _in_units(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
 def _in_units(number: int, base: int, units: Sequence[str]) -> str:
-    """The number in the largest unit of which it is at least 1 once rounded: 999,999 is 1 M, not 1000 k."""
+    """Formats the number in the largest unit in which it rounds to at least 1: 999,999 is 1 M, not 1000 k."""
     power = 0
     while power < len(units) - 1 and abs(float(_digits(number, base**power))) >= base:
         power += 1
@@ -56,7 +56,7 @@ def _digits(number: int, unit: int) -> str:
 
 
 def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
-    """Both numbers by `show` (`amount` or `size`); exactly where they differ and would look alike."""
+    """Formats both numbers by `show` (`amount` or `size`); exactly if they differ but would look equal."""
     if a == b or show(a) != show(b):
         return show(a), show(b)
     unit = " B" if show is size else ""
@@ -64,7 +64,7 @@ def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
 
 
 def ratio(a: float, b: float) -> str:
-    """b / a in three digits, or as many as tell it from 1: 0.9999x."""
+    """Formats b / a in three digits, or as many as distinguish it from 1: 0.9999x."""
     if not a:
         return "-"
     digits = next((n for n in range(3, 17) if a == b or float(f"{b / a:.{n}g}") != 1), 17)
@@ -72,35 +72,35 @@ def ratio(a: float, b: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent, a digit after the point, or as many as tell it from 0 and 100%."""
+    """Formats a share in percent with one decimal, or as many as distinguish it from 0 and 100%."""
     digits = next((n for n in range(1, 12) if share in (0, 1) or float(f"{share:.{n + 2}f}") not in (0, 1)), 12)
     return f"{share:.{digits}%}"
 
 
 def mesh_text(mesh: dict[str, int]) -> str:
-    """`data=2 model=4`."""
+    """Formats a mesh: `data=2 model=4`."""
     return " ".join(f"{axis}={n}" for axis, n in mesh.items())
 
 
 def entries(rows: list[dict[str, Any]]) -> None:
-    """`list`."""
+    """Prints the table of `list`."""
     if not rows:
         print("No experiment meets the condition of --where.")
         return
-    columns: tuple[str, ...] = ("name", "parameters", "bytes", "devices", "mesh", "extends", "what it is")
+    columns: tuple[str, ...] = ("name", "parameters", "bytes", "devices", "mesh", "extends", "description")
     cells: Iterable[tuple[Any, ...]] = map(_entry_cells, rows)
     unknown = [row for row in rows if row["parameters"] is None]
     if len(unknown) == len(rows):
         columns, cells = (columns[0], *columns[3:]), ((row[0], *row[3:]) for row in cells)
     out, numbers = console(), ("parameters", "bytes", "devices")
-    out.print(table(columns, cells, right=numbers, flexible={"what it is": 30}))
+    out.print(table(columns, cells, right=numbers, flexible={"description": 30}))
     if unknown:
         out.print(TOTALS_HINT)
 
 
 TOTALS_HINT = (
     "Parameters and bytes are not computed yet for this version of the code: "
-    "`python -m registry list --where 'params>0'` computes and keeps them."
+    "`python -m registry list --where 'params>0'` computes and caches them."
 )
 
 
@@ -112,7 +112,7 @@ def _entry_cells(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def experiment(data: dict[str, Any], out: Console | None = None) -> None:
-    """`show`."""
+    """Prints the tables of `show`."""
     out = out or console()
     knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
     flexible = {"value": 16}
@@ -133,7 +133,7 @@ WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
 
 
 def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """One row of the weight table as people read it, under WEIGHT_COLUMNS."""
+    """Formats one row of the weight table, under WEIGHT_COLUMNS."""
     return (
         row["path"].removeprefix("params/"),
         "x".join(map(str, row["shape"])),
@@ -150,7 +150,7 @@ def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def weight_table(data: dict[str, Any]) -> Table:
-    """The weight table of a snapshot; where slots of the optimizer live, if that is elsewhere."""
+    """Returns the weight table of a snapshot, with the placement of optimizer slots if it differs from the weights'."""
     title = f"{data['experiment']} on {mesh_text(data['mesh'])}"
     columns, rows = WEIGHT_COLUMNS, map(weight_cells, data["weights"])
     slots = [row.get("slot_spec", row["spec"]) for row in data["weights"]]
@@ -187,12 +187,10 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
             )
             for r in data["knobs"]
         ]
-        out.print(
-            table(("knob", "a", "b", "set by"), rows, title="Knobs: what was decided differently", flexible=flexible)
-        )
+        out.print(table(("knob", "a", "b", "set by"), rows, title="Knobs that differ", flexible=flexible))
     if data["config"]:
         rows = [(r["path"], r["a"] or "(absent)", r["b"] or "(absent)") for r in data["config"]]
-        out.print(table(("path", "a", "b"), rows, title="Config: what follows from it", flexible=flexible))
+        out.print(table(("path", "a", "b"), rows, title="Config fields that differ", flexible=flexible))
     if data["mesh"]:
         out.print(f"Mesh: {mesh_text(data['mesh'][0])} -> {mesh_text(data['mesh'][1])}\n")
     if data["weights"]:
@@ -210,7 +208,7 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
 
 
 def _made_by(data: dict[str, Any], out: Console) -> None:
-    """The code of both sides, and the packages whose versions differ."""
+    """Prints the code of both sides, and the packages whose versions differ."""
     a, b = data["a"], data["b"]
     rows = [(name, *(_checkout(side["code"].get(name)) for side in (a, b))) for name in {**a["code"], **b["code"]}]
     packages = {**a["versions"], **b["versions"]}
@@ -225,7 +223,7 @@ def _made_by(data: dict[str, Any], out: Console) -> None:
 
 
 def _checkout(code: dict[str, Any] | None) -> str:
-    """`0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
+    """Formats a checkout: `0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
     if code is None:
         return "-"
     commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
@@ -248,7 +246,7 @@ def _total_change(key: str, a: int, b: int) -> tuple[str, str, str]:
 
 
 def checks(rows: list[dict[str, Any]]) -> None:
-    """`check` and `golden`."""
+    """Prints the results of `check` and `golden`."""
     out = console()
     for row in rows:
         mark = "ok  " if row["ok"] else "FAIL"

@@ -1,4 +1,4 @@
-"""Tables that keep names whole at every width: long values are shortened, and then columns move below their row."""
+"""Tables that never shorten names: other long values are shortened, and then columns move below their row."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,24 +11,24 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 EDGES, BETWEEN = 2, 3  # characters that a table adds at its edges, and between two columns
-INDENT, APART = 4, 3  # of what stands below a row; between two cells there
+INDENT, APART = 4, 3  # of the lines below a row; between two cells there
 MARK = "…"
 
 
 class Table:
     """A table for rich to print.
 
-    Names and numbers are never broken or shortened. Columns in `flexible` may be narrower than their cells: down to the
-    number of characters given, cells shortened by an ellipsis, or, with None, wrapped between words. Where that is not
-    enough, the columns that do not fit are written below each row, with their labels. On a console with `soft_wrap`
-    (a pipe, a file) nothing is shortened or moved: cells wrap, and lines become as long as names need.
+    Names and numbers are never broken or shortened. Columns in `flexible` may be narrower than their cells: cells are
+    shortened by an ellipsis to no less than the given number of characters or, with None, wrapped between words. If
+    that is not enough, the columns that do not fit are written below each row, with their labels. On a console with
+    `soft_wrap` (a pipe, a file) nothing is shortened or moved: cells wrap, and lines become as long as names need.
 
     Args:
       columns: labels.
-      rows: a cell per column, shown as text; None is empty.
-      title: a line above.
-      right: labels of columns that are set flush right.
-      flexible: labels of columns that may be narrower than their cells, and how narrow.
+      rows: one cell per column, printed as text; None is empty.
+      title: a line above the table.
+      right: labels of right-aligned columns.
+      flexible: labels of columns that may be narrower than their cells, and their least width.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Table:
         self.least = [self._least(label, column) for label, column in zip(self.columns, cells, strict=True)]
 
     def _least(self, label: str, cells: list[str]) -> int:
-        """Characters that a column cannot do without."""
+        """Returns the least width of a column, in characters."""
         longest = max(map(cell_len, cells))
         if label not in self.flexible:
             return longest
@@ -86,7 +86,7 @@ class Table:
         return drawn
 
     def _stacked(self, width: int) -> RenderResult:
-        """As many of the first columns as fit side by side; the others below their row."""
+        """Renders as many of the first columns as fit in one line, and the others below their row."""
         count = 1
         while _width(self.natural[: count + 1]) <= width:
             count += 1
@@ -100,7 +100,7 @@ class Table:
         yield Text("")
 
     def _line(self, cells: Sequence[str], count: int) -> str:
-        """The first cells of a row, or the labels of their columns, side by side."""
+        """Formats the first cells of a row, or the labels of their columns, as one line."""
         sized = []
         for cell, label, size in zip(cells[:count], self.columns, self.natural, strict=False):
             pad = " " * (size - cell_len(cell))
@@ -108,7 +108,7 @@ class Table:
         return (" " * BETWEEN).join(sized).rstrip()
 
     def _below(self, row: Sequence[str], count: int, width: int) -> Text:
-        """The other cells of a row with their labels, as many in a line as fit; empty ones are left out."""
+        """Formats the other cells of a row with their labels, as many per line as fit, without empty ones."""
         text, used = Text(), 0
         for label, cell in zip(self.columns[count:], row[count:], strict=True):
             if not cell:
@@ -126,17 +126,17 @@ class Table:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, its end replaced by an ellipsis where it has more than `width` characters."""
+    """Returns the text, its end replaced by an ellipsis if it has more than `width` characters."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + MARK
 
 
 def _width(columns: Sequence[int]) -> int:
-    """Characters of a table with columns so wide."""
+    """Returns the width in characters of a table with these column widths."""
     return sum(columns) + BETWEEN * (len(columns) - 1) + EDGES
 
 
 def _spread(natural: Sequence[int], least: Sequence[int], spare: int) -> list[int]:
-    """Widths of columns: the least each needs, and shares of what is to spare for those that need more."""
+    """Returns column widths: the least each needs, and shares of the spare width for columns that need more."""
     widths = list(least)
     wanting = sorted((size - widths[i], i) for i, size in enumerate(natural) if size > widths[i])
     for done, (missing, i) in enumerate(wanting):

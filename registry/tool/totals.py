@@ -1,9 +1,9 @@
-"""Totals of registered experiments, kept in the user's cache folder: parameters and bytes without jax.
+"""Totals of registered experiments, cached in the user's cache folder: parameters and bytes without importing jax.
 
-The cache is one file, totals.json: {key: {name: totals}}. A key is a hash of everything that totals follow from: the
-source text of layers, tasks and registry, and the versions of Python and of the libraries that make weights. So figures
-of a changed class are never shown; they are computed again when a condition asks for them. Experiments of other
-packages are not kept, because what their weights follow from is not known.
+The cache is one file, totals.json: {key: {name: totals}}. A key is a hash of all inputs of the totals: the source text
+of layers, tasks and registry, and the versions of Python and of the libraries that create weights. So outdated figures
+of a changed class are never shown; they are recomputed when a condition needs them. Experiments of other packages are
+not cached, because the inputs of their weights are unknown.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ Totals = dict[str, int]  # "parameters", "bytes" and so on: registry.snapshot.we
 
 PACKAGES = ("layers", "tasks", "registry")
 LIBRARIES = ("fiddle", "flax", "jax", "numpy", "optax")
-KEPT = 8  # versions of the code whose totals stay in the file
+KEPT = 8  # versions of the code whose totals remain in the file
 
 
 class TotalsCache:
-    """Totals by name: those of the cache file, and those computed here.
+    """Totals by name, from the cache file or computed by this process.
 
     Args:
-      compute: the totals of an experiment; may take a quarter of a second.
-      is_stored: reads and writes the cache file. False for experiments that are not as registered.
+      compute: returns the totals of an experiment; may take a quarter of a second.
+      is_stored: reads and writes the cache file. False for experiments changed by --set or --smoke.
     """
 
     def __init__(self, compute: Callable[[str], Totals], *, is_stored: bool = True):
@@ -41,11 +41,11 @@ class TotalsCache:
         self._new: dict[str, Totals] = {}
 
     def known(self, name: str) -> Totals | None:
-        """The totals of an experiment; None where they would have to be computed."""
+        """Returns the totals of an experiment; None if they are not cached."""
         return self._found.get(name)
 
     def of(self, name: str) -> Totals:
-        """The totals of an experiment, computed where they are not known."""
+        """Returns the totals of an experiment, computing them if needed."""
         if name not in self._found:
             if not self._new and self._key and sys.stderr.isatty():
                 print("Computing totals, once for each version of the code ...", file=sys.stderr, flush=True)
@@ -55,12 +55,12 @@ class TotalsCache:
         return self._found[name]
 
     def save(self) -> None:
-        """Adds what was computed to the cache file; a file that cannot be written stays as it is."""
+        """Adds the computed totals to the cache file; ignores a file that cannot be written."""
         if not self._new:
             return
         from tasks.storage.files import write_whole  # needs libraries that `list` does without
 
-        kept = _read()  # another process may have added some
+        kept = _read()  # another process may have added entries
         own = {**kept.pop(self._key, {}), **self._new}
         kept = dict(list(kept.items())[1 - KEPT :])
         try:
@@ -72,7 +72,7 @@ class TotalsCache:
 
 
 def source_key() -> str:
-    """Digits that stand for everything that totals follow from."""
+    """Returns a hash of all inputs of the totals."""
     digest = hashlib.sha256(platform.python_version().encode())
     for library in LIBRARIES:
         digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())
@@ -88,13 +88,13 @@ def _is_ours(name: str) -> bool:
 
 
 def _file() -> Path:
-    """Raises RuntimeError where the user has no home folder."""
+    """Returns the path of the cache file; raises RuntimeError if the user has no home folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "vortaro" / "totals.json"
 
 
 def _read() -> dict[str, dict[str, Totals]]:
-    """What the cache file holds; nothing where there is none, or not one of ours."""
+    """Returns the content of the cache file; empty if it is missing or invalid."""
     try:
         content = json.loads(_file().read_text())
     except (OSError, RuntimeError, ValueError):

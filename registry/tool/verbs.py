@@ -1,4 +1,4 @@
-"""The registry tool: look things up in the dictionary of experiments."""
+"""Registry tool: commands that inspect the registered experiments."""
 
 import argparse
 import json
@@ -15,28 +15,28 @@ from registry import index
 from registry.tool import listing, render
 from registry.tool.totals import TotalsCache
 
-# Everything that needs jax is imported inside the verb that uses it: `list` answers at once.
+# Everything that needs jax is imported inside the verb that uses it, so that `list` prints immediately.
 
 USAGE = """python -m registry VERB ...
 
-  list [PATTERN]      all experiments, or those whose name matches; --where narrows by size
-  show NAME           knobs, with the class that sets each, and the config they make
-  weights NAME        the weight table: shape, spec, role, bytes per device
-  diff A [B]          what differs; A and B are names, run folders or experiment.json files
-  check [NAME ...]    prove names (default: all) against their meshes
-  tree                who extends whom
-  explain NAME PATH   which class and line set a knob, a config field or a weight's spec
+  list [PATTERN]      list experiments, or those whose name matches; --where filters by size
+  show NAME           show knobs, the class that sets each, and the resolved config
+  weights NAME        show the weight table: shape, spec, role, bytes per device
+  diff A [B]          show differences; A and B are names, run folders or experiment.json files
+  check [NAME ...]    validate experiments (default: all) against their meshes
+  tree                show the inheritance of all experiments
+  explain NAME PATH   show the class and line that set a knob, a config field or a weight's spec
   golden [NAME ...]   compare with the files in tests/golden; --update writes them
-  new BASE NAME       write the first lines of a new experiment, NAME being module.Class"""
+  new BASE NAME       write the first lines of a new experiment; NAME is module.Class"""
 
 
-SHOWN_ERRORS = 5  # of experiments that `list` cannot show
-MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that a mesh follows from
+SHOWN_ERRORS = 5  # printed errors of experiments that `list` cannot show
+MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that determine a mesh
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one verb; returns the exit code."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here computes: leave accelerators alone
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here needs an accelerator
     try:
         return _run(arguments)
     except VortaroError as error:
@@ -49,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UsageError(f"{message}. `python -m registry --help` lists what there is.")
+        raise UsageError(f"{message}. `python -m registry --help` lists all verbs and flags.")
 
 
 def _run(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="registry", usage=USAGE, allow_abbrev=False, add_help=True)
     parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
-    parser.add_argument("names", nargs="*", help="experiments, paths, a pattern")
+    parser.add_argument("names", nargs="*", help="experiments, paths, or a pattern")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field"
@@ -63,16 +63,16 @@ def _run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first"
     )
-    parser.add_argument("--smoke", action="store_true", help="the experiment made small")
+    parser.add_argument("--smoke", action="store_true", help="use the small version of the experiment")
     parser.add_argument(
-        "--where", metavar="EXPRESSION", help="list: only where this holds of params, bytes and devices"
+        "--where", metavar="EXPRESSION", help="list: filter by a condition on params, bytes and devices"
     )
     parser.add_argument("--update", action="store_true", help="golden: write the files")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
     if options.verb not in VERBS:
-        raise UsageError(f"There is no verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+        raise UsageError(f"Unknown verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
     return VERBS[options.verb](options)
 
 
@@ -85,12 +85,12 @@ def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | 
 
 def _names(options: argparse.Namespace, least: int, most: int, what: str) -> list[str]:
     if not least <= len(options.names) <= most:
-        raise UsageError(f"{options.verb} takes {what}, but {len(options.names)} names were given.")
+        raise UsageError(f"{options.verb} takes {what} (got {len(options.names)} names).")
     return options.names
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
-    """Names of all entries, imported modules' included."""
+    """Returns the names of all entries, including imported modules'."""
     if options.imports:
         from registry.resolve import load
 
@@ -100,7 +100,7 @@ def _keys(options: argparse.Namespace) -> list[str]:
 
 
 def _known_keys(options: argparse.Namespace) -> list[str]:
-    """Names of all entries, and of those that imported modules have registered so far."""
+    """Returns the names of all entries, and of those that imported modules have registered so far."""
     if options.imports:
         from registry.experiment import REGISTRY
 
@@ -129,14 +129,14 @@ def _list(options: argparse.Namespace) -> int:
     for error in errors[:SHOWN_ERRORS]:
         print(f"registry: {error}", file=sys.stderr)
     if len(errors) > SHOWN_ERRORS:
-        print(f"registry: {len(errors) - SHOWN_ERRORS} more experiments have such errors.", file=sys.stderr)
+        print(f"registry: {len(errors) - SHOWN_ERRORS} more experiments have errors.", file=sys.stderr)
     return 2 if errors else 0 if rows else 1
 
 
 def _each(
     made: Callable[[listing.Row], listing.Row | None], rows: Sequence[listing.Row], errors: list[UsageError]
 ) -> Iterator[listing.Row]:
-    """What is made of each row, None left out; errors of single experiments are added to `errors`."""
+    """Yields `made(row)` for each row, without None; errors of single experiments are appended to `errors`."""
     for row in rows:
         try:
             if (found := made(row)) is not None:
@@ -146,7 +146,7 @@ def _each(
 
 
 def _where(condition: str, row: listing.Row, totals: TotalsCache) -> listing.Row | None:
-    """A row with its figures if the condition holds for it."""
+    """Returns the row with its figures if the condition holds for it; None otherwise."""
     from registry.tool.filter import where
 
     if not where(condition, partial(totals.of, row["name"]), row["devices"]):
@@ -155,7 +155,7 @@ def _where(condition: str, row: listing.Row, totals: TotalsCache) -> listing.Row
 
 
 def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache) -> listing.Row:
-    """The row of an experiment as --set and --smoke change it."""
+    """Returns the row of an experiment as changed by --set and --smoke."""
     mesh = _resolve(options, row["name"]).DEVICE_MESH_SHAPE
     return listing.with_figures(row, mesh, totals.of(row["name"]))
 
@@ -189,7 +189,7 @@ def _diff(options: argparse.Namespace) -> int:
     left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
     if rest:
         right = stored[1] or snapshot(_resolve(options, rest[0]))
-    elif stored[0]:  # a run folder against today's class of that name
+    elif stored[0]:  # a run folder compared with the current class of that name
         right = _today(options, left)
     elif options.set:
         right = snapshot(_resolve(options, a))
@@ -203,7 +203,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _stored(name: str) -> dict[str, Any] | None:
-    """The snapshot in a run folder or file of that name; None for the name of an experiment."""
+    """Returns the snapshot in a run folder or file of that name; None for the name of an experiment."""
     from registry.snapshot import load
     from tasks.storage.files import place
 
@@ -218,20 +218,20 @@ def _stored(name: str) -> dict[str, Any] | None:
 
 
 def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
-    """The experiment of a run folder, of today's class; if that is gone, of the configs that the folder holds."""
+    """Returns the experiment of a run folder, from its current class or, if that is gone, from the recorded configs."""
     from registry.snapshot import rebuilt, snapshot
     from registry.values import show
 
     options.smoke = stored["smoke"]
     try:
         experiment = _resolve(options, stored["experiment"], [*stored["overrides"], *options.set])
-        # On the devices of the run: a small experiment has the mesh of those at hand, others may take all there are.
+        # On the devices of the run: the mesh of a small experiment, or one with -1, depends on the available devices.
         same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)
         return snapshot(experiment, stored["mesh"] if same else None)
     except UsageError as error:
         if options.set or "fiddle" not in stored:
             raise
-        print(f"{first_line(error)}. Compared with what today's code builds of the recorded configs.", file=sys.stderr)
+        print(f"{first_line(error)}. Compared with the recorded configs, built by the current code.", file=sys.stderr)
         return rebuilt(stored)
 
 
@@ -249,17 +249,17 @@ def _check(options: argparse.Namespace) -> int:
 
     rows = []
 
-    def add(name: str, prove: Callable[[], Any]) -> None:
+    def add(name: str, validate: Callable[[], Any]) -> None:
         try:
             with clear_errors(f"{name} cannot be checked"):
-                prove()
+                validate()
             rows.append({"name": name, "ok": True, "reason": ""})
         except UsageError as error:
             rows.append({"name": name, "ok": False, "reason": str(error)})
 
     for module in options.imports:
         add(module, partial(load, module))
-    rows = [row for row in rows if not row["ok"]]  # a module is a row only where it fails
+    rows = [row for row in rows if not row["ok"]]  # a module is listed only if it fails
     for name in options.names or _known_keys(options):
         add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)

@@ -1,1 +1,1 @@
-"""Weights in the formats of other codes: names, shapes, files."""
+"""Weight conversion between frameworks: names, shapes, file formats."""

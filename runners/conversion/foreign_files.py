@@ -1,4 +1,4 @@
-"""Files of named arrays: safetensors, torch's pickles, in one piece or several, 8-bit or not."""
+"""Weight files: safetensors and torch pickles, in one file or in shards, optionally quantized to 8 bits."""
 
 import dataclasses
 import importlib
@@ -19,32 +19,37 @@ from layers.errors import UsageError, first_line, missing_package
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model")  # keys of training checkpoints that hold the state dict
-# What a folder is looked through for, the first found is read.
-WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+# Files searched for in a folder; the first that exists is read.
+WEIGHT_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
 
 Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class ForeignWeights:
-    """The content of a file of weights."""
+    """Content of a weight file."""
 
     arrays: Arrays
-    is_eight_bit: bool = False  # stored in 8 bits, each array by itself
-    num_heads: int | None = None  # of attention, where the file says so
+    is_eight_bit: bool = False  # stored in 8 bits, each array with its own scales
+    num_heads: int | None = None  # attention heads, if the file has their number
 
 
 def read_weights(path: str) -> ForeignWeights:
-    """The arrays in a file, or in those that an index or a folder names.
+    """Reads the arrays of a file, of the shards in an index, or of a folder with either.
 
     Raises:
       UsageError: a file is missing, damaged or of another kind, or is a pickle and torch is not installed.
     """
     file = Path(path)
     if file.is_dir():
-        found = [name for name in WHOLE if (file / name).exists()]
+        found = [name for name in WEIGHT_FILES if (file / name).exists()]
         if not found:
-            raise UsageError(f"The folder '{path}' holds none of {', '.join(WHOLE)}: name the file.")
+            raise UsageError(f"The folder '{path}' has none of {', '.join(WEIGHT_FILES)}. Give the path of the file.")
         file = file / found[0]
     pieces = [_read_one(piece) for piece in _pieces(file)]
     arrays, is_eight_bit = _dequantized({key: array for piece in pieces for key, array in piece.arrays.items()}, path)
@@ -52,7 +57,7 @@ def read_weights(path: str) -> ForeignWeights:
 
 
 def _pieces(file: Path) -> list[Path]:
-    """The files of an index; `file` itself where it is none."""
+    """Returns the shards of an index; `file` itself if it is not an index."""
     if file.suffix != ".json":
         return [file]
     try:
@@ -60,9 +65,9 @@ def _pieces(file: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"'{file}' is no index of weights: it has no weight_map from keys to files.") from error
+        raise UsageError(f"'{file}' is not a weight index: weight_map, from keys to files, is missing.") from error
     if not all(isinstance(name, str) for name in names):
-        raise UsageError(f"'{file}' is no index of weights: its weight_map names no files.")
+        raise UsageError(f"'{file}' is not a weight index: some values of its weight_map are not file names.")
     return [file.parent / name for name in names]
 
 
@@ -76,11 +81,11 @@ def _read_one(file: Path) -> ForeignWeights:
         return _read_pickle(file)
     if file.suffix != ".safetensors":
         kinds = (".safetensors", *PICKLES)
-        raise UsageError(f"'{file}' ends in '{file.suffix}': files of weights end in {', '.join(kinds)}.")
+        raise UsageError(f"A weight file must end in {', '.join(kinds)} (got '{file}').")
     try:
         return ForeignWeights(safetensors.numpy.load_file(file))
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
-        raise UsageError(f"'{file}' is no whole safetensors file: {error}.") from error
+        raise UsageError(f"'{file}' is damaged or not a safetensors file: {error}.") from error
 
 
 def _read_pickle(file: Path) -> ForeignWeights:
@@ -89,26 +94,26 @@ def _read_pickle(file: Path) -> ForeignWeights:
     torch: Any = importlib.import_module("torch")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and torch each raise their own at bytes that are none of theirs
+    except Exception as error:  # zip, pickle and torch raise different exceptions for unknown bytes
         raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {first_line(error)}.") from error
     num_heads = None
     if isinstance(content, Mapping):
-        arguments = content.get("model_args")  # nanoGPT's
+        arguments = content.get("model_args")  # of nanoGPT
         num_heads = arguments.get("n_head") if isinstance(arguments, Mapping) else None
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping) or not content:
-        raise UsageError(f"'{file}' holds no state dict.")
+        raise UsageError(f"'{file}' does not contain a state dict.")
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if odd:
-        raise UsageError(f"'{file}' holds no state dict: {odd[0]} is no tensor.")
-    # numpy has no bfloat16, and every such number is a float32
+        raise UsageError(f"'{file}' does not contain a state dict: {odd[0]} is not a tensor.")
+    # numpy lacks bfloat16; float32 represents its values exactly
     widened = lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     arrays = {key: widened(tensor.detach()).numpy() for key, tensor in content.items()}
     return ForeignWeights(arrays, num_heads=num_heads if isinstance(num_heads, int) else None)
 
 
 def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
-    """Weights from codes: `code[q] * absmax[block]` over the flat weight, as bitsandbytes stores them."""
+    """Dequantizes 8-bit weights of bitsandbytes: `code[q] * absmax[block]` over the flattened weight."""
     names = [key.removesuffix(".absmax") for key in arrays if key.endswith(".absmax")]
     arrays = dict(arrays)
     for name in names:
@@ -116,12 +121,12 @@ def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
         codes, table = arrays.get(f"{name}.weight"), arrays.pop(f"{name}.code", None)
         if codes is None or table is None or codes.dtype != np.uint8 or table.shape != (256,):
             raise UsageError(
-                f"'{path}' has {name}.absmax, but no 8-bit {name}.weight with a {name}.code of 256 values."
+                f"'{path}' has {name}.absmax, but not an 8-bit {name}.weight with a {name}.code of 256 values."
             )
         blocks = -(-codes.size // ABSMAX_BLOCK)
         if absmax.size != blocks:
             raise UsageError(
-                f"'{path}' has {absmax.size} values in {name}.absmax, and {name}.weight has {blocks} blocks of "
+                f"'{path}' has {absmax.size} values in {name}.absmax, but {name}.weight has {blocks} blocks of "
                 f"{ABSMAX_BLOCK}."
             )
         scale = np.repeat(absmax.astype(np.float32).ravel(), ABSMAX_BLOCK)[: codes.size]
@@ -130,16 +135,16 @@ def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
 
 
 def check_target(path: str) -> None:
-    """Raises a UsageError unless the name is that of a safetensors file."""
+    """Raises a UsageError unless the path ends in .safetensors."""
     if Path(path).suffix != ".safetensors":
-        raise UsageError(f"'{path}' should end in .safetensors: nothing else is written.")
+        raise UsageError(f"The exported file must end in .safetensors (got '{path}').")
 
 
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Writes a safetensors file, whole or not at all.
+    """Writes a safetensors file atomically.
 
     Raises:
-      UsageError: its name ends otherwise, or it cannot be written.
+      UsageError: the path does not end in .safetensors, or cannot be written.
     """
     target = Path(path)
     check_target(path)
@@ -147,7 +152,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
             part = Path(folder, "part")
-            # Readers on torch look for this word about the arrays' origin.
+            # Readers based on torch require this metadata entry.
             safetensors.numpy.save_file(arrays, part, metadata={"format": "pt"})
             os.replace(part, target)
     except (OSError, safetensors.SafetensorError) as error:

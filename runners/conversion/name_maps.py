@@ -1,4 +1,4 @@
-"""What other codes call their weights: one line a weight, read in both directions."""
+"""Name maps: the keys of other frameworks' weights and ours, one rule per weight, for import and export."""
 
 import dataclasses
 import re
@@ -8,49 +8,49 @@ import numpy as np
 
 from layers.errors import UsageError, did_you_mean
 
-BLOCK = "stack/block/"  # where rows of layers are
+BLOCK = "stack/block/"  # prefix of weights that are stacked over layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A key of theirs and the row of ours with its values; a layer's own where the key has an `{i}`."""
+    """A key of the foreign format and our weight table's row; per layer if the key contains `{i}`."""
 
     theirs: str
-    ours: str  # its last letters name our dimensions: "mixer/query_mnd" has m, n and d
-    axes: str | None  # their dimensions by those letters, as einops has them; None: the row as it stands, all layers
-    part: tuple[int, int] = (0, 1)  # which of how many equal parts of their last dimension
+    ours: str  # its last letters are our dimensions: "mixer/query_mnd" has m, n and d
+    axes: str | None  # their dimensions in those letters, einops notation; None: the row unchanged, all layers
+    part: tuple[int, int] = (0, 1)  # index and number of equal parts of their last dimension
 
 
 @dataclasses.dataclass(frozen=True)
 class NameMap:
-    """One kind of file."""
+    """A foreign file format: rules for its keys, and its conventions."""
 
     name: str
     rules: tuple[Rule, ...]
-    activation: str = ""  # what its models compute with; empty where files are of any model
-    prefix: str = ""  # in front of every key but the head's; files may lack it, and those written here have it
-    buffers: str = r"(?!)"  # keys with no weights in them: an expression
-    spellings: tuple[tuple[str, str], ...] = ()  # keys that have come under other names: (other, the rule's)
-    transposed: str = r"(?!)"  # keys of matrices that files hold transposed: an expression
-    complete: bool = False  # a file has every key
-    sizes_vary: bool = False  # its models come in any size: an import takes the sizes from the file
-    writes_head: bool = False  # a tied head is written beside the embedding
+    activation: str = ""  # of its models; empty if files may hold any model
+    prefix: str = ""  # of every key except the head's; optional in imported files, present in exported ones
+    buffers: str = r"(?!)"  # regular expression of keys that are not weights
+    spellings: tuple[tuple[str, str], ...] = ()  # alternative keys: (alternative, key of the rule)
+    transposed: str = r"(?!)"  # regular expression of keys whose matrices files store transposed
+    complete: bool = False  # whether a file has every key
+    sizes_vary: bool = False  # whether an import takes the model's sizes from the file
+    writes_head: bool = False  # whether a tied head is exported as well as the embedding
 
     def plain(self, key: str) -> str:
-        """A key of a file as the rules write it, without what torch.compile and DistributedDataParallel add."""
+        """Normalizes a key of a file to that of the rules, without prefixes of torch.compile and DDP."""
         key = key.replace("_orig_mod.", "").removeprefix("module.")
         return dict(self.spellings).get(key, key).removeprefix(self.prefix)
 
     def turned(self, key: str, array: np.ndarray) -> np.ndarray:
-        """The array of a plain key from the file's orientation to the rules', or back."""
+        """Transposes the array of a plain key if the file's orientation differs from the rules' (an involution)."""
         return array.T if array.ndim == 2 and re.fullmatch(self.transposed, key) else array
 
     def is_buffer(self, key: str) -> bool:
-        """Has it nothing that was learned?"""
+        """Returns whether a plain key is a buffer, not a weight."""
         return re.fullmatch(self.buffers, key) is not None
 
     def count_known(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """How many of the arrays have a rule; fused matrices must be wide on the side that holds their parts."""
+        """Counts the arrays that have a rule; fused matrices must be wider along the dimension of their parts."""
         parts = {rule.theirs: rule.part[1] for rule in self.rules}
         known = 0
         for name, array in arrays.items():
@@ -61,14 +61,14 @@ class NameMap:
         return known
 
     def count_layers(self, keys: Iterable[str]) -> int | None:
-        """How many layers the keys have; None where none has a number."""
+        """Counts the layers in the keys; None if no key has a layer number."""
         starts = {re.escape(rule.theirs.partition("{i}")[0]) for rule in self.rules if "{i}" in rule.theirs}
         found = [re.match(rf"(?:{'|'.join(starts)})(\d+)\.", self.plain(key)) for key in keys] if starts else []
         return max((int(match[1]) + 1 for match in found if match), default=None)
 
 
 def _rules(*lines: tuple[str, str, str]) -> tuple[Rule, ...]:
-    """Rules with `{i}` are of layers; several rows separated by spaces lie behind one another in the last dimension."""
+    """Returns rules; keys with `{i}` are per layer, rows separated by spaces are concatenated in the last dimension."""
     found = []
     for theirs, ours, axes in lines:
         rows, forms = ours.split(), axes.split(" | ")
@@ -78,7 +78,7 @@ def _rules(*lines: tuple[str, str, str]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-# Linear layers of torch are (out, in).
+# Linear layers of torch have the shape (out, in).
 LITTLE_GPT = NameMap(
     "little_gpt",
     _rules(
@@ -114,7 +114,7 @@ LITTLE_GPT = NameMap(
     writes_head=True,
 )
 
-# Its matrices are (in, out); queries, keys and values lie side by side.
+# Its matrices have the shape (in, out); queries, keys and values are concatenated.
 GPT2 = NameMap(
     "gpt2",
     _rules(
@@ -147,7 +147,7 @@ GPT2 = NameMap(
     writes_head=True,
 )
 
-# GPT-2 with torch's linear layers, which are (out, in), the exact GELU, and biases or none.
+# GPT-2 with torch's linear layers of shape (out, in), the exact GELU, and optional biases.
 NANOGPT = dataclasses.replace(
     GPT2,
     name="nanogpt",
@@ -162,19 +162,19 @@ FORMATS = (*MAPS, "vortaro")
 
 
 def name_map(format: str, rows: Iterable[str]) -> NameMap:
-    """The map of that format; `vortaro` has the rows' own names.
+    """Returns the name map of a format; `vortaro` keeps the names of the rows.
 
     Raises:
-      UsageError: there is no such format.
+      UsageError: the format is unknown.
     """
     if format == "vortaro":
         return NameMap("vortaro", tuple(Rule(row, row, None) for row in rows))
     if format not in MAPS:
-        raise UsageError(f"There is no format '{format}'. {did_you_mean(format, FORMATS)}")
+        raise UsageError(f"Unknown format '{format}'. {did_you_mean(format, FORMATS)}")
     return MAPS[format]
 
 
-# Knobs behind rows that come and go: what to set where a file has such a key, and where it has none.
+# Knobs that add or remove rows: (part of the row's name, setting that adds it, setting that removes it).
 KNOBS = (
     ("_bias_", "USE_BIAS=true", "USE_BIAS=false"),
     ("positions/", "POSITIONS=learned", "POSITIONS=alibi"),
@@ -184,7 +184,7 @@ KNOBS = (
     ("head/", "TIE_EMBEDDINGS=false", "TIE_EMBEDDINGS=true"),
 )
 
-# Knobs behind sizes, by the letter of the dimension.
+# Knobs of sizes, by the letter of the dimension.
 SIZES = {
     "v": "VOCAB_SIZE",
     "m": "MODEL_DIM",
@@ -193,7 +193,7 @@ SIZES = {
     "c": "HEAD_QK",
 }
 
-# What models of either format compute with, where weights do not show it: knob, path in the config, value.
+# Settings of the formats' models that weights do not determine: knob, path in the config, value.
 SHARED_SETTINGS = (
     ("NORM=layer", "task.model.final_norm", "layers.norm.LayerNorm"),
     ("NORM_EPSILON=1e-5", "task.model.final_norm.epsilon", "1e-05"),

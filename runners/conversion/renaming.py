@@ -1,4 +1,4 @@
-"""Arrays from the names and shapes of other codes to the rows of a weight table, and back."""
+"""Weight conversion: arrays in the names and shapes of other frameworks to rows of a weight table, and back."""
 
 import math
 import re
@@ -19,25 +19,24 @@ EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 
 
 def name_of(row: WeightRow) -> str:
-    """The row's name as tables show it."""
+    """Returns the row's name as weight tables print it."""
     return row.path.removeprefix("params/")
 
 
 def to_ours(
     names: NameMap, rows: Iterable[WeightRow], file: ForeignWeights, source: str, knobs: Collection[str]
 ) -> Arrays:
-    """The experiment's weights, by the rows' names, from a file.
+    """Converts the arrays of a file to the experiment's weights, by the rows' names.
 
     Args:
-      names: how the file calls them.
+      names: name map of the file's format.
       rows: the experiment's weight table.
-      file: what is in the file.
-      source: what errors call the file.
-      knobs: names of the experiment's knobs, which errors may name.
+      file: content of the file.
+      source: name of the file in errors.
+      knobs: names of the experiment's knobs, which errors may mention.
 
     Raises:
-      UsageError: a row that the file does not fill, a key that no row takes, or a shape that does not fit; each with
-        the knob behind it where there is one.
+      UsageError: a row without a key, a key without a row, or a shape that differs; with the knob to set, if any.
     """
     table = {name_of(row): row for row in rows}
     found = _plain_arrays(names, file.arrays)
@@ -49,27 +48,27 @@ def to_ours(
 
 
 def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The arrays of a file from the experiment's weights by the rows' names.
+    """Converts the experiment's weights, by the rows' names, to the arrays of a file.
 
     Raises:
-      UsageError: the format has no key for a row, or wants one that no row fills.
+      UsageError: the format has no key for a row, or requires a key that no row fills.
     """
     table = {name_of(row): row for row in rows}
     for name in table:
-        _rule_of(names, name, "")  # a run's knobs are what they are: nothing to set
+        _rule_of(names, name, "")  # without a hint: a trained model's knobs cannot be changed
     pieces: dict[str, list[np.ndarray]] = {}
     for rule in names.rules:
         row = table.get(rule.ours)
         if row is None:
             if names.complete and rule.theirs != HEAD:
-                raise UsageError(f"{names.name} files have {rule.theirs}, and the experiment no {rule.ours}.")
+                raise UsageError(f"{names.name} files require {rule.theirs}, but the experiment has no {rule.ours}.")
             continue
         for key, piece in _cut(rule, row, arrays[rule.ours]):
             pieces.setdefault(key, []).append(piece)  # parts of one key are in order in the rules
     for key, parts in pieces.items():
         if len({part.shape for part in parts}) > 1:
             sizes = ", ".join("x".join(map(str, part.shape)) for part in parts)
-            raise UsageError(f"{names.name} files have {key} of equal parts, and here they are {sizes}.")
+            raise UsageError(f"Parts of {key} must have equal shapes in {names.name} files (got {sizes}).")
     theirs = {key: _joined(parts) for key, parts in pieces.items()}
     if names.writes_head:
         theirs.setdefault(HEAD, theirs[EMBEDDING])
@@ -80,7 +79,7 @@ def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np
 
 
 def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
-    """Knobs that the arrays of a file show, and their values: sizes, layers, biases, a head of its own."""
+    """Returns the knobs that the arrays of a file determine: sizes, layers, biases, tied or untied head."""
     found = _plain_arrays(names, arrays)
     knobs: dict[str, Any] = {}
     for rule in names.rules:
@@ -97,13 +96,13 @@ def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
 
 
 def _plain_arrays(names: NameMap, arrays: Arrays) -> Arrays:
-    """The arrays of a file that are weights, under the rules' keys, as the rules have them."""
+    """Returns the weights of a file with the keys and orientation of the rules, without buffers."""
     plain = {names.plain(key): value for key, value in arrays.items()}
     return {key: names.turned(key, value) for key, value in plain.items() if not names.is_buffer(key)}
 
 
 def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
-    """Sentences on what the experiment computes otherwise than models of such files do, which no weight shows."""
+    """Yields notes on settings that differ from models of such files and that weights do not determine."""
     config = flat_config(experiment)
     if not names.activation:
         return
@@ -123,8 +122,8 @@ def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
     for setting, path, value in wanted:
         if config.get(path) != value:
             yield (
-                f"Note: models of {names.name} files have {path} = {value}, and this experiment has "
-                f"{config.get(path, 'none')}: outputs differ. --set={setting} makes them alike."
+                f"Note: models of {names.name} files have {path} = {value} (got {config.get(path, 'none')}), so "
+                f"outputs differ. Use --set={setting} to match."
             )
 
 
@@ -132,14 +131,14 @@ def _rule_of(names: NameMap, row: str, hint: str) -> Rule:
     for rule in names.rules:
         if rule.ours == row:
             return rule
-    raise UsageError(f"The experiment has {row}, which {names.name} files have no key for{hint}.")
+    raise UsageError(f"{names.name} files have no key for {row} of the experiment.{hint}")
 
 
 def _knob(names: NameMap, row: str, column: int) -> str:
-    """What to set so that a row is there (1) or is not (2), where the format tells."""
+    """Returns a sentence with the setting that adds a row (1) or removes it (2), if the format has a knob for it."""
     for knob in KNOBS:
         if knob[0] in row and names.activation:
-            return f": say --set={knob[column]}"
+            return f" Use --set={knob[column]}."
     return ""
 
 
@@ -148,7 +147,7 @@ def _letters(rule: Rule) -> str:
 
 
 def _keys(rule: Rule, row: WeightRow) -> list[str]:
-    """A rule's keys in a file, one per layer of the row."""
+    """Returns the keys of a rule in a file, one per layer of the row."""
     return [rule.theirs.format(i=i) for i in range(row.shape[0])] if "{i}" in rule.theirs else [rule.theirs]
 
 
@@ -168,10 +167,10 @@ def _check_format(names: NameMap, table: Mapping[str, WeightRow], arrays: Arrays
     known = {name: name_map(name, table).count_known(arrays) for name in FORMATS}
     best = max(known, key=lambda name: (known[name], name == names.name))
     if known[best] > known[names.name]:
-        raise UsageError(f"'{source}' looks like a {best} file, not like {names.name}: say --format={best}.")
+        raise UsageError(f"'{source}' looks like a {best} file, not like {names.name}. Use --format={best}.")
     if not known[best]:
-        shown = ", ".join(sorted(arrays)[:3]) or "none at all"
-        raise UsageError(f"'{source}' has no key of {names.name} files: its first are {shown}.")
+        shown = ", ".join(sorted(arrays)[:3]) or "no keys"
+        raise UsageError(f"'{source}' has no key of {names.name} files (got {shown}).")
 
 
 def _check_layers(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str) -> None:
@@ -179,12 +178,12 @@ def _check_layers(names: NameMap, table: Mapping[str, WeightRow], found: Arrays,
     ours = {table[rule.ours].shape[0] for rule in names.rules if "{i}" in rule.theirs and rule.ours in table}
     if theirs is not None and ours and ours != {theirs}:
         raise UsageError(
-            f"'{source}' has {theirs} layers, and the experiment {ours.pop()}: say --set=NUM_LAYERS={theirs}."
+            f"'{source}' has {theirs} layers, but the experiment has {ours.pop()}. Use --set=NUM_LAYERS={theirs}."
         )
 
 
 def _check_keys(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str, *, eight_bit: bool) -> None:
-    """Every key of the file has a row, and every row its keys; the first that has none is named."""
+    """Raises a UsageError for the first key of the file without a row, or row without its keys."""
     layers = names.count_layers(found) or 0
     expected = set()
     for rule in names.rules:
@@ -192,77 +191,75 @@ def _check_keys(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, s
         for key in [rule.theirs.format(i=i) for i in range(layers)] if "{i}" in rule.theirs else [rule.theirs]:
             expected.add(key)
             if row is not None and key not in found:
-                raise UsageError(f"'{source}' has no {key}, which is to fill {rule.ours}{_knob(names, rule.ours, 2)}.")
+                raise UsageError(f"'{source}' has no {key} for {rule.ours}.{_knob(names, rule.ours, 2)}")
             if row is None and key in found and not _may_go(key, rule, found, source, eight_bit=eight_bit):
                 raise UsageError(
-                    f"'{source}' has {key}, and the experiment no {rule.ours} to take it{_knob(names, rule.ours, 1)}."
+                    f"'{source}' has {key}, but the experiment has no {rule.ours}.{_knob(names, rule.ours, 1)}"
                 )
     for key in found:
         if "adapter" in key:
-            raise UsageError(f"'{source}' has adapters ({key}), which no model here has: take a file without them.")
+            raise UsageError(f"'{source}' has adapters ({key}), which are not supported. Use a file without them.")
         if key not in expected:
             raise UsageError(
-                f"'{source}' has {key}, which {names.name} files do not have. {did_you_mean(key, expected)}"
+                f"'{source}' has the key {key}, which is unknown in {names.name} files. {did_you_mean(key, expected)}"
             )
 
 
 def _may_go(key: str, rule: Rule, found: Arrays, source: str, *, eight_bit: bool) -> bool:
-    """Does the model not change without this key: a bias of zeros, or a head that is the embedding?"""
+    """Returns whether a key may be dropped without effect: a bias of zeros, or a head equal to the embedding."""
     if key != HEAD:
         return "_bias_" in rule.ours and not found[key].any()
     if eight_bit or np.array_equal(found[key], found[EMBEDDING]):
         return True
-    raise UsageError(
-        f"'{source}' has a {HEAD} that is not its {EMBEDDING}: a head of its own is --set=TIE_EMBEDDINGS=false."
-    )
+    raise UsageError(f"'{source}' has a {HEAD} that differs from its {EMBEDDING}. Use --set=TIE_EMBEDDINGS=false.")
 
 
 def _filled(row: WeightRow, rule: Rule, found: Arrays, source: str, knobs: Collection[str]) -> np.ndarray:
-    """The row's values, padding zero."""
+    """Returns the values of a row, padded with zeros."""
     shape = _their_shape(rule, row)
     for key in _keys(rule, row):
         if found[key].shape != shape:
             raise _misfit(key, rule, found[key].shape, shape, source, knobs)
     if rule.axes is None:
         return found[rule.theirs].astype(row.dtype)
-    whole = np.zeros(row.shape, row.dtype)
+    values = np.zeros(row.shape, row.dtype)
     letters = _letters(rule)
     index, parts = rule.part
     for layer, key in enumerate(_keys(rule, row)):
         part = np.split(found[key], parts, axis=-1)[index]
         ours = rearrange(part, f"{rule.axes} -> {' '.join(letters)}", **dict(zip(letters, row.used, strict=True)))
         used = tuple(slice(size) for size in row.used)
-        whole[(layer, *used) if "{i}" in rule.theirs else used] = ours
-    return whole
+        values[(layer, *used) if "{i}" in rule.theirs else used] = ours
+    return values
 
 
-def _cut(rule: Rule, row: WeightRow, whole: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Their keys and pieces of one row, without padding."""
+def _cut(rule: Rule, row: WeightRow, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the foreign keys and arrays of a row, without padding."""
     if rule.axes is None:
-        yield rule.theirs, whole
+        yield rule.theirs, values
         return
     used = tuple(slice(size) for size in row.used)
     for layer, key in enumerate(_keys(rule, row)):
-        ours = whole[(layer, *used) if "{i}" in rule.theirs else used]
+        ours = values[(layer, *used) if "{i}" in rule.theirs else used]
         yield key, rearrange(ours, f"{' '.join(_letters(rule))} -> {rule.axes}")
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """One array that lies in memory as files want it."""
+    """Concatenates parts along the last dimension into a C-contiguous array."""
     return np.array(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1), order="C")
 
 
 def _misfit(
     key: str, rule: Rule, theirs: tuple[int, ...], ours: tuple[int, ...], source: str, knobs: Collection[str]
 ) -> UsageError:
-    """The error for a shape, with the knobs whose dimensions differ."""
+    """Returns the error for a shape that differs, with the knobs to set."""
     axes, fitting = _axes(rule), list[str]()
     if len(theirs) == len(ours) == len(axes):
         sizes = zip(axes, theirs, ours, strict=True)
         fitting = [f"--set={SIZES[axis]}={size}" for axis, size, here in sizes if size != here and axis in SIZES]
         fitting = [setting for setting in fitting if setting[6:].partition("=")[0] in knobs]
     show = lambda shape: "x".join(map(str, shape)) or "one number"
-    hint = f": say {' '.join(fitting)}" if fitting else ""
+    hint = f" Use {' '.join(fitting)}." if fitting else ""
     return UsageError(
-        f"{key} is {show(theirs)} in '{source}' and {show(ours)} in the experiment, for {rule.ours}{hint}."
+        f"{key} is {show(theirs)} in '{source}', but {show(ours)} in the experiment, for {rule.ours}.{hint}"
     )

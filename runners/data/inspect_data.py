@@ -1,4 +1,4 @@
-"""What an experiment reads, before it is trained: decoded rows, lengths, padding, speed."""
+"""--mode=inspect_data: decoded rows, lengths, padding and reading speed of an experiment's data."""
 
 import collections
 import dataclasses
@@ -32,21 +32,23 @@ COLOURS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What reading some batches of a split has shown."""
+    """Statistics of some batches of a split."""
 
     split: str
     described: str
-    batches: int | None  # in one pass; None never ends
+    batches: int | None  # in one pass; None: endless
     read: int  # batches that were read
     rows: int  # rows in them with a target
     positions: int
     targets: int  # positions whose target counts
     lengths: np.ndarray  # int (segments,): positions of each segment that was read
-    documents: np.ndarray | None  # int (documents,): tokens of each in the split, its stop token too; None: not known
-    tokens: int  # different ones among the targets
-    text_bytes: float  # of the text that the targets stand for
+    documents: (
+        np.ndarray | None
+    )  # int (documents,): tokens per document of the split, stop token included; None: unknown
+    tokens: int  # distinct tokens among the targets
+    text_bytes: float  # bytes of the decoded targets
     seconds: float
-    first: list[Batch]  # rows of the beginning
+    first: list[Batch]  # the first rows
 
     @property
     def efficiency(self) -> float:
@@ -55,7 +57,7 @@ class Look:
 
 
 def inspect_data(experiment: Experiment, workdir: Place) -> int:
-    """Reads some of every split, prints what there is and writes a page; returns the exit code."""
+    """Reads a sample of every split, prints a summary and writes a page; returns the exit code."""
     vocabulary: Vocabulary = build(config_of(experiment, "task").vocabulary, "task.vocabulary")
     train: TrainProgram = build(config_of(experiment, "train"), "train")
     test: TestProgram = build(config_of(experiment, "test"), "test")
@@ -78,7 +80,7 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
 
 
 def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
-    """Reads batches from the first on, for some seconds at most."""
+    """Reads batches from the first one on, until SECONDS or MOST_BATCHES is reached; returns their statistics."""
     token_bytes = vocabulary.token_bytes()
     counts: collections.Counter[str] = collections.Counter()
     lengths, seen, first = [], np.zeros(vocabulary.size, bool), []
@@ -115,7 +117,7 @@ def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
 
 
 def document_lengths(source: IndexedInput) -> np.ndarray | None:
-    """Tokens of each document in the split that an input reads, wrapped or mixed; None where that is not known."""
+    """Returns the tokens per document in the split of an input, its sources included; None if unknown."""
     if isinstance(source, TokensInput):
         tokens = source.tokens
         return np.diff(tokens.document_ends, prepend=0) if tokens.has_documents else None
@@ -126,14 +128,14 @@ def document_lengths(source: IndexedInput) -> np.ndarray | None:
 
 
 def rows_of(batch: Batch) -> Any:
-    """The rows of a batch, each with arrays of shape (S,)."""
+    """Yields the rows of a batch, each with arrays of shape (S,)."""
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     there = {name: array for name, array in fields.items() if array is not None}
     return (Batch(**{name: array[row] for name, array in there.items()}) for row in range(len(batch.inputs)))
 
 
 def segments_of(row: Batch) -> list[np.ndarray]:
-    """The positions of each segment of a row; padding is in none."""
+    """Returns the positions of each segment of a row, padding excluded."""
     if row.segment_ids is None:
         real = np.flatnonzero(row.weights > 0)
         return [np.arange(real[-1] + 1)] if len(real) else []
@@ -141,7 +143,7 @@ def segments_of(row: Batch) -> list[np.ndarray]:
 
 
 def segment_lengths(row: Batch) -> list[int]:
-    """Positions of each segment."""
+    """Returns the number of positions of each segment."""
     return [len(places) for places in segments_of(row)]
 
 
@@ -150,30 +152,30 @@ def _measures(found: Look) -> dict[str, str]:
     documents = found.documents if found.documents is not None and len(found.documents) else None
     return {
         "documents in the split": "-" if documents is None else f"{len(documents):,}",
-        "tokens of one: median": "-" if documents is None else f"{np.median(documents):,.0f}",
-        "longest": "-" if documents is None else f"{documents.max():,}",
+        "document length: median": "-" if documents is None else f"{np.median(documents):,.0f}",
+        "document length: maximum": "-" if documents is None else f"{documents.max():,}",
         "batches": "endless" if found.batches is None else f"{found.batches:,}",
         "batches read": f"{found.read:,}",
         "positions with a target": f"{found.efficiency:.1%}",
         "segments per row": f"{len(found.lengths) / max(found.rows, 1):.1f}",
-        "their length: least": f"{lengths.min():,}",
-        "median": f"{np.median(lengths):,.0f}",
-        "most": f"{lengths.max():,}",
-        "different tokens": f"{found.tokens:,}",
+        "segment length: minimum": f"{lengths.min():,}",
+        "segment length: median": f"{np.median(lengths):,.0f}",
+        "segment length: maximum": f"{lengths.max():,}",
+        "distinct tokens": f"{found.tokens:,}",
         "bytes per token": f"{found.text_bytes / found.targets:.2f}" if found.text_bytes else "-",
         "tokens per second": f"{found.targets / found.seconds:,.0f}" if found.seconds else "-",
     }
 
 
 def _columns(looks: Sequence[Look]) -> tuple[list[str], list[list[str]]]:
-    """The table of measures: its head, and a row for each measure."""
+    """Returns the table of statistics: its header, and a row per statistic."""
     measured = [_measures(found) for found in looks]
     return ["", *(found.split for found in looks)], [[name, *(m[name] for m in measured)] for name in measured[0]]
 
 
 def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
     console = Console(highlight=False)
-    console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} of them", markup=False, soft_wrap=True)
+    console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} in total", markup=False, soft_wrap=True)
     for found in looks:
         console.print(f"{found.split}: {found.described}", markup=False, soft_wrap=True)
     head, rows = _columns(looks)
@@ -185,19 +187,19 @@ def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
     console.print(table)
     for number, row in enumerate(looks[0].first[:ROWS_SHOWN]):
         for places in segments_of(row)[:3]:
-            said = _decoded(row, places, vocabulary)
+            text = _decoded(row, places, vocabulary)
             console.print(
-                f"row {number}, positions {places[0]} to {places[-1]}: {said!r}", markup=False, soft_wrap=True
+                f"row {number}, positions {places[0]} to {places[-1]}: {text!r}", markup=False, soft_wrap=True
             )
     for found in looks:
         if found.efficiency < 0.9:
-            advice = ": --set=ROWS=pack fills rows with whole documents, ROWS=cut with running text"
-            told = f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding"
-            console.print(told + (advice if found.documents is not None else "") + ".", markup=False, soft_wrap=True)
+            advice = " --set=ROWS=pack packs complete documents into rows, ROWS=cut fills rows with contiguous text."
+            message = f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding."
+            console.print(message + (advice if found.documents is not None else ""), markup=False, soft_wrap=True)
 
 
 def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
-    """The text of a segment's targets, its beginning alone."""
+    """Decodes the first targets of a segment."""
     shown = places[:SHOWN_TOKENS]
     return vocabulary.decode(row.targets[shown].tolist()) + (" ..." if len(places) > len(shown) else "")
 
@@ -205,7 +207,7 @@ def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
 def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
     (head, rows), measured = _columns(looks), _measures(looks[0])
     parts = [
-        f"<h1>{page.text(name)}: what it reads</h1>",
+        f"<h1>{page.text(name)}: data</h1>",
         *(f"<p class=doc>{page.text(found.split)}: {page.text(found.described)}</p>" for found in looks),
         page.cards(
             [
@@ -217,10 +219,10 @@ def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
         page.table(head, rows, head[1:]),
         f"<h2>Lengths of {_counted(looks)}</h2>",
         _histogram(looks),
-        "<h2>First rows</h2><p class=doc>Targets, a colour for each segment.</p>",
+        "<h2>First rows</h2><p class=doc>Targets, coloured by segment.</p>",
         *(_coloured(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
     ]
-    return page.page(f"{name}: what it reads", parts)
+    return page.page(f"{name}: data", parts)
 
 
 def _coloured(row: Batch, vocabulary: Vocabulary) -> str:
@@ -234,7 +236,7 @@ def _coloured(row: Batch, vocabulary: Vocabulary) -> str:
 
 
 def _counted(looks: Sequence[Look]) -> str:
-    """What the histogram has the lengths of."""
+    """Unit of the histogram: documents if their lengths are known in every split, else segments."""
     return "segments" if any(found.documents is None for found in looks) else "documents"
 
 

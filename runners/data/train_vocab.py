@@ -1,4 +1,4 @@
-"""Training a SentencePiece vocabulary on the texts that an experiment learns from."""
+"""--mode=train_vocab: trains a SentencePiece vocabulary on the training split of an experiment."""
 
 import contextlib
 import dataclasses
@@ -22,35 +22,34 @@ from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 
-SPECIAL_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # as T5 has them; -1 is none
-HELD_OUT_BYTES = 10**6  # of validation text that the result is measured on
-PATIENCE = 60.0  # seconds that others wait for the training process to show up
-POLL = 1.0  # seconds between two looks
+SPECIAL_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # those of T5; -1: none
+HELD_OUT_BYTES = 10**6  # of validation text, on which bytes per token are measured
+PATIENCE = 60.0  # seconds that other processes wait for the training process to start
+POLL = 1.0  # seconds between two checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularySettings:
-    """What decides a trained vocabulary, beside its texts."""
+    """Settings of a trained vocabulary, in addition to its texts."""
 
     model: str  # bpe or unigram
     size: int  # pieces, special ones included
-    text_bytes: int  # of training text at most, whole lines
+    text_bytes: int  # maximum of training text, complete lines only
 
     def key(self, texts: str) -> dict[str, Any]:
-        """What is kept beside a model; `texts` is the hash of those that were read."""
+        """Returns the record stored next to the model; `texts` is the hash of the training texts."""
         return {**dataclasses.asdict(self), "special_ids": SPECIAL_IDS, "texts": texts}
 
 
 def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
-    """Trains on the training split and writes to VOCABULARY_PATH, whole or not at all; returns the exit code.
+    """Trains on the training split and writes to VOCABULARY_PATH atomically; returns the exit code.
 
-    One process trains, by JAX's numbering the first, and others wait for its file. A model that is there already and
-    comes of the same settings and texts stays as it is.
+    JAX's process 0 trains, the others wait for its file. An existing model with the same settings and texts is kept.
 
     Raises:
-      UsageError: the experiment has no SentencePiece vocabulary or no text, the path holds another model or cannot be
-        written, or the size does not go with the texts.
-      VortaroError: the training process is not there, or is gone.
+      UsageError: the experiment has no SentencePiece vocabulary or no text, the path contains another model or cannot
+        be written, or the size does not fit the texts.
+      VortaroError: the training process has not started, or has exited.
     """
     settings, path = _settings(experiment)
     source: IndexedInput = build(config_of(experiment, "train"), "train").input
@@ -66,7 +65,7 @@ def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
     except OSError as error:
         raise UsageError(f"The vocabulary '{path}' cannot be written: {error.strerror or error}.") from error
     if done:
-        print(f"'{path}' is there already, trained with these settings on these texts: it stays as it is.", flush=True)
+        print(f"'{path}' already exists with the same settings and texts. It is kept.", flush=True)
     if jax.process_index() == 0:
         _show(path, experiment)
     return 0
@@ -75,24 +74,24 @@ def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
 def _settings(experiment: Experiment) -> tuple[VocabularySettings, Path]:
     knobs, name = experiment.knobs(), cls_key(type(experiment))
     if "SENTENCEPIECE_MODEL" not in knobs:
-        raise UsageError(f"{name} has no vocabulary that --mode=train_vocab could train.")
+        raise UsageError(f"--mode=train_vocab needs an experiment with SENTENCEPIECE_MODEL (got {name}).")
     if knobs["VOCABULARY"] != "sentencepiece":
         raise UsageError(
-            f"--mode=train_vocab trains SentencePiece, but VOCABULARY = {knobs['VOCABULARY']}: say "
+            f"--mode=train_vocab needs VOCABULARY = sentencepiece (got {knobs['VOCABULARY']}). Use "
             f"--set=VOCABULARY=sentencepiece."
         )
     path, limit = knobs["VOCABULARY_PATH"], knobs["VOCABULARY_BYTES"]
     if path is None or "://" in path:
-        raise UsageError(f"VOCABULARY_PATH = {path} is where the model goes: say a path on this machine's disk.")
+        raise UsageError(f"VOCABULARY_PATH must be a path on a local disk, for the trained model (got {path}).")
     if limit < 1:
-        raise UsageError(f"VOCABULARY_BYTES = {limit} must be at least 1.")
+        raise UsageError(f"VOCABULARY_BYTES must be at least 1 (got {limit}).")
     return VocabularySettings(model=knobs["SENTENCEPIECE_MODEL"], size=knobs["VOCAB_SIZE"], text_bytes=limit), Path(
         path
     ).expanduser()
 
 
 class _Lines:
-    """Lines of texts up to a number of bytes, those of white space left out; counts and hashes what it gives."""
+    """Lines of texts up to a number of bytes, blank lines excluded; counts and hashes the lines it yields."""
 
     def __init__(self, texts: Iterator[str], limit: int):
         self._texts, self._limit = texts, limit
@@ -112,7 +111,7 @@ class _Lines:
 
     @property
     def digest(self) -> str:
-        """Of the lines given so far."""
+        """Hash of the lines yielded so far."""
         return self._digest.hexdigest()
 
 
@@ -135,7 +134,7 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
     except RuntimeError as error:
         raise _why(str(error), settings, lines) from error
     kept = json.dumps(settings.key(lines.digest), indent=1) + "\n"
-    # The model last: where it stands, what it was trained with stands too.
+    # The model is written last, so that every existing model has its record.
     _write(_beside(path), kept.encode())
     _write(path, model.getvalue())
     spent = f"{lines.bytes:,} bytes in {time.perf_counter() - began:.1f} s"
@@ -143,27 +142,31 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
     print(f"Trained {settings.size:,} pieces ({kind}) on {spent}: '{path}'", flush=True)
 
 
-def _why(said: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
-    """SentencePiece's complaint as a sentence."""
+def _why(message: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
+    """Returns the error for a message of SentencePiece."""
     knob = f"VOCAB_SIZE = {settings.size}"
-    if most := re.search(r"Please set it to a value <= (\d+)", said):
-        return UsageError(f"{knob} is more than the {most[1]} pieces that {lines.bytes:,} bytes of text give.")
-    if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
+    if most := re.search(r"Please set it to a value <= (\d+)", message):
         return UsageError(
-            f"{knob} is less than the {least[1]} pieces that the special tokens and single characters of the text take."
+            f"VOCAB_SIZE must be at most {most[1]} for {lines.bytes:,} bytes of text (got {settings.size})."
+        )
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return UsageError(
+            f"VOCAB_SIZE must be at least {least[1]} for special tokens and characters of text (got {settings.size})."
         )
     if not lines.bytes:
-        return UsageError(f"No line of text fits into VOCABULARY_BYTES = {settings.text_bytes}.")
-    return UsageError(f"SentencePiece trains no {settings.model} of {knob} here: {said.partition(chr(10))[0]}.")
+        return UsageError(f"No line of text fits into VOCABULARY_BYTES (got {settings.text_bytes}). Increase it.")
+    return UsageError(
+        f"SentencePiece cannot train a {settings.model} model with {knob}: {message.partition(chr(10))[0]}."
+    )
 
 
 def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> None:
-    """Raises a UsageError unless the model that is there comes of these settings and texts."""
-    other = f"'{path}' holds a vocabulary that was trained otherwise"
+    """Raises a UsageError unless the existing model was trained with these settings and texts."""
+    other = f"'{path}' contains another vocabulary"
     try:
         kept = json.loads(_beside(path).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{other} (nothing beside it says how): choose another VOCABULARY_PATH.") from error
+        raise UsageError(f"{other}, without a record of its training. Set another VOCABULARY_PATH.") from error
     lines = _Lines(source.texts(), settings.text_bytes)
     for _ in lines:
         pass
@@ -171,7 +174,7 @@ def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
     differing = [name for name in now if not isinstance(kept, dict) or kept.get(name) != now[name]]
     if differing:
         raise UsageError(
-            f"{other}, it differs in {', '.join(differing)}: choose another VOCABULARY_PATH, or delete the file."
+            f"{other}, which differs in {', '.join(differing)}. Set another VOCABULARY_PATH, or delete the file."
         )
 
 
@@ -187,17 +190,17 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Inside, this process alone trains for the path; the system lets go of the lock when it dies."""
+    """Context in which only this process trains for the path; the kernel releases the lock when it exits."""
     with path.with_name(f".{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _wait(path: Path, patience: float) -> None:
-    """Returns when the file is there, however long a training takes that is under way.
+    """Blocks until the file exists, however long the training takes.
 
     Raises:
-      VortaroError: for `patience` seconds nobody has been training.
+      VortaroError: no process has been training for `patience` seconds.
     """
     print(f"Waiting for process 0 to write '{path}' ...", flush=True)
     lock, alone_since = path.with_name(f".{path.name}.lock"), time.monotonic()
@@ -206,8 +209,8 @@ def _wait(path: Path, patience: float) -> None:
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > patience:
             raise VortaroError(
-                f"Process 0 has not been training '{path}' for {patience:.0f} s: see what it says, and whether all "
-                f"processes have that folder in common."
+                f"Process 0 has not been training '{path}' for {patience:.0f} s. Check its log, and that all processes "
+                f"share that folder."
             )
         time.sleep(min(POLL, patience))
 
@@ -224,7 +227,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _show(path: Path, experiment: Experiment) -> None:
-    """Says what the vocabulary is like."""
+    """Prints the longest pieces, and bytes per token on held-out text."""
     vocabulary = SentencePieceVocabulary(str(path))
     ids = range(vocabulary.size)
     pieces = [vocabulary.decode([i]) for i in ids[len(SPECIAL_IDS) - 1 :]]
@@ -232,12 +235,12 @@ def _show(path: Path, experiment: Experiment) -> None:
     print(f"Longest pieces: {' '.join(map(repr, longest))}", flush=True)
     try:
         _measure(vocabulary, experiment)
-    except Exception as error:  # whatever it is, the model is written
-        print(f"How it does on held-out text is not known. {first_line(error)}.", flush=True)
+    except Exception as error:  # the model is already written
+        print(f"Bytes per token on held-out text are unknown: {first_line(error)}.", flush=True)
 
 
 def _measure(vocabulary: SentencePieceVocabulary, experiment: Experiment) -> None:
-    """Says how the vocabulary does on held-out text."""
+    """Prints the bytes per token on the validation split, if there is one."""
     inputs = build(config_of(experiment, "test"), "test").inputs
     if "validation" not in inputs:
         return

@@ -1,4 +1,4 @@
-"""The coordinate check of muP: activations at several widths over a few updates."""
+"""Coordinate check of muP: activations at several widths over a few updates."""
 
 import dataclasses
 

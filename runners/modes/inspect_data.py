@@ -1,4 +1,4 @@
-"""Shows what an experiment reads: decoded rows, lengths, padding, speed."""
+"""Shows the data of an experiment: decoded rows, lengths, padding, speed."""
 
 import dataclasses
 

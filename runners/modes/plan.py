@@ -11,10 +11,10 @@ class Options(ModeOptions):
     """Flags of --mode=plan."""
 
     topology: str | None = option(
-        "a TPU slice, compiled for by the TPU compiler; no TPU is needed", metavar="v3:8x8", default=None
+        "a TPU slice to compile for, with the TPU compiler; needs no TPU", metavar="v3:8x8", default=None
     )
     chip: str | None = option(
-        "the chip whose memory and speed count on virtual CPU devices; a topology implies its own", default=None
+        "chip whose memory and speed apply to virtual CPU devices; a topology implies its own", default=None
     )
     plan_step: str = option("one update, or one token after a context", choices=("train", "decode"), default="train")
     sweep: bool = option(
@@ -22,7 +22,7 @@ class Options(ModeOptions):
     )
 
     def default_workdir(self, exp: str | None) -> str | None:
-        """Returns a folder named after experiment and machine."""
+        """Returns a folder named after the experiment and the machine."""
         return None if exp is None else f"plans/{exp}-{self.topology or self.chip or 'cpu'}".replace(":", "-")
 
 

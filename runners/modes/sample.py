@@ -25,7 +25,7 @@ class Options(ModeOptions):
     repetition_penalty: float = option("divides logits of tokens sampled before; 1 is none", default=1.0)
     top_k: int | None = option("sample from the k likeliest tokens", default=None)
     top_p: float | None = option("sample from the fewest tokens that hold this probability", default=None)
-    typical_p: float | None = option("the same, those nearest in surprise to the entropy first", default=None)
+    typical_p: float | None = option("the same for the tokens whose surprisal is nearest to the entropy", default=None)
     eta: float | None = option("sample from tokens above a threshold that decreases with the entropy", default=None)
     window: int | None = option(
         "attention sees the last N positions, and keeps no others", advice="Set ATTENTION_WINDOW.", default=None
@@ -66,10 +66,10 @@ def run(request: Request, options: Options) -> int:
 
 
 def windowed(experiment: Experiment, window: int) -> "Session":
-    """Returns the experiment with softmax attention over the last `window` positions, on the devices.
+    """Returns a session of the experiment with softmax attention over the last `window` positions.
 
     Raises:
-      UsageError: it has no softmax attention, or the window is smaller than 1.
+      UsageError: the experiment has no softmax attention, or the window is smaller than 1.
     """
     from registry.experiment import knobs_set_by
     from registry.snapshot import flat_config

@@ -1,4 +1,4 @@
-"""The learning rate sweep: the best rate at several widths."""
+"""Learning rate sweep: the best rate at several widths."""
 
 import dataclasses
 

@@ -41,4 +41,4 @@ def run(request: Request, options: Options) -> int:
     )
     with sole_use(request.workdir):
         return train(session, request.open_workdir(session), chosen)
-    raise AssertionError  # sole_use() lets no error pass
+    raise AssertionError  # unreachable: sole_use() does not suppress exceptions

@@ -17,7 +17,7 @@ class Options(ModeOptions):
 
 
 def run(request: Request, options: Options) -> int:
-    """Prints the metrics of the split that the mode is called after; returns the exit code."""
+    """Prints the metrics of the split that the mode is named after; returns the exit code."""
     from runners.training.evaluate_checkpoint import evaluate_checkpoint
 
     session = request.session(has_checkpoint=True)

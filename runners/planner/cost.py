@@ -1,4 +1,4 @@
-"""Compiles the real step of an experiment for a machine that need not be there, and reads off what it costs."""
+"""Cost of a compiled step: memory, FLOPs, collectives and roofline time on a machine that need not be attached."""
 
 import dataclasses
 import re
@@ -19,22 +19,22 @@ Plan = dict[str, Any]
 
 
 def predict(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
-    """Compiles one step and reads memory, work and exchanges off it, as plan.json has them.
+    """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
-    Bytes are per device. `peak` is the most that lives at once by the TPU compiler's word; on virtual CPU devices it
-    is arguments + outputs - aliased + temporaries, which is never less. `gradients` is what one gradient of each weight
-    takes; they are temporaries, with activations and copies. FLOPs are those of matrix products, over all devices, what
-    is computed again included; `flops_per_token` is the model's own, three times the forward pass. The roofline step
-    time lets computation, least memory traffic and the links of each mesh axis overlap perfectly; links are estimates,
-    which give each mesh axis one axis of the torus to itself. `roofline_is_estimate` is true where the CPU compiler
-    made the program: its exchanges are not the chip's, so that the step time is no bound. `fits` is the TPU compiler's
-    own verdict where it compiled, else peak against the chip's memory; None where neither is known.
+    Bytes are per device. `peak` is the TPU compiler's peak memory; on virtual CPU devices it is arguments + outputs -
+    aliased + temporaries, an upper bound. `gradients` is the size of one gradient per weight; gradients are
+    temporaries, as are activations and copies. FLOPs count the matrix products on all devices, rematerialization
+    included; `flops_per_token` is the model's alone, three times the forward pass. The roofline step time assumes that
+    computation, the least memory traffic and the links of each mesh axis overlap perfectly; link times are estimates
+    that assign each mesh axis one axis of the torus. `roofline_is_estimate` is true if the CPU compiler compiled the
+    program: its collectives differ from the chip's, so the step time is not a bound. `fits` is the TPU compiler's
+    verdict if it compiled the program, else a comparison of the peak with the chip's memory; None if neither is known.
 
     Args:
       session: the experiment on the mesh to plan for.
-      chip: gives capacity and speeds; None leaves them out.
-      topology: its name, where the devices are a topology's.
-      step: one update, or one token for every row of the batch behind a full context.
+      chip: source of capacity and speeds; None omits them.
+      topology: name of the topology, if the devices belong to one.
+      step: one update, or one decoded token per row of the batch after a full context.
     """
     began = time.perf_counter()
     with session.placed():
@@ -80,7 +80,7 @@ def _lower_train(session: Session) -> tuple[Any, int]:
 
 
 def _lower_decode(session: Session) -> tuple[Any, int]:
-    """One token behind a full context: the batch of the training input, its length the capacity."""
+    """Lowers one token after a full context: the training input's batch size, its sequence length as capacity."""
     rows, length = session.train.input.batch_size, session.train.input.seq_len
     start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
     state = jax.tree.map(
@@ -99,7 +99,7 @@ def _tokens(session: Session, step: Step) -> int:
 
 
 def _from_table(session: Session, step: Step) -> dict[str, int]:
-    """What the weight table says before anything is compiled."""
+    """Bytes per device of weights, optimizer and gradients from the weight table, known before compilation."""
     totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
     if step == "decode":
         return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
@@ -115,15 +115,15 @@ def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
         "aliased": stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
     }
-    # The CPU compiler leaves temporaries out of its own peak.
+    # The peak of the CPU compiler omits temporaries.
     most = parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]
     return parts | {"peak": stats.peak_memory_in_bytes if by_tpu_compiler else most}
 
 
 def _roofline(found: Plan, chip: Chip) -> Plan:
-    """The least seconds a step can take by computation, memory and links, and the speed that follows."""
+    """Returns the lower bounds of the step time by computation, memory and links, and the resulting speed."""
     memory, decoding = found["memory_bytes_per_device"], found["step"] == "decode"
-    # Arguments are read and outputs written, the least there is; a decoding step writes one place of its cache.
+    # At least, arguments are read and outputs written; a decoding step writes one position of its cache.
     traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
     axes: dict[str, int] = {}
     for exchange in found["collectives"]:
@@ -132,11 +132,11 @@ def _roofline(found: Plan, chip: Chip) -> Plan:
     bounds = {"compute_seconds": found["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
     links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
     step = max((bounds | links).values())
-    # A decoding step does the forward third of the work.
+    # A decoding step runs the forward pass, a third of the work.
     work = found["flops_per_token"] * found["tokens_per_step"] / (3 if decoding else 1)
     return {
         "roofline": bounds | links,
-        # The CPU's program sends what the chip's does not: float32 for bfloat16, and sums whole.
+        # The CPU's program sends more than the chip's: float32 for bfloat16, and unsharded sums.
         "roofline_is_estimate": bool(links) and found["topology"] is None,
         "roofline_step_seconds": step,
         "roofline_tokens_per_second": found["tokens_per_step"] / step,
@@ -145,7 +145,7 @@ def _roofline(found: Plan, chip: Chip) -> Plan:
 
 
 def _out_of_memory(message: str) -> Plan | None:
-    """What the compiler says it needs and has; None for other errors."""
+    """Memory needed and available from an out-of-memory message of the compiler; None for other errors."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     amounts = [float(number) * 2 ** (10 * "KMGT".index(unit) + 10) for number, unit in _AMOUNT.findall(message)]

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its HLO text."""
+"""Collectives of a compiled program, parsed from its HLO text."""
 
 import dataclasses
 import math
@@ -11,33 +11,33 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
-# TPU programs fuse an all-reduce with the slice that each device keeps: a reduce-scatter under another name.
+# TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
 _SCATTER = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of exchange along one mesh axis in one step."""
+    """Total of one kind of collective along one mesh axis in one step."""
 
     kind: str  # a name in KINDS
     axis: str  # mesh axes whose devices take part, joined by "+"
-    count: int  # how often, times the turns of the loops it stands in
-    bytes: int  # that each device sends, in a ring
+    count: int  # executions, trip counts of the enclosing loops included
+    bytes: int  # sent by each device, in a ring
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One instruction by which devices exchange something."""
+    """A collective instruction of a program."""
 
     kind: str
     axis: str
-    loops: tuple[int, ...]  # turns of the loops it stands in, outermost first; 1 where the program does not tell
-    result_bytes: int  # what each device has behind it
-    sent_bytes: int  # what each device sends at one turn
+    loops: tuple[int, ...]  # trip counts of the enclosing loops, outermost first; 1 if unknown
+    result_bytes: int  # size of the result on each device
+    sent_bytes: int  # sent by each device per execution
 
     @property
     def times(self) -> int:
-        """How often it runs."""
+        """Number of executions per step."""
         return math.prod(self.loops)
 
 
@@ -50,7 +50,7 @@ class _Instruction:
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """All exchanges of one run of a program compiled for `mesh`, largest first.
+    """Returns the collectives of one run of a program compiled for `mesh`, by kind and axis, largest first.
 
     Args:
       text: `compiled.as_text()`.
@@ -66,7 +66,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
 
 
 def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
-    """Every instruction of a program compiled for `mesh` by which devices exchange something; `text` as above."""
+    """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collectives`."""
     computations, entry = _parse(text)
     fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     seen: set[tuple[str, str]] = set()
@@ -75,7 +75,7 @@ def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
         if kind not in KINDS:
             continue
         axes, size = _group(instruction.rest, mesh)
-        # TPU programs spread one exchange over several fusions, beside what is computed meanwhile.
+        # TPU programs split one collective over several fusions, which overlap it with computation.
         one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
         if size == 1 or (name in fused and one in seen):
             continue
@@ -87,14 +87,14 @@ def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
 
 
 def loops_counted_once(text: str) -> int:
-    """Loops whose number of turns the program does not tell, so that what they send counts once."""
+    """Number of loops of unknown trip count, whose collectives are counted once."""
     computations, _ = _parse(text)
     loops = (i for body in computations.values() for i in body if i.opcode == "while")
     return sum(_turns(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
 
 
 def _sent(kind: str, payload: int, size: int) -> int:
-    """Bytes that each of `size` devices sends in a ring, for a result of `payload` bytes on each."""
+    """Returns the bytes that each of `size` devices sends in a ring, for a result of `payload` bytes on each."""
     if kind == "collective-permute":
         return payload
     if kind == "reduce-scatter":
@@ -118,7 +118,7 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
 def _walk(
     computations: dict[str, list[_Instruction]], name: str, loops: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], str, _Instruction]]:
-    """Every instruction reached from a computation: turns of the loops around it, where it stands, itself."""
+    """Yields every instruction reached from a computation: trip counts around it, its computation's name, itself."""
     for instruction in computations.get(name, ()):
         yield loops, name, instruction
         if instruction.opcode == "while":
@@ -141,7 +141,7 @@ def _attribute(rest: str, name: str) -> str:
 
 
 def _turns(rest: str, condition: list[_Instruction]) -> int | None:
-    """Turns of a loop: as the compiler states them, or the number its counter is compared with; None if unknown."""
+    """Trip count of a loop: the compiler's annotation, or the bound of its counter; None if unknown."""
     stated = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
     if stated:
         return int(stated[1])
@@ -153,7 +153,7 @@ def _turns(rest: str, condition: list[_Instruction]) -> int | None:
 def _result_bytes(instruction: _Instruction) -> int:
     arrays = _ARRAY.findall(instruction.type)
     sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
-    # What starts an exchange gives ((operands), (results), ...) or (operand, result, ...).
+    # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
         return sum(sizes[operands : 2 * operands])
@@ -166,7 +166,7 @@ def _width(kind: str) -> int:
 
 
 def _group(rest: str, mesh: Mapping[str, int]) -> tuple[str, int]:
-    """The axes along which a group of devices lies, and how many they are."""
+    """Returns the mesh axes that a group of devices spans, joined by "+", and the size of the group."""
     members = _first_group(rest, math.prod(mesh.values()))
     places = np.array(np.unravel_index(members, tuple(mesh.values())))
     axes = [axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1]

@@ -1,4 +1,4 @@
-"""Every layout of an experiment on a machine, ranked by the step time that its compiled program allows."""
+"""Mesh search: all mesh shapes and remat policies of an experiment, ranked by roofline step time."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why no
 def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     """Plans every mesh shape and remat policy on the machine's devices; prints those that fit first, by step time.
 
-    Each result is appended to layouts.jsonl as it comes: started again in the same folder, the sweep goes on.
+    Each result is appended to layouts.jsonl at once: the same command in the same folder resumes the sweep.
 
     Raises:
-      UsageError: no machine is named, so that nothing could be ranked.
+      UsageError: neither a chip nor a topology is given.
     """
     chip = chip_of(options)
     if chip is None:
@@ -51,7 +51,7 @@ def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) ->
 
 
 def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write the number of devices as a product of so many axis sizes."""
+    """Yields all factorizations of the number of devices into `axes` axis sizes."""
     if axes == 1:
         yield (devices,)
         return
@@ -60,7 +60,7 @@ def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
-    """The plan of one case, or the reason why there is none."""
+    """Returns the plan of one case, or why it failed."""
     sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
     try:
         session = Session(override(type(experiment), sets)(), devices)
@@ -73,7 +73,7 @@ def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], rem
 
 
 def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
-    """What a stored result must agree in to be taken for one of this sweep."""
+    """Key of a stored result of this sweep; results with another key are ignored."""
     return {
         "key": experiment_hash(experiment),
         "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
@@ -85,7 +85,7 @@ def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
 
 
 def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
-    """Those that fit, by step time; of equals, by everything that the step does."""
+    """Sort key: layouts that fit first, then by step time, then by the sum of all roofline times."""
     seconds = result.get("roofline", {})
     return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
 

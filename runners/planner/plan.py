@@ -1,4 +1,4 @@
-"""The mode that plans: what a step of an experiment needs and sends on a machine that need not be there."""
+"""--mode=plan: memory, collectives and step time of an experiment on a machine that need not be attached."""
 
 import dataclasses
 import json
@@ -19,21 +19,21 @@ from runners.session import Session
 from runners.virtual_devices import make_virtual_devices
 from tasks.storage.files import Place, write_whole
 
-SMOKE_DEVICES = 8  # what a small experiment folds onto where no number is given
+SMOKE_DEVICES = 8  # virtual devices of a --smoke experiment without --host_devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What the flags say."""
+    """Options of --mode=plan."""
 
-    topology: str | None = None  # a TPU slice, compiled for by the TPU compiler; None takes virtual CPU devices
-    chip: str | None = None  # whose capacity and speeds count on virtual devices; a topology brings its own
-    devices: int | None = None  # virtual devices; None is as many as the mesh has
+    topology: str | None = None  # a TPU slice, whose program the TPU compiler compiles; None: virtual CPU devices
+    chip: str | None = None  # chip whose capacity and speeds apply on virtual devices; a topology implies its own
+    devices: int | None = None  # virtual devices; None: the size of the mesh
     step: Step = "train"
 
 
 def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
-    """Compiles, prints one screen, writes plan.json and plan.html; exit code 1 where the plan does not fit."""
+    """Compiles and prints the plan, writes plan.json and plan.html; returns exit code 1 if it does not fit."""
     chip, devices = chip_of(options), planning_devices(experiment, options)
     session = Session(experiment, devices)
     make_folder(folder)
@@ -45,37 +45,41 @@ def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
 
 
 def chip_of(options: PlanOptions) -> Chip | None:
-    """The chip that capacity and speeds are taken from.
+    """Returns the chip that capacity and speeds are taken from.
 
     Raises:
-      UsageError: there is none of that name, or it is not the topology's.
+      UsageError: the chip is unknown, or is not the topology's.
     """
     if options.chip is not None and options.chip not in CHIPS:
-        raise UsageError(f"--chip={options.chip} is no chip that is known. {did_you_mean(options.chip, CHIPS)}")
+        raise UsageError(f"Unknown chip '{options.chip}'. {did_you_mean(options.chip, CHIPS)}")
     if options.topology is None:
         return None if options.chip is None else CHIPS[options.chip]
     chip = parse_topology(options.topology)[0]
     if options.chip not in (None, chip.name):
-        raise UsageError(f"--topology={options.topology} has chips of its own: leave --chip={options.chip} out.")
+        raise UsageError(
+            f"--topology={options.topology} implies its own chip (got --chip={options.chip}). Remove --chip."
+        )
     return chip
 
 
 def planning_devices(experiment: Experiment, options: PlanOptions) -> list[Any]:
-    """Devices to compile for: the topology's, or virtual ones on this machine's CPU."""
+    """Returns the devices to compile for: the topology's, or virtual ones on this machine's CPU."""
     if options.topology is not None:
         if options.devices is not None:
-            raise UsageError(f"--topology={options.topology} has devices of its own: leave --host_devices out.")
-        make_virtual_devices(1)  # for what jax computes on the way: no accelerator of this machine is touched
+            raise UsageError(f"--topology={options.topology} implies its own devices. Remove --host_devices.")
+        make_virtual_devices(1)  # JAX's own small computations run here, so no accelerator of this machine is used
         return topology_devices(options.topology)
     count = options.devices or (SMOKE_DEVICES if experiment.smoke else experiment.num_devices)
     make_virtual_devices(count)
     if len(jax.devices()) < count:
-        raise UsageError(f"The plan is for {count} devices, but JAX was started with {len(jax.devices())} here.")
+        raise UsageError(
+            f"The plan needs {count} devices, but JAX runs with {len(jax.devices())} in this process. Start a new one."
+        )
     return jax.devices()[:count]
 
 
 def parts(found: Plan) -> dict[str, int]:
-    """The peak in parts: weights, optimizer, gradients, and the rest, which is activations, copies and the batch."""
+    """Splits the peak into weights, optimizer, gradients, and the rest: activations, copies and the batch."""
     memory = found["memory_bytes_per_device"]
     kept = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
     if "peak" in memory:
@@ -86,7 +90,7 @@ def parts(found: Plan) -> dict[str, int]:
 
 
 def verdict(found: Plan) -> str:
-    """One sentence on whether it fits, and by how much."""
+    """Returns a sentence on whether the step fits into memory, and by how much."""
     capacity, peak = found["hbm_bytes_per_device"], found["memory_bytes_per_device"].get("peak")
     if "compiler" in found:
         needed, available = (found["compiler"].get(key) for key in ("needed_bytes", "available_bytes"))
@@ -96,24 +100,26 @@ def verdict(found: Plan) -> str:
         return f"Does not fit: the compiler needs {render.size(needed)} of {render.size(available)}, {over} too much."
     if capacity is None or peak is None:
         return (
-            "Capacity and speed are not known. --chip=v3 or --topology=v3:8x8 shows whether it fits, with an estimate "
-            "of the step time."
+            "Capacity and speed are unknown. Set --chip=v3 or --topology=v3:8x8 for a comparison with the capacity "
+            "and an estimate of the step time."
         )
     amounts = "{} of {}".format(*render.apart(peak, capacity, render.size))
     if found["fits"]:
         return f"Fits: {amounts}, {render.size(capacity - peak)} free."
     message = f"Does not fit: {amounts}, {render.size(peak - capacity)} too much."
-    return f"{message} The CPU's program takes more than a TPU's: --topology asks the TPU compiler."
+    return (
+        f"{message} A program compiled for the CPU needs more memory than for a TPU: --topology uses the TPU compiler."
+    )
 
 
 def machine(found: Plan) -> str:
-    """What the plan is for, in words."""
+    """Description of the machine: devices, chip or topology, mesh."""
     where = found["topology"] or f"virtual CPU devices{', chip ' + found['chip'] if found['chip'] else ''}"
     return f"{found['devices']} devices ({where}), mesh {render.mesh_text(found['mesh'])}"
 
 
 def numbers(found: Plan) -> list[tuple[str, str]]:
-    """The figures of a plan with their names."""
+    """Returns the names and values of a plan's figures."""
     rows = [
         ("tokens per step", f"{found['tokens_per_step']:,}"),
         ("FLOPs per step, all devices", f"{found['flops_per_step']:.4g}"),
@@ -137,27 +143,27 @@ def numbers(found: Plan) -> list[tuple[str, str]]:
 
 
 def rate(per_second: float) -> str:
-    """Tokens per second, with digits after the point only below 10."""
+    """Formats tokens per second, with decimals below 10 only."""
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.3g}"
 
 
 ESTIMATE = (
-    "Step times are estimates: exchanges are those of the program compiled for the CPU, at the chip's link bandwidth. "
-    "For TPUs, --topology=v3:8x8 asks their own compiler."
+    "Step times are estimates: collectives are those of the program compiled for the CPU, at the chip's link "
+    "bandwidth. For TPUs, --topology=v3:8x8 uses the TPU compiler."
 )
 
 
 def exchange_cells(found: Plan) -> list[tuple[str, str, str, str]]:
-    """Rows of the table of exchanges."""
+    """Rows of the table of collectives."""
     return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in found["collectives"]]
 
 
-MOST = 8  # exchanges on the terminal, largest first
-EXCHANGES = ("exchange", "axis", "times", "sent per device")
+MOST = 8  # collectives on the terminal, largest first
+EXCHANGES = ("collective", "axis", "count", "sent per device")
 
 
 def show(found: Plan) -> None:
-    """One screen on the terminal."""
+    """Prints the plan on one screen."""
     out = render.console()
     out.print(f"{title(found)}, one {found['step']} step on {machine(found)}")
     out.print(verdict(found))
@@ -166,14 +172,14 @@ def show(found: Plan) -> None:
     if found["collectives"]:
         out.print(render.table(EXCHANGES, exchange_cells(found)[:MOST], right=EXCHANGES[2:]))
     if len(found["collectives"]) > MOST:
-        out.print(f"The {len(found['collectives']) - MOST} smaller exchanges are in plan.json and plan.html.")
+        out.print(f"The {len(found['collectives']) - MOST} smaller collectives are in plan.json and plan.html.")
     out.print(render.table(("figure", "value"), numbers(found), flexible={"value": None}))
     if found.get("roofline_is_estimate"):
         out.print(ESTIMATE)
 
 
 def write(found: Plan, experiment: Experiment, folder: Place) -> None:
-    """plan.json and plan.html."""
+    """Writes plan.json and plan.html."""
     write_whole(folder / "plan.json", json.dumps(found, indent=1) + "\n")
     sections = [
         f"<h1>{page.text(title(found))}: the plan of a {found['step']} step</h1>",
@@ -181,10 +187,10 @@ def write(found: Plan, experiment: Experiment, folder: Place) -> None:
         f"<p><b>{page.text(verdict(found))}</b></p>",
         _bar(found),
         page.table(("memory per device", "bytes"), [(k, render.size(v)) for k, v in parts(found).items()], ("bytes",)),
-        "<h2>What it costs</h2>",
+        "<h2>Cost</h2>",
         page.table(("figure", "value"), numbers(found)),
         f"<p>{page.text(ESTIMATE)}</p>" if found.get("roofline_is_estimate") else "",
-        "<h2>Exchanges between devices</h2>",
+        "<h2>Collectives</h2>",
         page.table(EXCHANGES, exchange_cells(found), EXCHANGES[2:]),
         "<h2>Weights</h2>",
         page.weights(weight_summary(experiment, found["mesh"])),
@@ -193,7 +199,7 @@ def write(found: Plan, experiment: Experiment, folder: Place) -> None:
 
 
 def _bar(found: Plan) -> str:
-    """Memory per device by kind, and the line where it ends."""
+    """Bar chart of the memory per device by kind, with a line at the capacity."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.9), layout="constrained")

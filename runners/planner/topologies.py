@@ -1,4 +1,4 @@
-"""Machines that are not there, for the compiler to compile for."""
+"""TPU topologies: compile targets without attached devices."""
 
 import importlib.util
 import os
@@ -12,29 +12,29 @@ TPUS = [name for name in CHIPS if name.startswith("v")]
 
 
 def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
-    """The chip and the grid of `v3:8x8`.
+    """Returns the chip and the grid of a name like `v3:8x8`.
 
     Raises:
-      UsageError: it is no such name, or no known TPU.
+      UsageError: the name is malformed, or the TPU is unknown.
     """
     match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
     if not match:
-        raise UsageError(f"--topology={name} must name a TPU and its grid of chips, like v3:8x8 or v4:4x4x4.")
+        raise UsageError(f"--topology must be a TPU and its grid of chips, like v3:8x8 or v4:4x4x4 (got {name}).")
     if match[1] not in TPUS:
-        raise UsageError(f"--topology={name} names no TPU that is known. {did_you_mean(match[1], TPUS)}")
+        raise UsageError(f"Unknown TPU '{match[1]}' in --topology={name}. {did_you_mean(match[1], TPUS)}")
     return CHIPS[match[1]], tuple(map(int, match[2].split("x")))
 
 
 def topology_devices(name: str) -> list[Any]:
-    """Devices of a TPU slice that is not there: programs can be compiled for them, not run.
+    """Returns the devices of a TPU slice that is not attached: programs can be compiled for them, not run.
 
     Raises:
-      UsageError: libtpu is not installed, or knows no such slice.
+      UsageError: libtpu is not installed, or does not support the slice.
     """
     chip, grid = parse_topology(name)
     if importlib.util.find_spec("libtpu") is None:
         raise missing_package("--topology", "libtpu (the TPU compiler; no TPU is needed)", "tpu")
-    # libtpu asks the machine it runs on for these; there is none.
+    # libtpu queries the TPU machine it runs on for these; there is none here.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{chip.name}-8")
@@ -47,5 +47,5 @@ def topology_devices(name: str) -> list[Any]:
     except Exception as error:
         shape = "x".join(map(str, grid))
         raise UsageError(
-            f"The TPU compiler knows no {chip.name} slice of {shape} chips: {first_line(error)}."
+            f"The TPU compiler does not support a {chip.name} slice of {shape} chips: {first_line(error)}."
         ) from error

@@ -1,22 +1,22 @@
-"""The time that waits are measured by; tests pass a clock of their own and wait for nothing."""
+"""The clock used for time limits and waits. Tests pass a fake clock and do not wait."""
 
 import threading
 import time
 
 
 class Clock:
-    """Seconds of this machine since some fixed moment, and waits in them."""
+    """The monotonic clock of this machine (seconds since an arbitrary fixed moment), and waits measured by it."""
 
     def now(self) -> float:
-        """Returns the seconds, which never run backwards."""
+        """Returns the time in seconds; it never decreases."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Waits for so many seconds."""
+        """Waits for `seconds`."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Waits for an event, for so many seconds at most; returns whether it is set."""
+        """Waits for an event for at most `seconds`; returns whether it is set."""
         return event.wait(seconds)
 
 

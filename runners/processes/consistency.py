@@ -1,4 +1,4 @@
-"""Do all processes of a run do the same? What each is about to do is compared before anything is."""
+"""Consistency checks: all processes of a run compare their configuration and data before they start."""
 
 import argparse
 import importlib.metadata
@@ -17,7 +17,7 @@ from runners.processes.coordination import peers
 
 
 def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
-    """Raises a UsageError where processes differ in what they run; called by all of them."""
+    """Raises a UsageError if processes differ in what they run; called by all of them."""
     if not peers().several:
         return
     local = jax.local_devices()
@@ -43,7 +43,7 @@ def require_same_data_everywhere(inputs: Mapping[str, Any]) -> None:
     """Raises a UsageError if processes see different data; called by all of them.
 
     Args:
-      inputs: what is read, by config path.
+      inputs: the inputs that are read, by config path.
     """
     if not peers().several:
         return
@@ -51,7 +51,7 @@ def require_same_data_everywhere(inputs: Mapping[str, Any]) -> None:
 
 
 def _other_flags(options: argparse.Namespace) -> list[str]:
-    """Flags that say what is done, beside those that a card names and those that differ by process."""
+    """Returns the flags that affect the run, except those compared one by one and those that differ by process."""
     own = (
         "coordinator",
         "num_processes",

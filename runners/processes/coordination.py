@@ -1,7 +1,7 @@
-"""The processes of a run, as one of them sees them: what they tell each other beside arrays.
+"""Coordination of the processes of a run: messages other than arrays.
 
-Words go through the key-value store of JAX's coordination service, which lives in process 0. A process does a fixed
-number of calls however many others there are; process 0 alone reads what all have said.
+Messages go through the key-value store of JAX's coordination service, which runs in process 0. The number of calls per
+process does not depend on the number of processes; only process 0 reads the messages of all.
 """
 
 import collections
@@ -21,34 +21,34 @@ from layers.errors import UsageError
 from tasks.storage.files import Place
 
 FOLDER = "vortaro"
-SHOWN = 4  # processes named in a sentence
+SHOWN = 4  # processes named in a message
 
 
 class Peers:
-    """All processes of this run; without a `client`, this one alone."""
+    """All processes of this run; without a `client`, only this one."""
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1):
         self.client, self.index, self.count = client, index, count
         self.host = socket.gethostname()
-        self._asked = 0  # questions that all have answered so far; the same number everywhere
+        self._asked = 0  # questions that all have answered so far; the same number in all processes
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """Returns whether the run has more than one process."""
         return self.count > 1
 
     @property
     def primary(self) -> bool:
-        """Whether this process is the one that writes files and prints."""
+        """Returns whether this process is the one that writes files and prints."""
         return self.index == 0
 
     @property
     def name(self) -> str:
-        """What others call this process."""
+        """The name of this process in messages: its index and host."""
         return f"process {self.index} ({self.host})"
 
     def tell(self, key: str, value: str, *, again: bool = False) -> bool:
-        """Writes a value for all to read; False where somebody wrote it before (unless `again`)."""
+        """Writes a value that all processes can read; returns False if the key already exists (unless `again`)."""
         try:
             self.client.key_value_set(f"{FOLDER}/{key}", value, allow_overwrite=again)
         except Exception as error:
@@ -58,7 +58,7 @@ class Peers:
         return True
 
     def known(self, key: str) -> str | None:
-        """A value that somebody wrote; None where nobody did yet."""
+        """Returns the value of a key; None if no process has written it yet."""
         try:
             return self.client.key_value_try_get(f"{FOLDER}/{key}")
         except Exception as error:
@@ -67,9 +67,9 @@ class Peers:
             raise
 
     def heard(self, key: str, seconds: float) -> str | None:
-        """A value that somebody writes, waited for so long; None where nobody did.
+        """Waits for the value of a key for at most `seconds` and returns it; None if no process wrote it.
 
-        Each wait that ends in vain costs JAX's client some kB for good: for questions that are answered soon.
+        Each wait that times out leaks some kB in JAX's client, so this is for questions that are answered soon.
         """
         try:
             return self.client.blocking_key_value_get(f"{FOLDER}/{key}", int(seconds * 1000))
@@ -79,15 +79,15 @@ class Peers:
             raise
 
     def all_said(self, folder: str) -> dict[int, str]:
-        """What each process has written under `folder`."""
+        """Returns the value that each process has written under `folder`, by process index."""
         return {
             int(key.rsplit("/", 1)[1]): value for key, value in self.client.key_value_dir_get(f"{FOLDER}/{folder}/")
         }
 
     def decide(self, answer: str, judge: Callable[[Sequence[str]], str]) -> str:
-        """What process 0 makes of the answers of all, by index; to be called by all, in the same order.
+        """Returns the result of `judge` in process 0 on the answers of all, by index; called by all in the same order.
 
-        Waits as long as it takes: others that die are noticed by their silence (`runners.processes.heartbeat`).
+        Waits without a limit: processes that die are detected by their heartbeats (`runners.processes.heartbeat`).
         """
         if not self.several:
             return judge([answer])
@@ -105,38 +105,38 @@ class Peers:
         return verdict
 
     def agree(self, card: Mapping[str, str]) -> None:
-        """Finds out whether all processes say the same of themselves; to be called by all.
+        """Checks that all processes pass the same card; called by all.
 
         Args:
-          card: short texts by what they are, the most telling first.
+          card: short texts by topic, the most informative topic first.
 
         Raises:
-          UsageError: they do not; the odd ones are named.
+          UsageError: the cards differ; the message names the processes that differ from most.
         """
         answer = json.dumps({"host": self.host, **card})
         if verdict := self.decide(answer, lambda answers: disagreement([json.loads(a) for a in answers])):
             raise UsageError(verdict)
 
     def first_says(self, value: Any) -> Any:
-        """What process 0 finds, as JSON has it, the same on all of them; to be called by all."""
+        """Returns the value of process 0 (converted to JSON and back) in all processes; called by all."""
         return json.loads(self.decide(json.dumps(value), lambda found: found[0]))
 
     def in_turn(self, work: Callable[[], None]) -> None:
-        """Process 0 works, and the others wait until it has; to be called by all."""
+        """Runs `work` in process 0 while the others wait for its end; called by all."""
         if self.primary:
             work()
         self.decide("", lambda _: "")
 
     def all_succeed(self, wrong: str | None) -> str:
-        """What went wrong in one of the processes, or nothing; to be called by all."""
+        """Returns the error message of the first process that passes one, or an empty string; called by all."""
         named = f"{wrong} ({self.name})" if wrong and self.several else wrong or ""
-        return self.decide(named, lambda answers: next((said for said in answers if said), ""))
+        return self.decide(named, lambda answers: next((answer for answer in answers if answer), ""))
 
     def require_shared(self, folder: Place) -> None:
-        """Finds out whether all processes see the folder that process 0 writes to; to be called by all.
+        """Checks that all processes can read the folder that process 0 writes to; called by all.
 
         Raises:
-          UsageError: one does not.
+          UsageError: one of them cannot.
         """
         if not self.several:
             return
@@ -148,13 +148,13 @@ class Peers:
         missing = self.decide("" if seen else self.name, lambda answers: next((name for name in answers if name), ""))
         if missing:
             raise UsageError(
-                f"{missing[0].upper()}{missing[1:]} does not see what process 0 writes to '{folder}': --workdir must "
+                f"{missing[0].upper()}{missing[1:]} cannot read what process 0 writes to '{folder}'. --workdir must "
                 f"be a folder that all machines share, or one on gs:// or s3://."
             )
 
 
 def _patiently(seen: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether something comes true within some seconds: shared folders show new files late."""
+    """Returns whether a condition becomes true within some seconds, because shared folders show new files late."""
     until = time.monotonic() + seconds
     while not seen():
         if time.monotonic() > until:
@@ -164,24 +164,24 @@ def _patiently(seen: Callable[[], bool], seconds: float = 10) -> bool:
 
 
 def disagreement(cards: Sequence[Mapping[str, str]]) -> str:
-    """A sentence that names the processes whose cards are not like most; nothing where all are alike.
+    """Returns a message that names the processes whose cards differ from most; an empty string if all are equal.
 
     Cards are compared topic by topic, in the order of the first one's; "host" is not compared.
     """
     topics = list(dict.fromkeys(topic for card in cards for topic in card if topic != "host"))
     for topic in topics:
-        said = [card.get(topic, "nothing") for card in cards]
-        usual, times = collections.Counter(said).most_common(1)[0]
-        if times == len(said):
+        answers = [card.get(topic, "nothing") for card in cards]
+        usual, times = collections.Counter(answers).most_common(1)[0]
+        if times == len(answers):
             continue
-        if times * 2 <= len(said):
-            usual = said[0]  # no majority: process 0 is held to be right
-        odd = [index for index, value in enumerate(said) if value != usual]
+        if times * 2 <= len(answers):
+            usual = answers[0]  # no majority: process 0 is assumed to be right
+        odd = [index for index, value in enumerate(answers) if value != usual]
         named = ", ".join(f"process {index} ({cards[index]['host']})" for index in odd[:SHOWN])
         more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
-        values = list(dict.fromkeys(said[index] for index in odd))
+        values = list(dict.fromkeys(answers[index] for index in odd))
         has, other = ("has", values[0]) if len(odd) == 1 else ("have", " or ".join(values[:2]))
-        rest = "process 0 has" if len(said) == 2 else "the others have"
+        rest = "process 0 has" if len(answers) == 2 else "the others have"
         return (
             f"The processes of this run disagree: {named}{more} {has} {topic} {other}, {rest} {usual}. Start all of "
             f"them with the same command and the same code."
@@ -193,13 +193,13 @@ _here = Peers()
 
 
 def peers() -> Peers:
-    """The processes of the run that this one takes part in."""
+    """Returns the processes of the run that this process belongs to."""
     return _here
 
 
 @contextlib.contextmanager
 def use(others: Peers) -> Iterator[None]:
-    """Inside, `peers()` are these."""
+    """Makes `peers()` return `others` inside the context."""
     global _here
     before, _here = _here, others
     try:
@@ -209,9 +209,9 @@ def use(others: Peers) -> Iterator[None]:
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another process or the way to it is gone."""
+    """Returns whether an error means that another process, or the connection to it, is lost."""
     text = str(error)
-    # A collective of Gloo raises a ValueError on CPUs. Stores say UNAVAILABLE as well, in errors of other kinds.
+    # A Gloo collective raises a ValueError on CPUs. Errors of object stores contain UNAVAILABLE too, in other types.
     signs = (
         "Gloo",
         "NCCL",
@@ -225,7 +225,7 @@ def lost_contact(error: BaseException) -> bool:
 
 
 def end(said: str, code: int = 1) -> NoReturn:
-    """Says a sentence, and ends this process at once."""
+    """Prints a message to stderr and exits this process immediately."""
     print(f"vortaro: {said}", file=sys.stderr, flush=True)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""The watch over a run: processes that died, and updates that do not end.
+"""Failure detection: heartbeats between processes and a watchdog for hung updates.
 
-Each process of several says every few seconds that it lives; process 0 notices who has gone silent, and all stop with a
-sentence instead of waiting for ever in a collective. A stuck update is noticed by the process itself.
+If there are several processes, each sends a heartbeat every few seconds. Process 0 detects the ones that stop, and all
+exit with an error message instead of hanging in a collective. Each process detects its own hung update.
 """
 
 import contextlib
@@ -21,70 +21,73 @@ from runners.processes.clock import CLOCK, Clock
 from runners.processes.coordination import Peers, end, lost_contact, peers
 from tasks.storage.files import Place, make_folder, write_whole
 
-BEATS_PER_SECOND = 128  # that process 0 listens to at most, of all others together
-IMPATIENCE = 10.0  # seconds of silence that count once a process has lost contact with another
+BEATS_PER_SECOND = 128  # that process 0 reads at most, of all processes together
+IMPATIENCE = 10.0  # seconds without a heartbeat that count as failure once a process has lost contact with another
 STACKS = "stacks"
-GO_ON = "This process stops too; the same command goes on from the last checkpoint."
+GO_ON = "This process stops too. Run the same command again to resume from the last checkpoint."
 
 
 class Vigil:
-    """Tells the others that this process lives, and hears whether they do.
+    """Sends heartbeats of this process and checks those of the others.
 
     Args:
       others: the processes of the run.
-      patience: seconds of silence after which a process is held to be dead.
-      clock: the time that silence is measured by.
+      patience: seconds without a heartbeat after which a process counts as dead.
+      clock: the clock for this limit.
     """
 
     def __init__(self, others: Peers, patience: float, clock: Clock = CLOCK):
         self._peers, self._patience, self._clock = others, patience, clock
         self._interval = max(1.0, others.count / BEATS_PER_SECOND)
         self._closed = threading.Event()
-        self._lost = ""  # why this process thinks that another one is gone
-        self._complained: float | None = None  # when process 0 first heard of a lost contact
+        self._lost = ""  # the error by which this process lost contact with another
+        self._complained: float | None = None  # when a lost contact was first reported to process 0
         self._once = threading.Lock()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._watch_coordinator)]
         now = self._clock.now()
         self._answered = now  # when process 0 last answered
-        # By process: its last beat, and when it came; one that never says anything is missed as well.
-        self._heard = {index: (json.dumps([0, 0, "not heard yet", ""]), now) for index in range(others.count)}
+        # By process: its last heartbeat, and when it arrived. Processes that never send one are detected too.
+        self._heard = {index: (json.dumps([0, 0, "host unknown", ""]), now) for index in range(others.count)}
 
     def start(self) -> None:
-        """Begins; from here on this process ends when another one fails."""
+        """Starts the threads; from now on this process exits when another one fails."""
         on_abort(lambda: self._end(self._aborted()))
         for thread in self._threads:
             thread.start()
 
     def _aborted(self) -> str:
         if self._peers.primary:
-            return "This process was aborted, for the reason above; the same command goes on from the last checkpoint."
-        return f"Contact with process 0, the coordinator of this run, is lost, or what is said above happened. {GO_ON}"
+            return (
+                "This process was aborted for the reason above. Run the same command again to resume from the last "
+                "checkpoint."
+            )
+        return f"Contact with process 0, the coordinator of this run, is lost, or see the error above. {GO_ON}"
 
     def close(self) -> None:
-        """Takes leave: silence means nothing from now on."""
+        """Stops heartbeats; peers no longer treat silence as failure."""
         self._closed.set()
         for thread in self._threads:
-            thread.join(timeout=self._patience)  # a beat under way would take the leave back
+            thread.join(timeout=self._patience)  # a heartbeat in flight would overwrite "gone"
         with contextlib.suppress(Exception):
             self._peers.tell(f"beats/{self._peers.index}", "gone", again=True)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Tells the others what went wrong here, and ends this process."""
+        """Sends the error of this process to the others and exits."""
         code = error.exit_code if isinstance(error, VortaroError) else 1
         if isinstance(error, SystemExit | KeyboardInterrupt):
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
         if lost_contact(error):
             self._lost = _first_line(error, 200)
             print(f"{self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
-            self._clock.sleep(self._patience + 30)  # the watch ends this process, with the name of the one that is gone
-        said = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
-        word = {"by": self._peers.index, "said": said, "code": code, "name": self._peers.name}
+            self._clock.sleep(self._patience + 30)  # meanwhile `_watch` exits and names the process that is lost
+        message = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
+        record = {"by": self._peers.index, "said": message, "code": code, "name": self._peers.name}
         with contextlib.suppress(Exception):
-            if not self._peers.tell("stop", json.dumps(word)):
-                self._clock.sleep(5)  # the watch says what another one said before
+            if not self._peers.tell("stop", json.dumps(record)):
+                self._clock.sleep(5)  # `_watch` prints the earlier error of another process
         if not isinstance(error, VortaroError):
             traceback.print_exception(error)
-        self._end(said, code)
+        self._end(message, code)
 
     def _watch(self) -> None:
         number = 0
@@ -95,14 +98,14 @@ class Vigil:
                 self._peers.tell(f"beats/{self._peers.index}", beat, again=True)
                 if self._peers.primary:
                     self._find_silent()
-                said = self._peers.known("stop")
+                record = self._peers.known("stop")
             except Exception:
                 if self._closed.is_set() or self._clock.now() - self._answered > self._patience:
-                    return  # `_watch_coordinator` says so
+                    return  # `_watch_coordinator` reports it
                 continue
             self._answered = self._clock.now()
-            if said is not None:
-                self._stop(json.loads(said))
+            if record is not None:
+                self._stop(json.loads(record))
 
     def _watch_coordinator(self) -> None:
         while not self._clock.wait(self._closed, 1.0):
@@ -111,7 +114,7 @@ class Vigil:
                 self._end(f"Process 0, the coordinator of this run, has not answered for {silence:.0f} s. {GO_ON}")
 
     def _find_silent(self) -> None:
-        """What process 0 makes of the beats of all."""
+        """Finds processes without a recent heartbeat and stops the run if there is one; process 0 only."""
         now = self._clock.now()
         for index, beat in self._peers.all_said("beats").items():
             if beat == "gone":
@@ -126,7 +129,7 @@ class Vigil:
         silent = [index for index, (_, since) in self._heard.items() if now - since > patience]
         for index in silent[:1]:
             quiet = now - self._heard[index][1]
-            self._call(f"Process {index} ({beats[index][2]}) has not been heard of for {quiet:.0f} s. {GO_ON}")
+            self._call(f"Process {index} ({beats[index][2]}) has sent no heartbeat for {quiet:.0f} s. {GO_ON}")
         if complaints and not silent and self._complained is not None and now - self._complained > 3 * patience:
             index = complaints[0]
             self._call(f"Process {index} ({beats[index][2]}) lost contact with another one: {beats[index][3]}. {GO_ON}")
@@ -138,7 +141,7 @@ class Vigil:
         if word.get("stuck"):
             watchdog().leave_stacks()
         if word.get("by") == self._peers.index:
-            self._clock.sleep(60)  # this process is about to say so itself
+            self._clock.sleep(60)  # `fail` is about to print the message and exit
         name = f"{word['name']} stopped: " if "name" in word else ""
         self._end(f"{name[:1].upper()}{name[1:]}{word['said']}", word.get("code", 1))
 
@@ -146,29 +149,29 @@ class Vigil:
         if not self._once.acquire(blocking=False):
             self._clock.sleep(60)
         if self._peers.primary:
-            # The coordination service ends with this process: the others hear why before.
+            # The coordination service ends with this process: the others must read the reason before.
             self._clock.sleep(self._interval + 2)
         end(said, code)
 
 
 class Watchdog:
-    """Notices an update that does not end.
+    """Detects an update that does not end.
 
     Args:
-      clock: the time that updates are measured by.
+      clock: the clock for the time limit.
     """
 
     def __init__(self, clock: Clock = CLOCK):
         self._clock = clock
-        self.step = 0  # the update under way
-        self._what = ""  # is waited for
+        self.step = 0  # the current update
+        self._what = ""  # the name of the current operation
         self._limit: float | None = None
         self._until = float("inf")
         self._folder: Place | None = None
 
     @contextlib.contextmanager
     def watching(self, limit: float | None, folder: Place) -> Iterator[None]:
-        """Inside, `expect` counts: what takes more than `limit` seconds ends the run (None: nothing does)."""
+        """Enforces the limit of `expect` inside the context: more than `limit` seconds end the run (None: no limit)."""
         self._limit, self._folder = limit, folder
         closed = threading.Event()
         if limit is not None:
@@ -180,25 +183,31 @@ class Watchdog:
             self._limit, self._until = None, float("inf")
 
     def expect(self, what: str, step: int, updates: int = 1) -> None:
-        """Says what is waited for now ("Update", "The batch of update"), at which step, for how many updates' time."""
+        """Starts the time limit of an operation.
+
+        Args:
+          what: its name for the error message ("Update", "The batch of update").
+          step: the number of the update.
+          updates: the number of updates whose time it may take.
+        """
         self._what, self.step = what, step
         if self._limit is not None:
             self._until = self._clock.now() + self._limit * updates
 
     def rest(self) -> None:
-        """Says that something else than an update begins, which may take any time."""
+        """Suspends the time limit until the next `expect`, for work that may take any time."""
         self._until = float("inf")
 
     def leave_stacks(self) -> Place | None:
-        """Writes the stacks of all threads of this process, if that takes no longer than some seconds; says where."""
+        """Writes the stacks of all threads of this process, for at most 10 seconds; returns the path."""
         if self._folder is None:
             return None
         target = self._folder / STACKS / f"process_{peers().index}.txt"
-        with tempfile.TemporaryFile("w+") as file:  # where a file has a number, which one on a store has not
+        with tempfile.TemporaryFile("w+") as file:  # faulthandler needs a file descriptor; remote files have none
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             stacks = file.read()
-        _bounded(lambda: _write(target, stacks), seconds=10)  # a file system that hangs may be why the update does
+        _bounded(lambda: _write(target, stacks), seconds=10)  # a file system that hangs may have caused the hang
         return target
 
     def _watch(self, closed: threading.Event, limit: float) -> None:
@@ -207,36 +216,36 @@ class Watchdog:
                 self._bark()
 
     def _bark(self) -> None:
-        said = f"{self._what} {self.step} has not ended within train.step_timeout = {self._limit:g} s"
+        message = f"{self._what} {self.step} has not ended within train.step_timeout = {self._limit:g} s"
         where = None
         with contextlib.suppress(Exception):
             where = self.leave_stacks()
-        stacks = f"where each thread was, say {where} and the files beside it. " if where is not None else ""
-        who = ["it is stuck;"]
+        stacks = f"The stacks of all threads are in {where.parent}. " if where is not None else ""
+        who = [""]
         if peers().several:
-            # These calls do not return where process 0 stands still, and nobody else would end this process.
+            # These calls do not return if process 0 hangs, and then nothing else would end this process.
             _bounded(lambda: who.append(self._who()), seconds=5)
-        said = f"{said}: {who[-1]} {stacks}The same command goes on from the last checkpoint."
+        message = f"{message}. {who[-1]}{stacks}Run the same command again to resume from the last checkpoint."
         if peers().several:
-            _bounded(lambda: peers().tell("stop", json.dumps({"said": said, "stuck": True})), seconds=5)
-            self._clock.sleep(15)  # the watch of this process ends it
-        end(said)
+            _bounded(lambda: peers().tell("stop", json.dumps({"said": message, "stuck": True})), seconds=5)
+            self._clock.sleep(15)  # meanwhile `Vigil._watch` exits this process
+        end(message)
 
     def _who(self) -> str:
-        """Who is behind, as far as processes have said."""
-        beats = {index: json.loads(said) for index, said in peers().all_said("beats").items() if said != "gone"}
+        """Returns a sentence with the slowest processes, from the steps in their last heartbeats."""
+        beats = {index: json.loads(beat) for index, beat in peers().all_said("beats").items() if beat != "gone"}
         last = min(beat[1] for beat in beats.values())
-        behind = [f"process {index} ({beat[2]})" for index, beat in sorted(beats.items()) if beat[1] == last]
-        if len(behind) == len(beats):
-            return "all processes are in it;"
-        return f"{', '.join(behind[:4])} {'is' if len(behind) == 1 else 'are'} behind, at update {last};"
+        slowest = [f"process {index} ({beat[2]})" for index, beat in sorted(beats.items()) if beat[1] == last]
+        if len(slowest) == len(beats):
+            return "All processes are at the same update. "
+        return f"The slowest are at update {last}: {', '.join(slowest[:4])}. "
 
 
 _watchdog = Watchdog()
 
 
 def watchdog() -> Watchdog:
-    """The watchdog of this process."""
+    """Returns the watchdog of this process."""
     return _watchdog
 
 
@@ -244,7 +253,7 @@ _handlers: list[Any] = []  # C functions that must outlive this module's calls
 
 
 def on_abort(say: Callable[[], Any]) -> None:
-    """Calls a function when the process aborts: JAX's service ends it so when it loses or misses its coordinator."""
+    """Calls a function when the process aborts (SIGABRT), as JAX does when it cannot reach the coordinator."""
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
     handler = kind(lambda number: say())
     _handlers.append(handler)
@@ -259,7 +268,7 @@ def _write(target: Place, text: str) -> None:
 
 
 def _bounded(work: Callable[[], Any], seconds: float) -> None:
-    """Does something that may fail, or never end."""
+    """Runs `work` in a thread for at most `seconds`; suppresses its exceptions, and leaves it if it does not end."""
 
     def quietly() -> None:
         with contextlib.suppress(Exception):

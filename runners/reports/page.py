@@ -1,4 +1,4 @@
-"""Pieces of our HTML pages: one style, tables, figures. A page is one file that needs no other."""
+"""HTML pages: style, tables, figures. A page is a single file without external resources."""
 
 import base64
 import html
@@ -26,25 +26,25 @@ pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wr
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole page."""
+    """Returns a complete page."""
     head = f"<meta charset=utf-8><title>{text(title)}</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang=en>{head}<body>{''.join(parts)}</body></html>\n"
 
 
 def text(value: Any) -> str:
-    """A value with the characters escaped that HTML gives a meaning."""
+    """Escapes the special characters of HTML."""
     return html.escape(str(value))
 
 
 def cards(pairs: Iterable[tuple[str, Any]]) -> str:
-    """Labelled numbers side by side."""
+    """Returns labelled numbers, side by side."""
     return (
         "<div class=cards>" + "".join(f"<div class=card>{text(k)}<b>{text(v)}</b></div>" for k, v in pairs) + "</div>"
     )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> str:
-    """A table; the columns named in `numbers` stand to the right."""
+    """Returns a table; the columns in `numbers` are right-aligned."""
     kinds = [" class=n" if column in numbers else "" for column in columns]
     head = "".join(f"<th{kind}>{text(column)}" for column, kind in zip(columns, kinds, strict=True))
     body = "".join(
@@ -54,15 +54,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequen
 
 
 def weights(data: dict[str, Any]) -> str:
-    """The weight table of a snapshot, and its totals."""
+    """Returns the weight table of a snapshot, and its totals."""
     totals = data["totals"]
     held, slots = (render.size(totals[f"{kind}bytes_per_device"]) for kind in ("", "optimizer_"))
-    say = f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"
-    return say + table(render.WEIGHT_COLUMNS, map(render.weight_cells, data["weights"]), render.WEIGHT_NUMBERS)
+    summary = (
+        f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"
+    )
+    return summary + table(render.WEIGHT_COLUMNS, map(render.weight_cells, data["weights"]), render.WEIGHT_NUMBERS)
 
 
 def image(figure: Any, alt: str) -> str:
-    """A matplotlib figure."""
+    """Returns a matplotlib figure as an embedded PNG."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=110)
     return f"<img alt='{text(alt)}' src='data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}'>"

@@ -1,4 +1,4 @@
-"""Results of many runs in one file, a JSON line each, appended as they come: what was stopped goes on."""
+"""Result files: one JSON line per finished run, appended at once, so that an interrupted sweep can resume."""
 
 import hashlib
 import json
@@ -16,26 +16,30 @@ Key = dict[str, Any]
 
 
 def experiment_hash(experiment: Experiment) -> str:
-    """Sixteen digits that stand for the whole config, wherever its arrays live."""
+    """Hash of the complete config, which excludes the mesh: 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(flat_config(experiment), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_folder(folder: Place) -> None:
-    """Makes the folder that results go to, before anything is computed for them."""
+    """Creates the folder of the results.
+
+    Raises:
+      UsageError: it cannot be created.
+    """
     try:
         files.make_folder(folder)
     except OSError as error:
-        raise UsageError(f"'{folder}' cannot be made a folder for results: {error.strerror}.") from error
+        raise UsageError(f"The folder '{folder}' for results cannot be created: {error.strerror}.") from error
 
 
-def title(said: Mapping[str, Any]) -> str:
-    """An experiment, and whatever makes it differ from the registered one, as on a command line."""
-    sets = "".join(f" --set={override}" for override in said["overrides"])
-    return f"{said['experiment']}{' --smoke' if said['smoke'] else ''}{sets}"
+def title(record: Mapping[str, Any]) -> str:
+    """Returns the experiment's name with its overrides, as on a command line."""
+    sets = "".join(f" --set={override}" for override in record["overrides"])
+    return f"{record['experiment']}{' --smoke' if record['smoke'] else ''}{sets}"
 
 
 def read_lines(file: Place) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines, which need not be there; a line that a crash cut short is left out."""
+    """Yields the objects of a file of JSON lines, which may be missing; skips lines truncated by a crash."""
     if not file.exists():
         return
     for line in file.read_text().splitlines():
@@ -46,7 +50,7 @@ def read_lines(file: Place) -> Iterator[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """The value with None for numbers that are not finite, also within: JSON has no infinity or NaN."""
+    """Replaces numbers that are not finite with None, also in containers, because JSON lacks infinity and NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -55,15 +59,15 @@ def finite(value: Any) -> Any:
 
 
 class Results:
-    """The lines of a file: each has a key, which says of what case it is, and a result."""
+    """Lines of a result file; each has the key of its case, and a result."""
 
     def __init__(self, file: Place):
         self.file = file
-        self.lines = list(read_lines(file))  # a case whose line was cut off by a kill is done again
+        self.lines = list(read_lines(file))  # a case with a truncated line runs again
         self.torn = file.exists() and not f"\n{file.read_text()}".endswith("\n")
 
     def find(self, key: Key) -> dict[str, Any] | None:
-        """The last result under `key`."""
+        """Returns the last result with `key`, or None."""
         fits = lambda line: all(line.get(name) == value for name, value in key.items())
         return next((line for line in reversed(self.lines) if fits(line)), None)
 

@@ -1,4 +1,4 @@
-"""What a model remembers of sequences, as a file: read once, gone on from at any time."""
+"""Files of decoding states, from which sampling continues without reading the prompt again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,19 +15,22 @@ from tasks.storage.files import make_folder, place, write_whole
 
 
 def _paths(state: Any) -> list[str]:
-    """Names of the state's arrays, which say the order of their dimensions."""
+    """Returns the paths of the state's arrays, whose names contain the order of their dimensions."""
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
 
 
 def write_memory(path: str, session: Session, memory: Memory, capacity: int, read_by: str) -> None:
-    """Writes the memory, which has room for `capacity` positions, whole or not at all.
+    """Writes a decoding state to a file atomically.
 
     Args:
       path: the file.
-      session: whose model remembers.
-      memory: what it remembers.
+      session: session of the model.
+      memory: the decoding state.
       capacity: positions that the state has room for.
-      read_by: which weights read it; others may not go on from it.
+      read_by: description of the weights that computed the state; other weights cannot continue from it.
+
+    Raises:
+      UsageError: the file cannot be written.
     """
     content = {
         "experiment": session.name,
@@ -49,11 +52,11 @@ def write_memory(path: str, session: Session, memory: Memory, capacity: int, rea
 
 
 def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], read_by: str) -> tuple[Memory, int]:
-    """The memory in a file, for as many rows as there are prompts, and the positions it has room for.
+    """Reads a decoding state with one row per prompt; returns it and the positions it has room for.
 
     Raises:
-      UsageError: the file cannot be read, is of another experiment, other weights or other sizes, or holds another
-        number of rows; or the prompts have different lengths, which would need padding in the middle.
+      UsageError: the file cannot be read, belongs to another experiment, other weights or other sizes, or has another
+        number of rows; or the prompts differ in length, which would need padding in the middle.
     """
     try:
         content: Any = serialization.msgpack_restore(place(path).read_bytes())
@@ -62,21 +65,21 @@ def read_memory(path: str, session: Session, prompts: Sequence[Sequence[int]], r
         leaves = [content["leaves"][str(i)] for i in range(len(content["leaves"]))]
     except OSError as error:
         raise UsageError(f"The state '{path}' cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # msgpack raises what it likes at bytes that are none of its own
-        raise UsageError(f"'{path}' is no state written by --save_state.") from error
+    except Exception as error:  # msgpack raises various exceptions for unknown bytes
+        raise UsageError(f"'{path}' is not a state written by --save_state.") from error
     rows = len(unread)
     if rows != len(prompts):
-        raise UsageError(f"The state '{path}' holds {rows} rows: give as many prompts, or none for one row.")
+        raise UsageError(f"The state '{path}' has {rows} rows (got {len(prompts)} prompts). Give one prompt per row.")
     if len({len(prompt) for prompt in prompts}) != 1:
-        raise UsageError("Prompts that go on from a state must have one length in tokens.")
+        raise UsageError("Prompts that continue a state must have equal lengths in tokens.")
     empty = jax.eval_shape(lambda: session.task.init_decode_state(rows, capacity))
     if name != session.name or [leaf.shape for leaf in jax.tree.leaves(empty)] != [leaf.shape for leaf in leaves]:
-        raise UsageError(f"The state '{path}' is of {name}, in other sizes than {session.name} has: read it anew.")
+        raise UsageError(f"The state '{path}' of {name} does not fit {session.name}: sizes differ. Create it again.")
     if content.get("paths") != _paths(empty):
-        raise UsageError(
-            f"The state '{path}' was written by another version, which kept it in another form: read it anew."
-        )
+        raise UsageError(f"The state '{path}' was written in the format of another version. Create it again.")
     if reader != read_by:
-        raise UsageError(f"The state '{path}' was read by {reader}, and these are {read_by}: read it anew.")
+        raise UsageError(
+            f"The state '{path}' was computed with {reader}, but the checkpoint has {read_by}. Create it again."
+        )
     state = jax.tree.unflatten(jax.tree.structure(empty), leaves)
     return Memory(state, unread, position, jnp.int32(drawn), content.get("counts")), capacity

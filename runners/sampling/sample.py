@@ -22,7 +22,7 @@ from tasks.vocabularies.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """What the command line says about sampling."""
+    """Options of --mode=sample."""
 
     prompts: Sequence[str]
     sampler: Sampler
@@ -32,41 +32,41 @@ class SampleOptions:
     stream: bool = False  # show the text as it is drawn; for one sample
     stop: bool = True  # end a sample at the vocabulary's stop token
     checkpoint: str = "last"
-    load_state: str | None = None  # go on behind what this file remembers
-    save_state: str | None = None  # write what was read and drawn to this file
+    load_state: str | None = None  # file of a decoding state to continue from
+    save_state: str | None = None  # file that the final decoding state is written to
 
 
 def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
-    """Prints the continuations, writes them to samples/, and says how fast they came.
+    """Prints the continuations and the tokens per second, and writes the continuations to samples/.
 
     Raises:
-      UsageError: there is no checkpoint, or prompt and sample are longer than the model's positions.
+      UsageError: the run has no checkpoint, or prompt and sample exceed the model's learned positions.
     """
     if options.new_tokens < 1:
-        raise UsageError(f"--max_new_tokens={options.new_tokens} must be at least 1.")
+        raise UsageError(f"--max_new_tokens must be at least 1 (got {options.new_tokens}).")
     if peers().several and (options.load_state or options.save_state):
-        raise UsageError("--load_state and --save_state are for one process: what each remembers is not one file.")
-    vocabulary, goes_on = session.task.vocabulary, options.load_state is not None
-    encoded = [prompt_ids(vocabulary, text, goes_on) for text in options.prompts]
+        raise UsageError("--load_state and --save_state need a single process, because they use one file. Remove them.")
+    vocabulary, has_state = session.task.vocabulary, options.load_state is not None
+    encoded = [prompt_ids(vocabulary, text, has_state) for text in options.prompts]
     prompts = [ids for ids in encoded for _ in range(options.copies)]
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
-        # The step, and what tells weights of one step apart.
+        # The step and a norm, which identifies the weights of different runs at one step.
         norm = session.norm_of(state.variables["params"]).item()
         read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
         memory, past, room = None, 0, 0
         if options.load_state is not None:
             memory, room = read_memory(options.load_state, session, prompts, read_by)
             past = int(np.max(memory.position_b)) + 1
-            print(f"Going on behind the {past} tokens of {options.load_state}:", flush=True)
+            print(f"Continuing after the {past} tokens of {options.load_state}:", flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
         check_room(session, past + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
         capacity = room + tokens.shape[1] + options.new_tokens
         drawing = _Drawing(session, state.variables, options, stop_id)
         texts = _Texts(vocabulary, prompts, stop_id, aloud=options.stream)
-        for drawn, behind in drawing.pieces(tokens, real, memory, capacity):
-            memory = behind
+        for drawn, after in drawing.pieces(tokens, real, memory, capacity):
+            memory = after
             if texts.add(drawn):
                 break
     text, count = texts.finish()
@@ -75,19 +75,19 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     assert memory is not None
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
-        print(f"Kept what {int(np.max(memory.position_b)) + 1} tokens left behind in {options.save_state}.", flush=True)
+        print(f"Saved the state after {int(np.max(memory.position_b)) + 1} tokens to {options.save_state}.", flush=True)
     if not peers().primary:
         return 0
     folder = workdir / "samples"
     make_folder(folder)
-    name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if goes_on else ''}.txt"
+    name = f"{int(state.step):08}-seed{options.seed}{'-goes-on' if has_state else ''}.txt"
     write_whole(folder / name, text + "\n")
     report.write(workdir)
     return 0
 
 
 def prompt_ids(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
-    """The prompt's ids; one that comes to nothing (an empty one, white space) begins behind a document's end."""
+    """Returns the prompt's token ids; an empty list becomes the stop token, the end of a document."""
     if goes_on:
         return vocabulary.encode(text)
     ids = [*([] if vocabulary.start_id is None else [vocabulary.start_id]), *vocabulary.encode(text)]
@@ -99,28 +99,28 @@ def check_room(session: Session, read: int, new_tokens: int) -> None:
     limit = session.task.context_limit()
     if limit is not None and read + new_tokens > limit:
         raise UsageError(
-            f"The {read} tokens before and {new_tokens} new ones are more than the {limit} positions this model has "
-            f"learned: try --max_new_tokens={max(1, limit - read)}."
+            f"{read} prompt tokens and {new_tokens} new ones exceed the model's {limit} learned positions. "
+            f"Use --max_new_tokens={max(1, limit - read)}."
         )
 
 
-STREAMED = 8  # tokens drawn between two looks at the screen
+STREAMED = 8  # tokens per chunk when streaming
 
 
 class _Drawing:
-    """Prompts and what is drawn behind them: at once, or a few tokens at a time."""
+    """Decoding of all new tokens at once, or in chunks when streaming."""
 
     def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_id: int | None):
         self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
         piece = min(STREAMED, options.new_tokens) if options.stream else options.new_tokens
         self._sizes = [min(piece, options.new_tokens - start) for start in range(0, options.new_tokens, piece)]
         self._choices = {"sampler": options.sampler, "stop_id": stop_id}
-        self.seconds = 0.0  # spent on drawing, without compiling
+        self.seconds = 0.0  # of decoding, compilation excluded
 
     def pieces(
         self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int
     ) -> Iterator[tuple[np.ndarray, Memory]]:
-        """Tokens as they are drawn, (rows, some), and what is remembered behind them."""
+        """Yields chunks of new tokens, (rows, tokens), with the memory after them."""
         programs: dict[tuple[Any, int], Any] = {}
         draw = generate
         for size in self._sizes:
@@ -136,11 +136,11 @@ class _Drawing:
                 drawn = multihost_utils.process_allgather(drawn, tiled=True)
             yield np.asarray(drawn), memory
             tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
-            draw = generate_in_place  # what is remembered is ours from here on
+            draw = generate_in_place  # donates the memory, which this loop owns after the first chunk
 
 
 class _Texts:
-    """What is drawn, as text: shown as it comes where `aloud`, else at the end."""
+    """Text of the samples, printed chunk by chunk if `aloud`, else at the end."""
 
     def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, aloud: bool):
         self._vocabulary, self._prompts, self._stop_id, self._aloud = vocabulary, prompts, stop_id, aloud
@@ -150,7 +150,7 @@ class _Texts:
             self._show()
 
     def add(self, drawn: np.ndarray) -> bool:
-        """Takes more tokens; true where every row has stopped."""
+        """Appends a chunk of tokens; returns whether every row has stopped."""
         for ids, row in zip(self._ids, drawn.tolist(), strict=True):
             ids += row
         if self._aloud:
@@ -162,13 +162,13 @@ class _Texts:
         return [self._vocabulary.decode([*prompt, *until_stop(ids, self._stop_id)]) for prompt, ids in rows]
 
     def _show(self) -> None:
-        text = self._texts()[0].rstrip("\ufffd")  # the rest of a character may come yet
+        text = self._texts()[0].rstrip("\ufffd")  # an incomplete character
         if text.startswith(self._shown):
             print(text[len(self._shown) :], end="", flush=True)
             self._shown = text
 
     def finish(self) -> tuple[str, int]:
-        """All text, and the number of tokens drawn."""
+        """Prints the remaining text; returns all text and the number of sampled tokens."""
         texts = self._texts()
         parts = (("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
         text = "\n".join(parts)

@@ -1,1 +1,1 @@
-"""The training loop, and what it reads and writes: checkpoints, metrics, the run folder."""
+"""The training loop and its files: checkpoints, metrics, the run folder."""

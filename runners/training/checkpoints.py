@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the last k and the best, written while training goes on."""
+"""Checkpoints of a run: the last k and the best, written asynchronously during training."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ CHECKSUMS = "checksums"
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's, which does not ask about preemption: its numbers of steps would mix with the loop's own questions."""
+    """Orbax's manager without its preemption check, whose step numbers would conflict with the check of the loop."""
 
     def reached_preemption(self, step: int) -> bool:
         return False
 
 
 class Checkpoints:
-    """The checkpoints in a run folder. Each is written to a temporary name and renamed when whole."""
+    """The checkpoints in a run folder. Each is written under a temporary name and renamed when complete."""
 
     def __init__(self, workdir: Place, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
         self._workdir, self._read_only = workdir, read_only
@@ -57,27 +57,29 @@ class Checkpoints:
         self._manager = _Manager(folder, options=options, item_names=("state", "extra"))
 
     def _require_metrics(self, folder: Place) -> None:
-        """Puts checkpoints aside whose metrics cannot be read: the manager reads those of all, and would fail.
+        """Moves checkpoints with unreadable metrics aside, because the manager reads all metrics and would fail.
 
         Raises:
-          UsageError: there is one, and this may not move it.
+          UsageError: there is one, and the folder is read-only.
         """
-
         there = folder.iterdir() if peers().primary and folder.is_dir() else ()
         steps = sorted(int(path.name) for path in there if path.name.isdigit())
         bad = [step for step in steps if not _is_json(folder / str(step) / "metrics" / "metrics")]
         self._without_metrics: list[int] = peers().first_says(bad)
         for step in self._without_metrics:
             if self._read_only:
-                raise UsageError(f"Checkpoint {step} in '{self._workdir}' is damaged: its metrics cannot be read.")
-            print(f"Checkpoint {step} is damaged and passed over: its metrics cannot be read", flush=True)
+                raise UsageError(
+                    f"Checkpoint {step} in '{self._workdir}' is damaged (its metrics cannot be read). Resume the run "
+                    f"to move it aside, or delete it."
+                )
+            print(f"Checkpoint {step} is damaged and skipped: its metrics cannot be read", flush=True)
             self._move_aside(step)
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
-        """Starts saving; `extra` is JSON, `loss` the validation loss at this step where it is known.
+        """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known.
 
         Raises:
-          VortaroError: this checkpoint or the one before cannot be written, for want of space say.
+          VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full.
         """
         extra = extra | {CHECKSUMS: _checksums(state)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
@@ -85,57 +87,59 @@ class Checkpoints:
             self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
 
     def check(self) -> None:
-        """Raises a VortaroError where what was being saved cannot be written."""
+        """Raises a VortaroError if the checkpoint being saved cannot be written."""
         with self._writing():
             self._manager.check_for_errors()
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, ascending."""
+        """Returns the steps with a checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
     def restore(self, abstract: TrainState, which: str = "last") -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, or the one asked for; None where there is none.
+        """Returns the newest readable checkpoint, or the one that `which` names; None if the folder has none.
 
-        Those that one of the processes cannot read are named, moved to `damaged_checkpoints` and passed over by all.
+        With "last", checkpoints that any process cannot read are reported, moved to `damaged_checkpoints` and skipped.
 
         Args:
           abstract: shapes, dtypes and shardings to restore to.
           which: "last", "best" or a step.
+        Raises:
+          UsageError: the named checkpoint, or every checkpoint, cannot be read.
         """
         if which != "last":
             step = self.find(which)
             restored, wrong = self._restore(step, abstract)
             if restored is None:
-                raise UsageError(f"Checkpoint {step} cannot be read: {wrong}")
+                raise UsageError(f"Checkpoint {step} cannot be read ({wrong}). Choose another.")
             return restored
         steps: list[int] = peers().first_says(self.steps())
         for step in reversed(steps):
             restored, wrong = self._restore(step, abstract)
             if restored is not None:
                 return restored
-            print(f"Checkpoint {step} is damaged and passed over: {wrong}", flush=True)
+            print(f"Checkpoint {step} is damaged and skipped: {wrong}", flush=True)
             self._put_aside(step)
         if steps := sorted([*steps, *self._without_metrics]):
             raise UsageError(
-                f"None of the checkpoints {steps} in '{self._workdir}' can be read: choose another workdir."
+                f"None of the checkpoints {steps} in '{self._workdir}' can be read. Choose another --workdir."
             )
         return None
 
     def require(self, abstract: TrainState, which: str) -> tuple[TrainState, dict[str, Any]]:
-        """`restore`, where there must be a checkpoint; raises a UsageError where there is none."""
+        """Returns the result of `restore`; raises a UsageError if the folder has no checkpoint."""
         restored = self.restore(abstract, which)
         if restored is None:
-            raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
+            raise UsageError(f"'{self._workdir}' has no checkpoint yet. Train first.")
         return restored
 
     def _restore(self, step: int, abstract: TrainState) -> tuple[tuple[TrainState, dict[str, Any]] | None, str]:
-        """A checkpoint; or None and what is wrong with it, in whichever process."""
+        """Returns a checkpoint and ""; or None and the first error of any process."""
         restored, error = None, None
         try:
             restored = self._load(step, abstract)
         except (VortaroError, MemoryError, jax.errors.JaxRuntimeError):
-            raise  # nothing is wrong with the files
-        except Exception as unreadable:  # orbax raises what its storage layers raise: any of it means unreadable
+            raise  # these errors do not mean damaged files
+        except Exception as unreadable:  # orbax passes on exceptions of its storage layers: all mean unreadable
             error = unreadable
         if wrong := peers().all_succeed(None if error is None else first_line(error)):
             return None, wrong
@@ -148,7 +152,7 @@ class Checkpoints:
         return restored, ""
 
     def _load(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """What this process reads of a checkpoint, without waiting for others: one of them may fail to."""
+        """Returns this process's part of a checkpoint; does not wait for the others, because one of them may fail."""
         self._compare(step, abstract)
         index = jax.process_index()
         alone = ocp.options.MultiprocessingOptions(
@@ -161,50 +165,54 @@ class Checkpoints:
         return state, extra
 
     def restore_part(self, step: int, abstract: Any) -> Any:
-        """Some of a checkpoint's arrays: those that `abstract` has, placed as it says."""
+        """Returns the arrays of a checkpoint that `abstract` has, with its shardings.
+
+        Raises:
+          UsageError: the checkpoint cannot be read.
+        """
         arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
         part = ocp.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=True)
         try:
             return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._state(step), args=part)
         except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"Checkpoint {step} in '{self._workdir}' cannot be read: {first_line(error)}.") from error
+            raise UsageError(
+                f"Checkpoint {step} in '{self._workdir}' cannot be read ({first_line(error)}). Choose another."
+            ) from error
 
     def stored_shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of a checkpoint's arrays by path.
+        """Returns the shapes of a checkpoint's arrays by path.
 
         Raises:
-          ValueError, OSError: it cannot be read.
+          ValueError, OSError: the checkpoint cannot be read.
         """
         stored = shapes_by_path(ocp.StandardCheckpointer().metadata(self._state(step)).item_metadata)
         if not stored:
-            raise ValueError("it does not say what arrays it holds")
+            raise ValueError("its metadata lists no arrays")
         return stored
 
     def _state(self, step: int) -> Place:
         return absolute(self._workdir / FOLDER / str(step) / "state")
 
     def _compare(self, step: int, abstract: TrainState) -> None:
-        """Raises a UsageError where the checkpoint is whole, but of other arrays than today's experiment has."""
+        """Raises a UsageError if the checkpoint is complete but its arrays differ from those of the experiment."""
         stored, wanted = self.stored_shapes(step), shapes_by_path(abstract)
         for path in sorted(stored.keys() | wanted.keys()):
             if stored.get(path) != wanted.get(path):
                 have, want = (str(side.get(path, "missing")) for side in (stored, wanted))
                 raise UsageError(
-                    f"Checkpoint {step} in '{self._workdir}' does not fit the experiment: {path} is {have} there and "
-                    f"{want} here. Start in another --workdir."
+                    f"Checkpoint {step} in '{self._workdir}' does not fit the experiment ({path} is {have} there and "
+                    f"{want} here). Start in another --workdir."
                 )
 
     def find(self, which: str) -> int:
-        """The step of a checkpoint called "last", "best" or by its step; raises a UsageError where there is none."""
+        """Returns the step of the checkpoint "last", "best" or a step; raises a UsageError if it does not exist."""
         steps = self.steps()
         named = {"last": self._manager.latest_step, "best": self._manager.best_step}
         found = named[which]() if which in named else int(which) if which.isdigit() else None
         if not steps:
-            raise UsageError(f"'{self._workdir}' holds no checkpoint yet: train first.")
+            raise UsageError(f"'{self._workdir}' has no checkpoint yet. Train first.")
         if found not in steps:
-            raise UsageError(
-                f"There is no checkpoint '{which}': choose last, best or one of {', '.join(map(str, steps))}."
-            )
+            raise UsageError(f"Unknown checkpoint '{which}'. Choose last, best or one of {', '.join(map(str, steps))}.")
         return found
 
     def _put_aside(self, step: int) -> None:
@@ -227,7 +235,7 @@ class Checkpoints:
         """Waits until everything is written.
 
         Raises:
-          VortaroError: writing failed, for want of space say.
+          VortaroError: writing failed, for example because the disk is full.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -235,48 +243,48 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Makes a sentence of whatever orbax raises where it, or its threads, cannot write."""
+        """Converts errors of orbax or its threads while writing to a VortaroError."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
             raise  # an update failed, not a file
-        except Exception as error:  # what its storage layers raise, as above
+        except Exception as error:  # any exception of the storage layers, as above
             if lost_contact(error):
                 raise
             raise VortaroError(
-                f"A checkpoint cannot be written to '{self._workdir}': {_system_error(error)}. Those before it stay; "
-                f"the same command goes on from the last of them."
+                f"A checkpoint cannot be written to '{self._workdir}' ({_system_error(error)}). Earlier checkpoints "
+                f"are intact. Run the same command again to resume from the last of them."
             ) from error
 
 
 def require_checkpoints(workdir: str) -> None:
-    """Raises a UsageError unless the run folder has some."""
+    """Raises a UsageError unless the run folder has a folder of checkpoints."""
     folder = place(workdir)
     if not (folder / FOLDER).is_dir():
         if not folder.is_dir():
-            raise UsageError(f"There is no folder '{workdir}': train first (--mode=train --workdir={workdir}).")
-        raise UsageError(f"'{workdir}' holds no checkpoints: train first (--mode=train --workdir={workdir}).")
+            raise UsageError(f"The workdir '{workdir}' does not exist. Train first (--mode=train --workdir={workdir}).")
+        raise UsageError(f"'{workdir}' has no checkpoints. Train first (--mode=train --workdir={workdir}).")
 
 
 def shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of a tree's arrays by path, the same for attributes, keys and numbers."""
+    """Returns the shapes of a tree's arrays by path; attributes, keys and indices give the same paths."""
     leaves = jax.tree_util.tree_leaves_with_path(getattr(tree, "tree", tree))
     return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def path_name(path: Sequence[Any]) -> str:
-    """Where a leaf stands in a tree: `variables/params/head/unembedding_mv`."""
+    """Returns the path of a leaf in a tree as text: `variables/params/head/unembedding_mv`."""
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
 def _checksums(state: TrainState) -> dict[str, int]:
-    """The checksum of each array by its path."""
+    """Returns the checksum of each array by path."""
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     return dict(zip(paths, checksums(state), strict=True))
 
 
 def _is_json(path: Place) -> bool:
-    """Whether a file holds JSON, if it is there at all."""
+    """Returns whether a file holds JSON; True if the file does not exist."""
     try:
         json.loads(path.read_text())
     except FileNotFoundError:
@@ -287,7 +295,7 @@ def _is_json(path: Place) -> bool:
 
 
 def _system_error(error: Exception) -> str:
-    """What the system said: storage layers quote its error number in a long sentence of their own."""
+    """Returns the operating system's error text, also for storage layers that wrap its error number in a long one."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     number = re.search(r"os_error_code='(\d+)'", str(error))

@@ -1,4 +1,4 @@
-"""Checksums of arrays on devices: the same for the same bits, however they are split, and another one for any flip."""
+"""Checksums of arrays on devices: independent of the sharding, and different after any flipped bit."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def checksums(tree: Any) -> list[int]:
-    """A number below 2^32 for each array; computed where the arrays live, by all processes at once.
+    """Returns a number below 2^32 for each array, computed on its devices; called by all processes.
 
-    It is the sum of the elements' bits, each times an odd number that depends on its place, modulo 2^32. One changed
-    element always changes it; others that trade places or blocks that are lost do but for one case in billions.
+    It is the sum of the elements' bits, each times an odd number that depends on its index, modulo 2^32. One changed
+    element always changes it; swapped elements and lost blocks do so except in one case in billions.
     """
     return [int(value) for value in jax.device_get(_sums(jax.tree.leaves(tree)))]
 

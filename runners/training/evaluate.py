@@ -11,16 +11,16 @@ from tasks.metrics import MetricSums, language_scalars
 
 
 def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
-    """Metrics of one pass over a split's input.
+    """Returns the metrics of one pass over a split's input.
 
     Raises:
-      UsageError: the experiment's Test() has no such split, or its input never ends.
+      UsageError: the experiment's Test() lacks the split, or its input is infinite.
     """
     inputs = session.test.inputs
     if split not in inputs:
         raise UsageError(f"Test() of {session.name} has no split '{split}'. {did_you_mean(split, inputs)}")
     if inputs[split].num_batches() is None:
-        raise UsageError(f"test.inputs.{split} never ends: give it an end (shuffle=false for text).")
+        raise UsageError(f"test.inputs.{split} is infinite. Make it finite (shuffle=false for text).")
     total = session.task.zero_sums()
     for batch, _ in session.batches(inputs[split]):
         total = session.settle(total + session.metrics_of(variables, batch))
@@ -28,5 +28,5 @@ def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
 
 
 def fetch(sums: MetricSums) -> dict[str, Any]:
-    """Sums as Python numbers; waits for the device."""
+    """Returns the sums as Python numbers; waits for the device."""
     return dataclasses.asdict(jax.tree.map(lambda leaf: leaf.item(), sums))

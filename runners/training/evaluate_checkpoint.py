@@ -10,10 +10,10 @@ from tasks.storage.files import Place, append
 
 
 def evaluate_checkpoint(session: Session, workdir: Place, split: str, checkpoint: str) -> int:
-    """Prints the metrics of a split and adds them to metrics.jsonl, unless that step's are there.
+    """Prints the metrics of a split and adds them to metrics.jsonl unless it has them; returns the exit code.
 
     Raises:
-      UsageError: there is no checkpoint.
+      UsageError: the checkpoint is missing.
     """
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, checkpoint)

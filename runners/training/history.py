@@ -1,4 +1,4 @@
-"""The history of a run in its experiment.json: what made the folder, and each start of training in it."""
+"""The history of a run in its experiment.json: the command that created the folder, and each start of training."""
 
 import argparse
 import dataclasses
@@ -18,28 +18,28 @@ from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 
 EXPERIMENT = "experiment.json"
-FIRST = ("versions", "code", "command", "parent", "starts")  # what later starts leave as it is
+FIRST = ("versions", "code", "command", "parent", "starts")  # keys that later starts do not change
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A command that works in a run folder."""
+    """A command that uses a run folder."""
 
-    command: tuple[str, ...] = ()  # as it was typed
-    modules: tuple[str, ...] = ()  # names of modules whose code counts: those of --import, and the experiment's
+    command: tuple[str, ...] = ()  # the command line
+    modules: tuple[str, ...] = ()  # modules whose code is recorded: those of --import, and the experiment's
 
     def made(self) -> dict[str, Any]:
-        """The command, the code and the versions of packages."""
+        """Returns the command, a digest of the code and the package versions."""
         return {"command": list(self.command), **provenance.made_now(self.modules)}
 
 
 def start_of(options: argparse.Namespace, experiment: Experiment) -> Start:
-    """The start that a command line asks for."""
+    """Returns the start of a command line."""
     return Start(tuple(options.command), (*options.imports, type(experiment).__module__))
 
 
 def first_record(before: Mapping[str, Any] | None, start: Start, parent: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What made a run folder: of the record that it holds, or of this start if it holds none."""
+    """Returns the creation record of a run folder: the existing one, or a new one of this start."""
     if before is not None:
         return {key: before[key] for key in FIRST if key in before}
     return {**start.made(), "parent": parent, "starts": []}
@@ -48,14 +48,14 @@ def first_record(before: Mapping[str, Any] | None, start: Start, parent: Mapping
 def record_start(
     workdir: Place, session: Session, start: Start, *, step: int, parent: Mapping[str, Any] | None = None
 ) -> None:
-    """Adds a start of training to the run folder's experiment.json; process 0 does.
+    """Adds a start of training to the run folder's experiment.json, in process 0.
 
     Args:
       workdir: the folder, with its experiment.json.
       session: the experiment on its devices.
       start: the command.
-      step: where training begins or resumes.
-      parent: the run that weights come from, if this is the start that takes them.
+      step: the step at which training begins or resumes.
+      parent: the run that the initial weights come from, if any.
     """
     if not peers().primary:
         return
@@ -77,7 +77,7 @@ def record_start(
 
 
 def _data(session: Session) -> dict[str, dict[str, str | None]]:
-    """The data that training reads: what they are, and their fingerprints, None where there are none."""
+    """Returns the description and fingerprint (None if unknown) of each input of training."""
     inputs = {"train.input": session.train.input}
     if "validation" in session.test.inputs:
         inputs["test.inputs.validation"] = session.test.inputs["validation"]
@@ -85,10 +85,10 @@ def _data(session: Session) -> dict[str, dict[str, str | None]]:
 
 
 def parent_run(workdir: str, step: int) -> dict[str, Any]:
-    """The run that weights are taken from, as a run folder records it.
+    """Returns the record of the run that weights are taken from.
 
-    Its `fingerprint` changes with its config, its `code` is that of its last start. Both are missing if the folder
-    holds checkpoints only.
+    Its `fingerprint` is a digest of its config, its `code` that of its last start. Both are missing if the folder
+    has only checkpoints.
     """
     folder = place(workdir)
     if not (folder / EXPERIMENT).exists():

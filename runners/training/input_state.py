@@ -1,4 +1,4 @@
-"""Where the input stands, as a checkpoint keeps it: that of every process, where each has its own."""
+"""The input's position in a checkpoint: one for all processes, or one per process if they differ."""
 
 import json
 from typing import Any
@@ -14,19 +14,19 @@ State = dict[str, Any]
 
 
 def require_same_data(state: State | None, source: IndexedInput) -> None:
-    """Raises a UsageError where a checkpoint's input read other data than `source` does now."""
+    """Raises a UsageError if a checkpoint's input read other data than `source` does now."""
     before, now = (state or {}).get("data"), source.fingerprint
     if before is not None and now != before:
         raise UsageError(
-            f"The training data have changed since the checkpoint (they were {before}, and are {now}): what was held "
-            f"out may be trained on now, and rows may come again. --allow_changes goes on anyway."
+            f"The training data have changed since the checkpoint (then {before}, now {now}). Training may repeat rows "
+            f"or use held-out data. Restore the data, or add --allow_changes to resume anyway."
         )
 
 
 def gathered(state: State | None) -> State | None:
-    """The state to be saved, the same on all processes: called by all of them at once.
+    """Returns the state to save, the same in all processes; called by all of them.
 
-    A state with a "snapshot" belongs to the host that read it: then it holds those of all, in "hosts".
+    A state with a "snapshot" belongs to the host that read it; the result then has the states of all hosts in "hosts".
     """
     if state is None or "snapshot" not in state or jax.process_count() == 1:
         return state
@@ -38,7 +38,7 @@ def gathered(state: State | None) -> State | None:
 
 
 def own(state: State | None) -> State | None:
-    """This process's part of a saved state; where there are more or fewer processes now, only the batch's number."""
+    """Returns this process's part of a saved state; only the batch number if the number of processes has changed."""
     if state is None or ("snapshot" not in state and "hosts" not in state):
         return state
     hosts = state.get("hosts", [state])
@@ -46,8 +46,8 @@ def own(state: State | None) -> State | None:
         return hosts[jax.process_index()]
     if jax.process_index() == 0:
         print(
-            f"The input's state was saved by {len(hosts)} processes, and there are {jax.process_count()} now: it is "
-            f"read through from the start, in the order of these.",
+            f"The input's state was saved by {len(hosts)} processes, and now there are {jax.process_count()}. The "
+            f"input is read from its start up to the saved batch, in the new order.",
             flush=True,
         )
     return {"next_batch": state["next_batch"]}

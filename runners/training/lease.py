@@ -1,7 +1,8 @@
-"""Who trains in a folder on an object store. Stores know no locks: the holder renews a small object there.
+"""Leases of run folders on object stores, which have no locks: the holder renews a small object.
 
-Leases are numbered objects, `lease/00000007`. Only their making is conditional (a store makes an object of a
-name once): the highest number holds, and who takes over makes the next one. Clocks of machines are not compared.
+Leases are numbered objects, `lease/00000007`. Only their creation is conditional (it fails if the object exists): the
+highest number is valid, and a new holder creates the next one. Leases carry a sequence number, not a timestamp, because
+clocks of machines differ.
 """
 
 import contextlib
@@ -19,19 +20,19 @@ from tasks.storage.files import Place, file_system, no_bucket, reached
 
 FOLDER = "lease"
 RENEW_SECONDS = 10.0
-DEAD_SECONDS = 60.0  # without a renewal, which others wait for
+DEAD_SECONDS = 60.0  # without a renewal, after which another process may take over
 
 
 @contextlib.contextmanager
 def held(workdir: Place, clock: Clock = CLOCK) -> Iterator[None]:
-    """Inside, this process has the folder. It ends itself where another one has taken over meanwhile.
+    """Holds the lease of a folder inside the context; exits this process if another one takes over.
 
     Args:
       workdir: the folder.
-      clock: the time that renewals are measured by.
+      clock: the clock for renewals.
 
     Raises:
-      UsageError: another process has it.
+      UsageError: another process holds the lease.
     """
     with reached(workdir, "written"):
         lease = _Lease(workdir, clock)
@@ -44,7 +45,7 @@ def held(workdir: Place, clock: Clock = CLOCK) -> Iterator[None]:
     finally:
         ended.set()
         renewal.join()
-        with contextlib.suppress(Exception):  # who comes next waits a minute then
+        with contextlib.suppress(Exception):  # if it fails, the next process waits DEAD_SECONDS
             lease.write(released=True)
 
 
@@ -56,12 +57,15 @@ class _Lease:
         self._renewals = 0
 
     def take(self) -> None:
-        """Makes the next lease as soon as nobody holds the last one; raises a UsageError where it is renewed."""
+        """Creates the next lease as soon as the last one is free; raises a UsageError if its holder renews it."""
         number, seen = self._last()
         began = self._clock.now()
         if seen is not None and not _is_over(seen):
-            said = f"waiting for up to {DEAD_SECONDS:.0f} s to see whether it still does"
-            print(f"'{self._workdir}' was trained in by {seen['host']} (process {seen['pid']}): {said}.", flush=True)
+            print(
+                f"'{self._workdir}' is leased by {seen['host']} (process {seen['pid']}). Waiting for up to "
+                f"{DEAD_SECONDS:.0f} s for a renewal.",
+                flush=True,
+            )
         while not _is_over(seen) and self._clock.now() - began < DEAD_SECONDS:
             self._clock.sleep(min(1.0, RENEW_SECONDS / 4))
             latest, now = self._last()
@@ -84,24 +88,24 @@ class _Lease:
                     self._system.rm_file(name)
 
     def keep(self, ended: threading.Event) -> None:
-        """Renews the lease until `ended`; ends the process where another one has the next."""
+        """Renews the lease until `ended`; exits the process if another one has created the next lease."""
         while not self._clock.wait(ended, RENEW_SECONDS):
             try:
                 if self._last()[0] > self._number:
-                    said = f"another process has taken over '{self._workdir}', which this one did not reach for a while"
-                    print(f"vortaro: {said}.", file=sys.stderr, flush=True)
-                    os._exit(1)  # whatever this process would still write there is no longer its own
+                    message = f"Another process has taken over '{self._workdir}' because this one could not renew it"
+                    print(f"vortaro: {message}.", file=sys.stderr, flush=True)
+                    os._exit(1)  # this process must not write to the folder any more
                 self.write()
-            except Exception:  # the store does not answer: it may again, before others take it for granted
+            except Exception:  # the store does not answer: retry, it may answer before the lease expires
                 continue
 
     def write(self, *, released: bool = False) -> None:
-        """Renews the lease, or gives it up."""
+        """Renews the lease, or releases it."""
         self._renewals += 1
         self._system.pipe_file(self._name(self._number), self._content(released))
 
     def _last(self) -> tuple[int, dict[str, Any] | None]:
-        """The highest number, and what its holder has written last; 0 and None where nobody was here yet."""
+        """Returns the highest number and the last record of its holder; 0 and None without a lease."""
         while True:
             try:
                 name = max(self._system.ls(self._root, detail=False), key=_number, default=None)
@@ -109,12 +113,12 @@ class _Lease:
                 name = None
             if name is None or not _number(name):
                 return 0, None
-            with contextlib.suppress(FileNotFoundError):  # removed by who took the next: look again
+            with contextlib.suppress(FileNotFoundError):  # removed by the holder of the next lease: list again
                 return _number(name), json.loads(self._system.cat_file(name))
 
     def _refuse(self, holder: dict[str, Any] | None) -> None:
         who = f" ({holder['host']}, process {holder['pid']})" if holder else ""
-        raise UsageError(f"Another process trains in '{self._workdir}'{who}: wait for it, or choose another --workdir.")
+        raise UsageError(f"Another process trains in '{self._workdir}'{who}. Wait for it, or choose another --workdir.")
 
     def _name(self, number: int) -> str:
         return f"{self._root}/{number:08}"
@@ -130,7 +134,7 @@ def _number(name: str) -> int:
 
 
 def _is_over(holder: dict[str, Any] | None) -> bool:
-    """Whether nobody holds a lease: it was given up, or its process was one of this machine and is no more."""
+    """Returns whether a lease is free: it was released, or its process ran on this machine and has exited."""
     if holder is None or holder["released"]:
         return True
     if not _process_space() or holder["space"] != _process_space():
@@ -147,7 +151,7 @@ def _is_over(holder: dict[str, Any] | None) -> bool:
 
 
 def _process_space() -> str:
-    """Where process numbers mean the same processes: a boot of a machine, and a container on it; "" if unknown."""
+    """Returns the scope of process numbers: the boot of a machine and the container on it; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

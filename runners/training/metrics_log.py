@@ -1,4 +1,4 @@
-"""Where scalars go: metrics.jsonl, TensorBoard through clu, Weights & Biases when asked for."""
+"""Logging of scalars: metrics.jsonl, TensorBoard (through clu) and, on request, Weights & Biases."""
 
 import importlib
 import importlib.util
@@ -18,12 +18,12 @@ METRICS = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Writes one JSON object a line; TensorBoard and W&B get the same scalars in a thread of their own."""
+    """Writes scalars as one JSON object per line, to TensorBoard in a separate thread, and to W&B."""
 
     def __init__(
         self, workdir: Place, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
     ):
-        """Goes on behind step `resume_at`: lines of later steps, written before a crash, are dropped."""
+        """Resumes after step `resume_at`: lines of later steps, written before a crash, are dropped."""
         self._path = workdir / METRICS
         kept = [line for line in read(workdir) if line["step"] <= resume_at]
         self._file = LineFile(self._path, "".join(dump(line) for line in kept))
@@ -33,7 +33,7 @@ class MetricsLog:
         self._opened: Future[None] | None = None
         self._wandb = None
         if tensorboard and _installed("clu") and _installed("tensorflow"):
-            # TensorFlow, which clu writes events with, takes seconds to import: training does not wait for it.
+            # clu writes events with TensorFlow, whose import takes seconds: training does not wait for it.
             self._opened = self._worker.submit(self._open_tensorboard)
         if wandb is not None:
             self._wandb = _open_wandb(workdir, wandb, config)
@@ -46,14 +46,14 @@ class MetricsLog:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
 
     def flush(self) -> None:
-        """Writes down every line so far, before a checkpoint that goes on behind them."""
+        """Writes all buffered lines, so that a checkpoint saved afterwards resumes with them."""
         self._file.flush()
 
     def close(self) -> None:
-        """Waits until all is written."""
+        """Waits until everything is written, and closes all files."""
         self._worker.shutdown()
         if self._opened is not None and (error := self._opened.exception()) is not None:
-            print(f"No TensorBoard events were written: {error}", flush=True)
+            print(f"TensorBoard events could not be written ({error}).", flush=True)
         for writer in self._clu.values():
             writer.close()
         self._file.close()
@@ -77,12 +77,12 @@ class MetricsLog:
 
 
 def read(workdir: Place) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line that a crash cut short is left out."""
+    """Yields the lines of metrics.jsonl; a last line truncated by a crash is omitted."""
     return read_lines(workdir / METRICS)
 
 
 def dump(line: Mapping[str, Any]) -> str:
-    """One line; JSON has no infinity or NaN, so those stand as null."""
+    """Returns a line of JSON; infinity and NaN, which JSON lacks, become null."""
     return json.dumps(finite(line)) + "\n"
 
 
@@ -92,7 +92,7 @@ def _installed(package: str) -> bool:
 
 def _open_wandb(workdir: Place, project: str, config: Mapping[str, Any]) -> Any:
     wandb = importlib.import_module("wandb")
-    # The folder keeps the run's id, so that a resumed run goes on in the same curves.
+    # The folder keeps the W&B id, so that a resumed run continues the same curves.
     file = workdir / "wandb_id.txt"
     if not file.exists():
         write_whole(file, secrets.token_hex(4))

@@ -1,4 +1,4 @@
-"""Profiling: a few steps under the profiler, and where their time goes."""
+"""Profiling: times and traces a few training steps."""
 
 import contextlib
 import statistics
@@ -19,11 +19,11 @@ FOLDER = "profile"
 
 
 def profile(session: Session, workdir: Place, steps: int) -> int:
-    """Times `steps` training steps, then traces as many into profile/ for Perfetto and TensorBoard."""
+    """Times `steps` training steps, then traces as many into profile/ for Perfetto and TensorBoard; returns 0."""
     if steps < 1:
-        raise UsageError(f"--profile_steps={steps} must be at least 1.")
+        raise UsageError(f"--profile_steps must be at least 1 (got {steps}).")
     with session.placed():
-        # Whole rows, which the run will be at for the most part.
+        # Full-length rows, as in most of the run.
         batches = session.batches(session.train.input, {"next_batch": session.train.input.short_batches})
         batch, _ = next(batches)
         began = time.perf_counter()
@@ -37,7 +37,7 @@ def profile(session: Session, workdir: Place, steps: int) -> int:
             began = time.perf_counter()
             state = jax.block_until_ready(update(state, batch, session.seed))
             times.append(time.perf_counter() - began)
-        # One process traces its own devices, which all are alike.
+        # One process traces its own devices, because all devices do the same.
         files = Mirror(workdir / FOLDER)
         trace = jax.profiler.trace(str(files.folder), create_perfetto_trace=True)
         with trace if peers().primary else contextlib.nullcontext():
@@ -62,13 +62,13 @@ class TraceWindow:
 
     def __init__(self, workdir: Place, first: int | None, steps: int):
         if steps < 1:
-            raise UsageError(f"--profile_steps={steps} must be at least 1.")
+            raise UsageError(f"--profile_steps must be at least 1 (got {steps}).")
         self.workdir, self.first, self.steps = workdir, first, steps
         self.running = False
         self._files: Mirror | None = None
 
     def before(self, step: int, state: Any) -> None:
-        """Called in front of update `step`: what was queued before a trace starts or ends is waited for."""
+        """Starts or ends the trace before update `step`; waits for queued updates when it does."""
         if self.first is None:
             return
         if step == self.first:
@@ -81,7 +81,7 @@ class TraceWindow:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace, where one is under way."""
+        """Ends the trace if it is running."""
         if self._files is not None and self.running:
             jax.profiler.stop_trace()
             self._files.close()

@@ -1,4 +1,4 @@
-"""What a person sees of a running training: a bar on a terminal, plain lines elsewhere."""
+"""Progress display of training: a bar on a terminal, plain lines elsewhere."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-# The scalars that a person follows, by importance: where room is short, the last ones are left out.
+# The displayed scalars by importance: on a narrow terminal the last ones are omitted.
 SHOWN = (
     ("loss", "loss {:.4f}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
@@ -17,20 +17,20 @@ SHOWN = (
     ("accuracy", "accuracy {:.3f}"),
     ("grad_norm", "grad {:.2f}"),
 )
-BAR = 10  # columns of the bar at least
+BAR = 10  # minimum width of the bar in columns
 
 
 class TrainingProgress:
-    """Use as a context; `report` at every line of metrics.
+    """The progress display, a context manager; call `report` for every line of metrics.
 
     Args:
-      total: updates of the run.
-      start: updates done before.
+      total: the number of updates of the run.
+      start: the number of updates done before.
       now: the clock, in seconds.
     """
 
     def __init__(self, total: int, start: int, now: Callable[[], float] = time.perf_counter):
-        # mpirun gives its processes a terminal, even where its own output is a file.
+        # mpirun gives its processes a terminal even if its own output is a file.
         plain = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
         self._console = Console(highlight=False, soft_wrap=True, force_terminal=plain)
         self._total = total
@@ -52,7 +52,7 @@ class TrainingProgress:
             self._bar.stop()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Shows the training metrics at a step: all of them on a line of their own, in the bar those that fit."""
+        """Shows the training metrics at a step: all of them on a line, or those that fit in the bar."""
         left = f"{clock((self._total - step) * self._seconds_per_step(step, scalars))} left"
         if self._bar is None:
             self.say(f"step {step:>6}/{self._total}  {left}  {summary(scalars)}")
@@ -61,7 +61,7 @@ class TrainingProgress:
         self._bar.update(self._task, completed=step, description=f"{left}  {summary(scalars, room)}")
 
     def _seconds_per_step(self, step: int, scalars: Mapping[str, float]) -> float:
-        """The mean since the first report, evaluations and checkpoints included."""
+        """Returns the mean seconds per step since the first report, evaluations and checkpoints included."""
         now = self._now()
         if self._first is None:
             self._first = now, step
@@ -69,12 +69,12 @@ class TrainingProgress:
         return (now - began) / (step - first) if step > first else 1 / scalars["steps_per_second"]
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Prints a line."""
         self._console.print(line, markup=False)
 
 
 def summary(scalars: Mapping[str, float], room: int | None = None) -> str:
-    """The scalars a person follows, in one line of at most `room` characters: the first ones that fit."""
+    """Returns the displayed scalars in one line of at most `room` characters: the first ones that fit."""
     line = ""
     for word in (form.format(scalars[name]) for name, form in SHOWN if name in scalars):
         longer = f"{line}  {word}" if line else word
@@ -85,7 +85,7 @@ def summary(scalars: Mapping[str, float], room: int | None = None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`2:05` or `1:02:05`."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+    """Returns a duration as `2:05` or `1:02:05`."""
+    total = int(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02}:{total % 60:02}" if hours else f"{minutes}:{total % 60:02}"

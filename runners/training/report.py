@@ -1,4 +1,4 @@
-"""report.html: a run on one page, with its curves, its weight table and its settings."""
+"""report.html: a run on one page, with its curves, weight table and config."""
 
 import json
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ CURVES = (
     ("grad_norm", "gradient norm"),
     ("sequence_length", "positions per row"),
 )
-# Scalars of every run that need no curve; all others come from layers.
+# Scalars of every run without a curve; all others are reported by layers.
 PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy", "param_norm", "tokens_seen", "mfu")
 PLAIN += ("tokens_per_second", "steps_per_second", "skipped_updates")
 
 
 def write(workdir: Place) -> Place:
-    """Writes the page from what the run folder holds; returns its path."""
+    """Writes the page from the files of the run folder; returns its path."""
     data = json.loads((workdir / EXPERIMENT).read_text())
     lines = list(metrics_log.read(workdir))
     parts = [
@@ -38,7 +38,7 @@ def write(workdir: Place) -> Place:
         page.weights(data),
         "<h2>Knobs</h2>",
         page.table(("knob", "value", "set by"), ((k, v["value"], v["owner"]) for k, v in data["knobs"].items())),
-        "<details><summary>The whole config</summary>",
+        "<details><summary>Full config</summary>",
         page.table(("path", "value"), data["config"].items()),
         "</details>",
     ]
@@ -72,7 +72,7 @@ def _samples(workdir: Place) -> str:
 
 
 def _of_layers(lines: Sequence[dict[str, Any]]) -> str:
-    """Curves of what layers report: routers, codebooks."""
+    """Returns the curves of metrics that layers report, such as routers and codebooks."""
     known = {*PLAIN, *(key for key, _ in CURVES)}
     names = dict.fromkeys(key for line in lines for key in line if key not in known)
     figure = _figure(lines, [(name, name.replace("_", " ")) for name in names], columns=3)

@@ -1,7 +1,7 @@
-"""Checkpoints on s3://, which orbax 0.12 leaves out: it knows local folders and gs://, and tensorstore knows all three.
+"""Checkpoints on s3://: orbax 0.12 supports local folders and gs:// only, while tensorstore supports all three.
 
-Orbax decides in four functions which driver of tensorstore a path takes and whether a folder can be renamed. They are
-replaced by ones that know s3:// as well; what they say of other paths stays.
+Four functions of orbax choose the tensorstore driver of a path and whether a folder can be renamed. They are replaced
+by functions that support s3:// too; their results for other paths do not change.
 """
 
 import functools
@@ -15,10 +15,10 @@ from layers.errors import UsageError
 
 @functools.cache
 def use_s3() -> None:
-    """Teaches orbax of this process to write to s3://.
+    """Patches orbax in this process to support s3://.
 
     Raises:
-      UsageError: this version of orbax is another one inside.
+      UsageError: this version of orbax lacks the functions to patch.
     """
     try:
         from orbax.checkpoint._src.path import gcs_utils
@@ -27,7 +27,7 @@ def use_s3() -> None:
         is_store, key_value = gcs_utils.is_gcs_path, gcs_utils.get_kvstore_for_gcs
         has_driver, normal = tensorstore_utils._use_gcs_driver, tensorstore_utils._normalize_path
     except (ImportError, AttributeError) as error:
-        raise UsageError("Checkpoints on s3:// need orbax-checkpoint 0.12: see constraints.txt.") from error
+        raise UsageError("Checkpoints on s3:// need orbax-checkpoint 0.12. Install with constraints.txt.") from error
 
     def on_store(path: pathlib.PurePosixPath) -> bool:
         return path.as_posix().startswith("s3://") or is_store(path)
@@ -42,7 +42,7 @@ def use_s3() -> None:
 
 
 def s3_store(path: str) -> dict[str, Any]:
-    """tensorstore's specification of a path on S3, with the settings that the AWS tools take from the environment."""
+    """Returns the tensorstore spec of a path on S3, with the settings that AWS tools read from the environment."""
     url, given = parse.urlparse(path), os.environ.get
     spec: dict[str, Any] = {"driver": "s3", "bucket": url.netloc, "path": url.path.removeprefix("/")}
     if endpoint := given("AWS_ENDPOINT_URL_S3") or given("AWS_ENDPOINT_URL"):

@@ -1,4 +1,4 @@
-"""Training: the loop, and everything that happens beside a step."""
+"""Training: the loop of updates, with metrics, evaluation, checkpoints, signals and progress."""
 
 import collections
 import dataclasses
@@ -33,34 +33,34 @@ from tasks.batch import Batch
 from tasks.metrics import TokenCount, language_scalars
 from tasks.storage.files import Place
 
-# Signals that ask a run to save and stop. mpirun forwards SIGUSR1 at once, and SIGTERM late.
+# Signals that request a run to save and stop. mpirun forwards SIGUSR1 immediately, and SIGTERM late.
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
-# Updates queued on the devices while one is at work: none waits for the host, and a notice finds little left to do.
+# Updates queued on the devices while one runs: devices do not wait for the host, and a signal waits for few updates.
 AHEAD = 2
-REPORT_EVERY = 20.0  # seconds: drawing the page takes about one, and the last one is always drawn
+REPORT_EVERY = 20.0  # seconds between reports; drawing takes about one, and the last report is always drawn
 
-# Positions after which the device's count of tokens is read: long before it wraps around, and no update has as many.
+# Positions after which the device's token count is read: long before it overflows, and more than one update has.
 READ_TOKENS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """What the command line says about a training run."""
+    """Options of a training run from the command line."""
 
     tensorboard: bool = True
     wandb: str | None = None  # W&B project
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
-    allow_changes: bool = False  # goes on with other data than the run began with
+    allow_changes: bool = False  # resumes although the data have changed
     start: Start = Start()  # the command, for experiment.json
 
 
 def train(session: Session, workdir: Place, options: TrainOptions) -> int:
-    """Trains to the end, or until a signal asks to stop, in a folder of its own use; returns the exit code.
+    """Trains to the last step or until a signal, in a folder locked for this run; returns the exit code.
 
     Raises:
-      VortaroError: the run cannot go on, for want of space say; its last checkpoint stays.
+      VortaroError: the run cannot continue, for example because the disk is full; its last checkpoint is intact.
     """
     try:
         with session.placed(), watchdog().watching(session.train.step_timeout, workdir):
@@ -68,35 +68,35 @@ def train(session: Session, workdir: Place, options: TrainOptions) -> int:
     except OSError as error:
         where = f" ('{error.filename}')" if error.filename else ""
         raise VortaroError(
-            f"The run in '{workdir}' cannot go on: {error.strerror or error}{where}. The same command goes on from the "
-            f"last checkpoint."
+            f"The run in '{workdir}' cannot continue ({error.strerror or error}{where}). Run the same command again to "
+            f"resume from the last checkpoint."
         ) from error
 
 
 class _Nowhere:
-    """The log of metrics of a process that writes none."""
+    """The metrics log of processes that write no metrics."""
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def flush(self) -> None:
-        """Has nothing to write."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Has nothing to wait for."""
+        """Does nothing."""
 
 
 class _Run:
-    """One run of the loop: its state is on the devices, this holds what is beside them."""
+    """One run of the training loop, with its train state on the devices and its host state in attributes."""
 
     def __init__(self, session: Session, workdir: Place, options: TrainOptions):
         self.began = time.perf_counter()
         self.session, self.workdir, self.program = session, workdir, session.train
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
-            raise UsageError(f"--profile_at={options.profile_at} is none of the {self.program.num_steps} updates.")
+            raise UsageError(f"--profile_at must be 1 to {self.program.num_steps} (got {options.profile_at}).")
         self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
         restored = self.checkpoints.restore(session.abstract_state)
-        self.origin: Origin | None = None  # of weights, unless they are initial ones or the run's own
+        self.origin: Origin | None = None  # of weights taken from another run
         if restored is None:
             self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
             self.state, self.origin = begin(session)
@@ -105,7 +105,7 @@ class _Run:
             if not options.allow_changes:
                 require_same_data(self.extra["input"], self.program.input)
         self.start = int(self.state.step)
-        self.tokens, self.unread = self._tokens_so_far(), 0  # of the window, and positions since they were read
+        self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
         record_start(workdir, session, options.start, step=self.start, parent=parent)
         self.log: Any = (
@@ -122,28 +122,28 @@ class _Run:
         self.progress = TrainingProgress(self.program.num_steps, self.start)
         self.trace = TraceWindow(workdir, options.profile_at if peers().primary else None, options.profile_steps)
         self.signal: int | None = None
-        self.interrupted = False  # by Ctrl-C; the second one ends this process at once
+        self.interrupted = False  # by Ctrl-C; a second one exits this process immediately
         self.updates = Updates(session)
-        self.shapes = collections.Counter[tuple[int, int]]()  # of batches in this window of metrics
+        self.shapes = collections.Counter[tuple[int, int]]()  # batch shapes in the current window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
-        self.under_way = collections.deque[jax.Array]()  # numbers of updates that may not have ended
+        self.under_way = collections.deque[jax.Array]()  # step numbers of updates that may not have ended
         self.saved = self.start if restored else -1
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
         self.report_written = self.began
 
     def _tokens_so_far(self) -> TokenCount:
-        """Tokens of the window of metrics that training starts in."""
+        """Returns the token count of the window of metrics in which training starts."""
         on_device = int(self.state.sums.tokens)
         starts = self.start % self.program.log_every == 0  # the next update resets the device's count
-        # Checkpoints of earlier versions have the device's count alone.
+        # Checkpoints of earlier versions have only the device's count.
         total = self.extra.pop("window_tokens", 0 if starts else on_device % 2**32)
         return TokenCount(total, 0 if starts else on_device)
 
     def run(self) -> int:
-        # With several processes JAX hears SIGTERM, for they must stop at one step (`_asked_to_stop`).
-        heard = NOTICES[1:] if peers().several else NOTICES
-        handlers = {number: signal.signal(number, self._on_signal) for number in heard}
+        # With several processes JAX handles SIGTERM, because all must stop at the same step (`_asked_to_stop`).
+        numbers = NOTICES[1:] if peers().several else NOTICES
+        handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             with self.progress:
                 self._announce()
@@ -165,11 +165,11 @@ class _Run:
             self.signal = number
 
     def _asked_to_stop(self, step: int) -> bool:
-        """Whether to save this step and stop; all processes hear the same, at the same step.
+        """Returns whether to save this step and stop; the same in all processes at the same step.
 
-        One that gets SIGTERM tells the others, and all go on to the step behind the furthest of them.
+        A process that receives SIGTERM notifies the others, and all continue to the step after the most advanced one.
         """
-        # Counted from where this launch began: the first call of all processes has the same number.
+        # Counted from the first step of this launch, so that the first call has the same number in all processes.
         if peers().several and multihost_utils.reached_preemption_sync_point(step - self.start):
             self.signal = signal.SIGINT if self.interrupted else signal.SIGTERM
         return self.signal is not None
@@ -182,7 +182,7 @@ class _Run:
         if self.session.experiment.smoke:
             cls = type(self.session.experiment)
             small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
-            self.progress.say(f"Made small by --smoke, whatever the class says: {' '.join(small)}")
+            self.progress.say(f"Set by --smoke: {' '.join(small)}")
         self.progress.say(f"Data: {self.program.input.describe()}")
         if self.start:
             self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
@@ -206,7 +206,7 @@ class _Run:
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
-            self._report()  # of the steps before: the device is busy with this one meanwhile
+            self._report()  # of earlier steps, while the device runs this one
             self.unread += batch.inputs.size
             if self.unread >= READ_TOKENS:
                 self._read_tokens()
@@ -228,40 +228,42 @@ class _Run:
         self.trace.close()
 
     def _keep_up(self) -> None:
-        """Waits until no more than AHEAD updates are under way."""
+        """Waits until at most AHEAD updates are queued or running."""
         self.under_way.append(self.session.settle(jnp.copy(self.state.step)))  # the next update overwrites the original
         if len(self.under_way) > AHEAD:
             jax.block_until_ready(self.under_way.popleft())
 
     def _compile(self, step: int, batch: Batch) -> None:
-        """Compiles the update that the batch of a step wants."""
+        """Compiles the update for the batch shape of a step."""
         began = time.perf_counter()
         self.updates.of(batch)
-        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # refuses what cannot be counted now, not at the first report
+        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # raises now, not at the first report, if FLOPs are unknown
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
-            self.progress.say(f"Rows of {batch.inputs.shape[1]} from step {step} on (compiled in {seconds:.1f} s)")
+            self.progress.say(
+                f"Rows of {batch.inputs.shape[1]} positions from step {step} (compiled in {seconds:.1f} s)"
+            )
         else:
             self.progress.say(f"Compiled in {seconds:.1f} s")
 
     def _ask(self, step: int) -> None:
-        """Starts fetching the metrics of the window that ends here; the next update overwrites the originals."""
-        # Settled like an update: its sums over devices must not wait for those of the next one.
+        """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
+        # Settled like an update: its collectives must not run concurrently with those of the next one.
         params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
         self.shapes, self.unread = collections.Counter(), 0
 
     def _read_tokens(self) -> None:
-        """Waits for the device's count of tokens, before it wraps around."""
+        """Reads the device's token count before it overflows; waits for the device."""
         self.tokens.read(int(self.state.sums.tokens))
         self.unread = 0
 
     def _report(self) -> None:
-        """Waits for metrics asked for, and writes them."""
+        """Waits for the pending metrics, and writes and prints them."""
         if self.pending is None:
             return
-        watchdog().expect("Update", watchdog().step, updates=AHEAD + 1)  # all that are queued
+        watchdog().expect("Update", watchdog().step, updates=AHEAD + 1)  # all queued updates
         self.checkpoints.check()
         step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
         self.pending = None
@@ -295,9 +297,9 @@ class _Run:
         self.progress.report(step, scalars)
 
     def _beside(self, work: Any, step: int, *arguments: Any) -> None:
-        """Does something that is not training, and leaves its time out of the throughput."""
+        """Runs `work(step, ...)` and excludes its time from the throughput."""
         self._report()
-        jax.block_until_ready(self.state.step)  # steps under way are training
+        jax.block_until_ready(self.state.step)  # the time of queued updates counts as training
         watchdog().rest()
         began = time.perf_counter()
         work(step, *arguments)
@@ -319,14 +321,14 @@ class _Run:
             return
         watchdog().rest()
         self._stop_if_bad(self.state.bad_step.item())
-        self.log.flush()  # a run that goes on from here has the lines up to here
+        self.log.flush()  # a run that resumes here needs all lines up to here
         is_finished = step == self.program.num_steps and self.signal is None
         state, is_reported = self.state, is_finished or step % self.program.log_every == 0
-        if is_reported:  # a run that resumes with another LOG_EVERY must not count them once more
+        if is_reported:  # a run that resumes with another LOG_EVERY must not count them again
             state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
         else:
             self._read_tokens()
-        # A copy: the checkpoint is written while training goes on.
+        # A copy, because the checkpoint is written while training continues.
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
         self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
@@ -335,7 +337,7 @@ class _Run:
         if bad_step and self.session.task.non_finite == "stop":
             self.checkpoints.close()
             kept = self.checkpoints.steps()
-            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no checkpoint was saved before"
+            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no earlier checkpoint exists"
             raise VortaroError(
                 f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving "
                 f"it; {last} in {self.workdir}. A lower learning rate, longer warm-up or "
@@ -359,19 +361,19 @@ class _Run:
         self._write_report()
         if self.signal is not None:
             name = signal.Signals(self.signal).name
-            print(f"{name}: saved step {step} in {self.workdir}; the same command goes on from there.", flush=True)
+            print(f"{name}: saved step {step} in {self.workdir}. Run the same command again to resume.", flush=True)
             return 130 if self.signal == signal.SIGINT else 0
         report_page = f"Report: {self.workdir / report.REPORT}"
         if self.start and self.start >= self.program.num_steps:
             print(f"{self._already_finished()} {report_page}", flush=True)
             return 0
         spent = clock(time.perf_counter() - self.began)
-        done = f"{step} steps" if not self.start else f"{step} steps, those from {self.start} on"
+        done = f"{step} steps" if not self.start else f"{step} steps (resumed at step {self.start})"
         print(f"Done: {done} in {spent}. {report_page}", flush=True)
         return 0
 
     def _already_finished(self) -> str:
-        """The sentence for a run whose last checkpoint is at its last step, or after it."""
+        """Returns the message for a run whose last checkpoint is at its last step or later."""
         steps = self.program.num_steps
         knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
         return (

@@ -1,4 +1,4 @@
-"""The beginning of a run: initial weights, or those of another run, its layers repeated where there are more here."""
+"""Warm starts: a run begins with initial weights, or with those of another run, with layers repeated to grow depth."""
 
 import dataclasses
 import functools
@@ -26,19 +26,19 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where weights come from that are not initial ones."""
+    """The origin of weights taken from another run."""
 
-    sentence: str  # for a person
-    parent: dict[str, Any]  # the other run, for experiment.json
+    sentence: str  # a description to print
+    parent: dict[str, Any]  # the record of the other run, for experiment.json
 
 
 def begin(session: Session) -> tuple[TrainState, Origin | None]:
-    """The state before the first update, made where it lives, and where its weights come from if not initialized.
+    """Returns the state before the first update, created with its shardings, and the origin of its weights if any.
 
-    Step, metrics, learning-rate schedule and data are those of a new run, whatever is taken from the other one.
+    Step, metrics, learning-rate schedule and data are those of a new run in any case.
 
     Raises:
-      UsageError: the other run has no such checkpoint, or weights that do not fit.
+      UsageError: the other run lacks the checkpoint, or its weights do not fit.
     """
     warm = session.train.warm_start
     if warm is None:
@@ -50,7 +50,7 @@ def begin(session: Session) -> tuple[TrainState, Origin | None]:
     source = Checkpoints(place(warm.workdir), read_only=True)
     old = source.restore_part(step, abstract)
     source.close()
-    # One program: nothing but the old arrays and the new state is ever in memory, and both are split over the mesh.
+    # One program: only the old arrays and the new state are in memory, and both are sharded over the mesh.
     state = jax.jit(functools.partial(_grown, session), out_shardings=session.state_shardings)(old)
     grown = {(was[0], leaf.shape[0]) for path, leaf in _leaves(wanted) if (was := stored[path]) != leaf.shape}
     layers = "".join(f", {before} layers grown to {after}" for before, after in sorted(grown))
@@ -60,10 +60,10 @@ def begin(session: Session) -> tuple[TrainState, Origin | None]:
 
 
 def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = False) -> None:
-    """Finds out before a folder is made whether a new run there has what it begins with.
+    """Checks the warm start of a new run before its folder is created.
 
     Raises:
-      UsageError: the other run has no such checkpoint, weights that do not fit, or other tokens.
+      UsageError: the other run lacks the checkpoint, its weights do not fit, or its vocabulary differs.
     """
     folder = place(workdir) / FOLDER
     resumes = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
@@ -73,24 +73,24 @@ def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = Fa
 
 
 def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None:
-    """Raises a UsageError where both runs are of text, and the same tokens stand for other text."""
+    """Raises a UsageError if both runs are trained on text with different vocabularies."""
     learned = load(place(other)).get("vocabulary") if (place(other) / EXPERIMENT).exists() else None
     ours = vocabulary_record(session.experiment)
     if not learned or not ours or learned["fingerprint"] == ours["fingerprint"]:
         return
-    if not (ours["is_text"] and learned.get("is_text", True)):  # which older runs have not written down
+    if not (ours["is_text"] and learned.get("is_text", True)):  # records of older runs lack is_text
         return
-    said = (
-        f"WARM_START = {other}: its tokens are those of {learned['is']} (fingerprint {learned['fingerprint'][:8]}), "
-        f"and here of {ours['is']} ({ours['fingerprint'][:8]})"
+    message = (
+        f"WARM_START = {other} has the tokens of {learned['is']} (fingerprint {learned['fingerprint'][:8]}), and this "
+        f"run those of {ours['is']} ({ours['fingerprint'][:8]})."
     )
     if not allow_changes:
-        raise UsageError(f"{said}: set VOCABULARY and VOCABULARY_PATH as there, or --allow_changes to begin anyway.")
-    print(f"{said}; going on, as --allow_changes says.")
+        raise UsageError(f"{message} Set VOCABULARY and VOCABULARY_PATH as there, or add --allow_changes.")
+    print(f"{message} Continuing because of --allow_changes.")
 
 
 def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
-    """The other run's checkpoint, and the shapes of its arrays, which fit this experiment."""
+    """Returns the step of the other run's checkpoint and the shapes of its arrays, checked to fit this experiment."""
     where = f"WARM_START = {warm.workdir}"
     try:
         require_checkpoints(warm.workdir)
@@ -108,16 +108,16 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
 
 
 def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
-    """What is taken, in the shapes and places of the new state."""
+    """Returns the parts of the state to take, with the shapes and shardings of the new state."""
     state = session.abstract_state
     return {"variables": state.variables} | ({"optimizer": state.optimizer} if warm.optimizer else {})
 
 
 def _check(where: str, stored: Shapes, wanted: Any, table: WeightTable) -> None:
-    """Raises a UsageError unless every array is there, in the shape of this experiment but for fewer layers."""
+    """Raises a UsageError unless every array exists and has this experiment's shape, except for fewer layers."""
     named = dict(_leaves(wanted))
     slot = lambda path: path.startswith("optimizer/")
-    fresh = lambda path: " WARM_START_OPTIMIZER=false begins with a fresh optimizer." if slot(path) else ""
+    fresh = lambda path: " Set WARM_START_OPTIMIZER=false to begin with a fresh optimizer." if slot(path) else ""
     taken = (path for path in stored if path.partition("/")[0] in wanted)
     for path in sorted({*taken, *named}, key=lambda path: (slot(path), path)):
         name = path.removeprefix("variables/")
@@ -125,39 +125,42 @@ def _check(where: str, stored: Shapes, wanted: Any, table: WeightTable) -> None:
             raise UsageError(f"{where} has {name}, {_size(stored[path])}, which this experiment lacks.{fresh(path)}")
         have, want, layers = stored.get(path), tuple(named[path].shape), _layer_dims(path, table)
         if have is None:
-            raise UsageError(f"{where} has no {name}, which is {_size(want)} here.{fresh(path)}")
+            raise UsageError(f"{where} lacks {name}, which is {_size(want)} here.{fresh(path)}")
         if len(have) != len(want) or have[layers:] != want[layers:]:
             raise UsageError(
-                f"{where} does not fit: {name} is {_size(have)} there and {_size(want)} here, and only the number of "
-                f"layers may differ."
+                f"{where} does not fit this experiment. {name} is {_size(have)} there and {_size(want)} here; only the "
+                f"number of layers may differ."
             )
         if any(old > new for old, new in zip(have, want, strict=True)):
             raise UsageError(
-                f"{where} has more layers than this experiment: {name} is {_size(have)} there and {_size(want)} here."
+                f"{where} has more layers than this experiment. {name} is {_size(have)} there and {_size(want)} here."
             )
 
 
 def _layer_dims(path: str, table: WeightTable) -> int:
-    """How many leading dimensions of a weight, or of its slot in the optimizer, number layers."""
+    """Returns the number of leading dimensions of a weight, or of its optimizer slot, that index layers."""
     of = [row for row in table if f"/{row.path.removeprefix('params/')}/" in f"/{path}/"]
     return max(of, key=lambda row: len(row.path)).stacked if of else 0
 
 
 def _grown(session: Session, old: dict[str, Any]) -> TrainState:
-    """The new run's state with the old arrays in it."""
+    """Returns the state of the new run with the old arrays, grown in depth."""
     variables = jax.tree.map(_grow, old["variables"], session.abstract_state.variables)
-    # A fresh optimizer is one for these weights: it may hold copies of them.
+    # The optimizer state is initialized from these weights, because it may hold copies of them.
     state = state_of(session.task, variables, empty_batch(session.train.input.batch_size, 1))
     if "optimizer" not in old:
         return state
-    # The schedule begins with the run: its own count stays at zero.
+    # The schedule starts with the new run: its count stays at zero.
     schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
     take = lambda new, was: new if schedule(new) else _grow(was, new)
     return state.replace(optimizer=jax.tree.map(take, state.optimizer, old["optimizer"], is_leaf=schedule))
 
 
 def _grow(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Layer j of n is the old layer floor(j * old / n) (Rae et al. 2021, Gopher, appendix G.3.3)."""
+    """Returns an array grown in depth (Rae et al. 2021, Gopher, appendix G.3.3).
+
+    Layer j of n is the old layer floor(j * old / n).
+    """
     for dim, (before, after) in enumerate(zip(old.shape, new.shape, strict=True)):
         if before != after:
             old = jnp.take(old, np.arange(after) * before // after, axis=dim)

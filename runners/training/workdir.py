@@ -1,4 +1,4 @@
-"""The run folder: what was run, with which versions, and whether today's experiment is still the same."""
+"""The run folder: its record of experiment and versions, its lock, and the check that the experiment is unchanged."""
 
 import contextlib
 import fcntl
@@ -20,8 +20,8 @@ from runners.training import lease
 from runners.training.history import EXPERIMENT, Start, first_record
 from tasks.storage.files import Place, make_folder, place, write_whole
 
-# A run resumes with other values of these: where weights live, how long to wait for them, how often to log, evaluate
-# and save, and for how many steps to train are no part of what is learned.
+# A run can resume with other values of these: the sharding of weights, time limits, the intervals of logging,
+# evaluation and saving, and the number of steps do not change what is learned.
 NOT_LEARNED = (
     *("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
@@ -31,14 +31,14 @@ NOT_LEARNED_PATHS = (
     *("train.keep_last", "train.keep_best", "train.num_steps"),
 )
 LENGTH = "NUM_STEPS"
-SCHEDULE = "task.optimizer.schedule."  # may follow from the length: then it changes with it
+SCHEDULE = "task.optimizer.schedule."  # may depend on the number of steps
 
 
 def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
-    """What the run folder keeps of the vocabulary: what it is, and its fingerprint; None for tasks without one.
+    """Returns the run folder's record of the vocabulary (description, fingerprint); None for tasks without one.
 
     Raises:
-      UsageError: its files cannot be read.
+      UsageError: the files of the vocabulary cannot be read.
     """
     config = getattr(config_of(experiment, "task"), "vocabulary", None)
     if config is None:
@@ -48,12 +48,12 @@ def vocabulary_record(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes: bool = False) -> None:
-    """Finds out whether a vocabulary's files are those that the run in a folder has learned with, if there is one.
+    """Checks that the vocabulary's files have not changed since the run in a folder, if any, began.
 
-    Settings that name another vocabulary are `open_workdir`'s to refuse.
+    `open_workdir` refuses settings that name another vocabulary.
 
     Raises:
-      UsageError: they cannot be read, or other ones lie under the same name.
+      UsageError: the files cannot be read, or have changed under the same name.
     """
     if not (place(path) / EXPERIMENT).exists():
         return
@@ -63,13 +63,13 @@ def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes:
         return
     if _vocabulary_settings(before["config"]) != _vocabulary_settings(flat_config(experiment)):
         return
-    said = (
-        f"{now['is']} is no longer the vocabulary that the run in '{path}' has learned with (fingerprint "
-        f"{now['fingerprint'][:8]} now, {learned['fingerprint'][:8]} then)"
+    message = (
+        f"{now['is']} has changed since the run in '{path}' began (fingerprint {now['fingerprint'][:8]} now, "
+        f"{learned['fingerprint'][:8]} then)."
     )
     if not allow_changes:
-        raise UsageError(f"{said}: put the old file back, or choose another --workdir.")
-    print(f"{said}; going on, as --allow_changes says.")
+        raise UsageError(f"{message} Restore the old file, or choose another --workdir.")
+    print(f"{message} Continuing because of --allow_changes.")
 
 
 def open_workdir(
@@ -82,12 +82,12 @@ def open_workdir(
     start: Start | None = None,
     parent: Mapping[str, Any] | None = None,
 ) -> Place:
-    """Creates the folder, or opens it again; writes the experiment into it unless `record` is false.
+    """Creates the folder or opens an existing one; writes the experiment into it unless `record` is false.
 
     Args:
       path: the folder.
-      experiment: what is run in it.
-      mesh: axis sizes on the devices at hand.
+      experiment: the experiment that runs in it.
+      mesh: axis sizes on the available devices.
       allow_changes: accept a folder of another experiment.
       record: write experiment.json.
       start: the command; a new folder records it.
@@ -137,12 +137,12 @@ def _unwritable(folder: Place, error: OSError) -> UsageError:
 
 @contextlib.contextmanager
 def sole_use(workdir: Place) -> Iterator[None]:
-    """Makes the folder; inside, no other run may train in it. The system lets go of the lock when this process dies.
+    """Creates the folder and locks it inside the context, so that no other run trains in it.
 
-    Process 0 holds it for all of a run's.
+    Process 0 holds the lock for all processes of the run. The system releases it when the process dies.
 
     Raises:
-      UsageError: another process has it, or it cannot be written to.
+      UsageError: another process holds the lock, or the folder cannot be written to.
     """
     if not peers().primary:
         yield
@@ -161,18 +161,21 @@ def sole_use(workdir: Place) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"Another process trains in '{workdir}': wait for it, or choose another --workdir."
+                f"Another process trains in '{workdir}'. Wait for it, or choose another --workdir."
             ) from error
         except OSError as error:  # Lustre without flock, NFS without locks
-            print(f"Nothing keeps other runs out of '{workdir}': its file system has no locks ({error.strerror}).")
+            print(
+                f"'{workdir}' cannot be locked, as its file system has no locks ({error.strerror}). Start no other "
+                f"run in it."
+            )
         yield
 
 
 def recorded(path: str) -> Snapshot:
-    """What a run folder says was run in it.
+    """Returns the experiment record of a run folder.
 
     Raises:
-      UsageError: it is not a run folder.
+      UsageError: the folder is not a run folder.
     """
     if not (place(path) / EXPERIMENT).exists():
         raise UsageError(
@@ -186,12 +189,12 @@ def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_name(path: str) -> bool:
-    """Whether a config path holds the name that a vocabulary is found by."""
+    """Returns whether a config path is the name or file of a vocabulary."""
     return path.endswith((".vocabulary.path", ".vocabulary.name"))
 
 
 def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: Experiment, allow_changes: bool) -> str:
-    """The changes that are free, in words; raises a UsageError for others unless they are allowed."""
+    """Returns a summary of the changes that are always allowed; raises a UsageError for others unless allowed."""
     difference = diff(before, now)
     following = _following_length(experiment, before)
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
@@ -201,31 +204,31 @@ def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: 
     difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]
-    if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same, whatever it is found under
+    if learned and has and learned["fingerprint"] == has["fingerprint"]:  # the same content under any name
         knobs = [row for row in knobs if row["knob"] != "VOCABULARY_PATH"]
         difference["config"] = [row for row in difference["config"] if not _is_name(row["path"])]
     if not (knobs or difference["config"] or other):
         return ", ".join(f"{name} = {row['b']} (was {row['a']})" for name, row in free.items())
     render.difference(difference)
     if allow_changes:
-        print("Going on with these changes, as --allow_changes says.")
+        print("Continuing with these changes because of --allow_changes.")
         return ""
     what = f"another experiment, {before['experiment']}" if other else "this experiment with other settings"
     raise UsageError(
-        f"The workdir '{folder}' holds a run of {what} (the difference is above): choose another --workdir, or "
-        f"--allow_changes to go on with it."
+        f"The workdir '{folder}' holds a run of {what} (the difference is above). Choose another --workdir, or add "
+        f"--allow_changes to continue it."
     )
 
 
 def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
-    """Fields of the learning-rate schedule that differ from those before only because the run has another length."""
+    """Returns the config paths of the learning-rate schedule that differ only because NUM_STEPS has changed."""
     cls = type(experiment)
     length = before["knobs"].get(LENGTH, {}).get("value", "")
     if not length.isdecimal() or LENGTH not in cls.knobs() or cls.knobs()[LENGTH] == int(length):
         return []
     try:
         config = flat_config(cls.derive(**{LENGTH: int(length)})())
-    except UsageError:  # today's other settings do not allow that length
+    except UsageError:  # the current settings do not allow that length
         return []
     schedule = (path for path in before["config"] if path.startswith(SCHEDULE))
     return [path for path in schedule if config.get(path) == before["config"][path]]

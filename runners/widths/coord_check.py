@@ -1,8 +1,8 @@
-"""The coordinate check: do activations move alike at every width (Yang et al. 2021, Tensor Programs V, appendix D.1).
+"""Coordinate check of muP: activations must not grow with the width (Yang et al. 2021, Tensor Programs V, D.1).
 
-A few updates on one batch at several widths. What is held to a band is the slope of log2(statistic) against
-log2(width). `size` is the mean of |x|, `change` the mean of |x - x at the start|, which shows a wrong learning rate
-after one update, where sizes are still those of the initial weights.
+Makes a few updates on one batch at several widths and compares the slope of log2(statistic) against log2(width) with a
+band. `size` is the mean of |x|, `change` the mean of |x - x at the start|; `change` reveals a wrong learning rate
+after one update, when sizes are still those of the initial weights.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.storage.files import Place, write_whole
 
-# What the check sets where --set does not: small batches of real text, plain updates, no noise.
+# Knobs of the check unless --set sets them: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
     **{"BATCH_SIZE": 4, "SEQ_LEN": 32, "TBPTT_LEN": None, "GRADIENT_ACCUMULATION": 1, "NUM_GROUPS": 1, "DATA": "text"},
     **{"LENGTH_STAGES": (), "LENGTH_START": None, "STAGED_STEPS": None},
@@ -36,13 +36,13 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
     "HIDDEN_DROPOUT": None,
 }
-NOISE = 0.2  # slopes that leave their band by less may do so by chance
+NOISE = 0.2  # slopes outside their band by less may be noise
 Statistics = dict[str, dict[str, np.ndarray]]  # activation -> "size" or "change" -> value by step (and width)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordOptions:
-    """What the flags say."""
+    """Options of --mode=coord_check."""
 
     widths: tuple[int, ...]
     seeds: int = 1  # initial weights and batches to average over
@@ -50,12 +50,12 @@ class CoordOptions:
 
 
 def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) -> int:
-    """Trains at every width, writes coord_check.json and coord_check.png; exit code 1 where a slope leaves its band."""
+    """Trains at every width, writes coord_check.json and coord_check.png; returns 1 if a slope is outside its band."""
     sessions = [_session(experiment, width) for width in options.widths]
     sessions[0].require_data("train")
     rate = sessions[0].task.optimizer.learning_rate
     if rate <= 0:
-        raise UsageError(f"LEARNING_RATE = {rate} moves nothing: a coordinate check needs one above 0.")
+        raise UsageError(f"LEARNING_RATE must be above 0 for a coordinate check (got {rate}).")
     make_folder(folder)
     by_width = []
     for width, session in zip(options.widths, sessions, strict=True):
@@ -69,7 +69,7 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
     }
     gates = list(judge(slopes, _logits_slope(experiment), options.steps))
     passed = any(gate.statistic == "change" for gate in gates) and all(gate.ok for gate in gates)
-    said = {
+    record = {
         "experiment": cls_key(type(experiment)),
         "smoke": experiment.smoke,
         "overrides": list(experiment.overrides),
@@ -84,15 +84,15 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
         | {f"{kind}_slope": found for kind, found in slopes[name].items()}
         for name, kinds in stacked.items()
     }
-    write_whole(folder / "coord_check.json", json.dumps(finite({**said, "activations": rows}), indent=1) + "\n")
-    draw(folder / "coord_check.png", said, stacked, slopes)
-    _show(said, gates)
+    write_whole(folder / "coord_check.json", json.dumps(finite({**record, "activations": rows}), indent=1) + "\n")
+    draw(folder / "coord_check.png", record, stacked, slopes)
+    _show(record, gates)
     print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")
     return 0 if passed else 1
 
 
 def _session(experiment: Experiment, width: int) -> Session:
-    """On one device: what is checked does not depend on where weights live."""
+    """Returns a session on one device, because the slopes do not depend on the sharding of the weights."""
     with knobs_set_by("--mode=coord_check"):
         chosen = of_width(experiment, width, **SETTINGS)
         cls = type(chosen).derive(DEVICE_MESH_SHAPE=(1,) * len(chosen.MESH_AXES))
@@ -100,7 +100,7 @@ def _session(experiment: Experiment, width: int) -> Session:
 
 
 def _measure(session: Session, options: CoordOptions) -> Statistics:
-    """Size and change of every activation before the first update and behind each, averaged over seeds."""
+    """Returns size and change of every activation before the first update and after each, averaged over seeds."""
     source = session.train.input
     look = jax.jit(lambda variables, batch: _activations(session.task, variables, batch))
     compare = jax.jit(_compare)
@@ -120,7 +120,7 @@ def _measure(session: Session, options: CoordOptions) -> Statistics:
 
 
 def _activations(task: Any, variables: Any, batch: Any) -> dict[str, jax.Array]:
-    """Every watched activation; those of a stack one by one, as `layer 0 mixer_out`."""
+    """Returns every watched activation; those of a scanned stack as one per layer, like `layer 0 mixer_out`."""
     arguments = (batch.inputs, None, batch.segment_ids, batch.positions)
     (features, _), found = task.model.apply(variables, *arguments, mutable=[WATCHED])
     _, more = task.model.apply(variables, features, method="logits", mutable=[WATCHED])
@@ -141,27 +141,27 @@ def _compare(now: dict[str, jax.Array], first: dict[str, jax.Array]) -> dict[str
 
 
 def _logits_slope(experiment: Experiment) -> float:
-    """How logits at the start go with the width: as width^-1/2 under muP, but for a head of deviation fan_in^-1/2."""
+    """Expected slope of initial logits: width^-1/2 under muP, unless the head is initialized with fan_in^-1/2."""
     knobs = experiment.knobs()
     of_its_own = not knobs.get("TIE_EMBEDDINGS") and knobs.get("UNEMBEDDING_INIT") == "fan_in"
     return 0.0 if knobs.get("PARAMETRIZATION", "standard") == "standard" or of_its_own else -0.5
 
 
-def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
-    steps = said["steps"]
+def _show(record: dict[str, Any], gates: Sequence[Gate]) -> None:
+    steps = record["steps"]
     cells: dict[str, list[str]] = {}
     for gate in gates:
         row = cells.setdefault(gate.activation, [""] * (steps + 1))
         row[gate.step if gate.statistic == "change" else 0] = f"{gate.slope:+.2f}{'' if gate.ok else ' !'}"
     columns = ("activation", "size at the start", *(f"change by update {step}" for step in range(1, steps + 1)))
-    widths = ", ".join(map(str, said["widths"]))
-    rate = rate_text(said["learning_rate"])
-    head = f"{title(said)} at widths {widths}, learning rate {rate}: slopes of log2 against log2(width)"
+    widths = ", ".join(map(str, record["widths"]))
+    rate = rate_text(record["learning_rate"])
+    head = f"{title(record)} at widths {widths}, learning rate {rate}: slopes of log2 against log2(width)"
     rows = [(name, *row) for name, row in cells.items()]
     render.console().print(render.table(columns, rows, title=head, right=columns[1:]))
-    print("An empty cell is not judged, ! is outside its band; docs/mup.md has the bands.")
+    print("Empty: not judged. !: outside its band (docs/mup.md lists the bands).")
     out = [gate for gate in gates if not gate.ok]
-    if said["passed"]:
+    if record["passed"]:
         print(f"Passed: all {len(gates)} slopes are in their bands.")
         return
     if not out:
@@ -169,9 +169,9 @@ def _show(said: dict[str, Any], gates: Sequence[Gate]) -> None:
         return
     worst = max(out, key=lambda gate: gate.beyond)
     print(
-        f"Failed: {len(out)} of {len(gates)} slopes leave their bands (!), farthest the {worst.statistic} of "
-        f"'{worst.activation}' at step {worst.step}: {worst.slope:+.2f}, where {worst.low:+.2f} to {worst.high:+.2f} "
-        f"is allowed."
+        f"Failed: {len(out)} of {len(gates)} slopes are outside their bands (!), farthest the {worst.statistic} of "
+        f"'{worst.activation}' at step {worst.step}: {worst.slope:+.2f}, outside {worst.low:+.2f} to "
+        f"{worst.high:+.2f}."
     )
     if worst.beyond < NOISE:
-        print("That is little, and may be noise: try --seeds=3, and widths that span a factor of four.")
+        print("The deviation is small and may be noise: try --seeds=3, and widths that span a factor of four.")

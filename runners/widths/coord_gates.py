@@ -1,4 +1,4 @@
-"""Slopes of activations against width, and the bands that they are held to."""
+"""Gates of the coordinate check: slopes of activations against width, and the bands they must lie in."""
 
 import dataclasses
 import math
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-# Widest slopes under muP at widths 64, 128, 256 over four seeds were 0.21 for changes, 0.03 for changes of the
-# embedding and 0.10 for sizes at the start; under the standard parametrization changes grew with at least 0.65.
+# Largest absolute slopes under muP at widths 64, 128, 256 over four seeds were 0.21 for changes, 0.03 for changes of
+# the embedding and 0.10 for sizes at the start. Under the standard parametrization, changes had slopes of at least
+# 0.65.
 CHANGE, EMBEDDING_CHANGE, SIZE, SCORES, ENDS = 0.35, 0.15, 0.20, 0.30, 0.10
 FIRST_LAYER = ("query_bsnd", "key_bskd", "value_bskd", "value_bskf", "mixer_out")
 AT_START = (*FIRST_LAYER, "hidden_bsf", "ffn_out", "residual_bsm")
@@ -18,7 +19,7 @@ Slopes = Mapping[str, Mapping[str, Sequence[float | None]]]  # activation -> "si
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gate:
-    """One slope that is held to a band."""
+    """A slope and its band."""
 
     activation: str
     statistic: str  # "size" or "change"
@@ -29,19 +30,19 @@ class Gate:
 
     @property
     def ok(self) -> bool:
-        """Is the slope in its band."""
+        """Returns whether the slope is in its band."""
         return self.low <= self.slope <= self.high
 
     @property
     def beyond(self) -> float:
-        """How far outside."""
+        """Distance to the band; 0 inside, infinite for NaN."""
         return math.inf if math.isnan(self.slope) else max(self.low - self.slope, self.slope - self.high, 0.0)
 
 
 def slope(widths: Sequence[int], values: Any) -> float | None:
-    """The slope of log2(value) against log2(width) by least squares.
+    """Returns the slope of log2(value) against log2(width) by least squares.
 
-    None where the value is 0 at every width; NaN, which is in no band, where it is at some, or is not finite.
+    None if all values are 0; NaN, which is in no band, if some are 0 or not finite.
     """
     values = np.asarray(values, float)
     if np.all(values == 0):
@@ -52,13 +53,13 @@ def slope(widths: Sequence[int], values: Any) -> float | None:
 
 
 def judge(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
-    """The slopes that are held to a band; a statistic that is 0 (zero initial values) has none.
+    """Yields the slopes that have a band; a statistic that is 0 (zero initial values) has none.
 
-    Sizes before the first update: activations of blocks, the first layer's scores, the embedding; logits, by what the
-    parametrization says of them. Changes behind each update: the embedding, the first layer's projections and mixer,
-    every feed-forward layer's and the last residual. Changes of attention scores, and of what later layers project, are
-    too noisy at few widths and seeds; so is the change of logits by any update but the last, which may fall as fast as
-    logits do at the start: what changed features make of initial weights is part of it.
+    Sizes before the first update: activations of blocks, scores of the first layer, the embedding; logits, whose slope
+    depends on the parametrization. Changes after each update: the embedding, projections and mixer of the first layer,
+    every feed-forward layer and the last residual. Changes of attention scores and of projections of later layers are
+    too noisy at few widths and seeds, as is the change of logits by any update but the last. The change of logits may
+    decrease as fast as initial logits, because it includes the product of changed features and initial weights.
     """
     last = max((layer for layer, _ in map(parts, slopes) if layer is not None), default=0)
     for name, kinds in slopes.items():
@@ -92,7 +93,7 @@ def _gate(
 
 
 def parts(name: str) -> tuple[int | None, str]:
-    """`layer 2 mixer/query_bsnd` as (2, "query_bsnd")."""
+    """Splits a name: `layer 2 mixer/query_bsnd` becomes (2, "query_bsnd")."""
     words = name.split(" ")
     layer = int(words[1]) if words[0] == "layer" else None
     return layer, words[-1].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The picture of a coordinate check: statistics of activations against width, step by step."""
+"""Plot of a coordinate check: statistics of activations against width, one column per step."""
 
 import io
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from runners.widths.coord_gates import Slopes, parts
 from runners.widths.widths import rate_text
 from tasks.storage.files import Place, write_whole
 
-# Colour of each activation shown; those of the first layer are drawn through, of the last one dashed.
+# Colour of each activation shown; lines of the first layer are solid, of the last one dashed.
 COLOURS = {
     "embedded": "#7f7f7f",
     "query_bsnd": "#d62728",
@@ -26,23 +26,23 @@ COLOURS = {
 
 
 def draw(
-    file: Place, said: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
+    file: Place, record: Mapping[str, Any], statistics: Mapping[str, Mapping[str, np.ndarray]], slopes: Slopes
 ) -> None:
-    """Writes a picture: a column for each step, sizes above, changes below, slopes in the legends."""
+    """Writes the plot: a column per step, sizes above, changes below, slopes in the legends."""
     from matplotlib.figure import Figure
 
-    steps = said["steps"]
+    steps = record["steps"]
     figure = Figure(figsize=(5.2 * (steps + 1), 8.4), layout="constrained")
     axes = figure.subplots(2, steps + 1, squeeze=False, sharey="row")
     for row, kind in enumerate(("size", "change")):
         for step in range(steps + 1):
             if kind == "size" or step > 0:
                 judged = {
-                    g["activation"]: g["ok"] for g in said["gates"] if (g["statistic"], g["step"]) == (kind, step)
+                    g["activation"]: g["ok"] for g in record["gates"] if (g["statistic"], g["step"]) == (kind, step)
                 }
-                _panel(axes[row, step], said["widths"], statistics, slopes, (kind, step), judged)
+                _panel(axes[row, step], record["widths"], statistics, slopes, (kind, step), judged)
     axes[1, 0].set_axis_off()
-    axes[1, 0].text(0, 0.9, _legend(said), va="top", fontsize=11, transform=axes[1, 0].transAxes)
+    axes[1, 0].text(0, 0.9, _legend(record), va="top", fontsize=11, transform=axes[1, 0].transAxes)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=90)
     write_whole(file, picture.getvalue())
@@ -56,7 +56,7 @@ def _panel(
     what_when: tuple[str, int],
     judged: Mapping[str, bool],
 ) -> None:
-    """One statistic at one step; what is not judged is drawn pale, and what leaves its band marked by !."""
+    """Plots one statistic at one step; lines that are not judged are pale, slopes outside their band have a !."""
     kind, step = what_when
     for name in statistics:
         found, (layer, short) = slopes[name][kind][step], parts(name)
@@ -72,7 +72,7 @@ def _panel(
     axis.set_xticks(widths, [str(width) for width in widths])
     axis.tick_params(labelleft=True)
     what = "mean |x|" if kind == "size" else "mean |x - x at the start|"
-    axis.set_title(f"{what} {'at the start' if step == 0 else f'behind update {step}'}", fontsize=10, loc="left")
+    axis.set_title(f"{what} {'at the start' if step == 0 else f'after update {step}'}", fontsize=10, loc="left")
     axis.set_xlabel("width", fontsize=9)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
@@ -81,13 +81,13 @@ def _panel(
         axis.legend(frameon=False, fontsize=7, title="slope", title_fontsize=7, alignment="left", **place)
 
 
-def _legend(said: Mapping[str, Any]) -> str:
-    verdict = "passed" if said["passed"] else "failed"
+def _legend(record: Mapping[str, Any]) -> str:
+    verdict = "passed" if record["passed"] else "failed"
     return "\n".join(
         (
-            *title(said).split(" "),
-            f"parametrization: {said['parametrization']}",
-            f"learning rate {rate_text(said['learning_rate'])}, {said['seeds']} seed(s)",
+            *title(record).split(" "),
+            f"parametrization: {record['parametrization']}",
+            f"learning rate {rate_text(record['learning_rate'])}, {record['seeds']} seed(s)",
             f"coordinate check: {verdict}",
             "pale: not judged; !: outside its band",
         )
@@ -95,7 +95,7 @@ def _legend(said: Mapping[str, Any]) -> str:
 
 
 def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
-    """The ends of the model, its first and its last layer."""
+    """Returns whether an activation is plotted: those of the embedding, the logits, the first and the last layer."""
     layer, short = parts(name)
     last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
     if layer is None:

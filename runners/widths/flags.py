@@ -1,4 +1,4 @@
-"""Flags that the modes over several widths share, and their checks."""
+"""Shared flags of the modes over several widths, and their checks."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Learning rates times widths: where is the best rate, and does it stay there as the model grows."""
+"""Learning rate sweep: validation loss by learning rate at several widths."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ RESULTS = "sweep.jsonl"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What the flags say."""
+    """Options of --mode=sweep."""
 
     widths: tuple[int, ...]
     rates: tuple[float, ...]
@@ -39,7 +39,7 @@ class SweepOptions:
 def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
     """Trains and evaluates every case, prints a table, writes sweep.jsonl, sweep.json and sweep.png.
 
-    Each result is appended to sweep.jsonl as it comes: started again in the same folder, the sweep goes on.
+    Each result is appended to sweep.jsonl at once: the same command in the same folder resumes the sweep.
     """
     by_width = [_Runs(of_width(experiment, width)) for width in options.widths]
     make_folder(folder)
@@ -53,10 +53,10 @@ def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
             known = found is not None
             found = found or results.add(key, runs.run(rate, seed))
             losses.append(found)
-            after = "as before" if known else f"{found['seconds']:.0f} s"
-            said = "diverged" if found["loss"] is None else f"{found['loss']:.4f}"
+            source = "from sweep.jsonl" if known else f"{found['seconds']:.0f} s"
+            loss = "diverged" if found["loss"] is None else f"{found['loss']:.4f}"
             print(
-                f"{number}/{total}  width {width}  rate {rate_text(rate)}  seed {seed}:  {said}  ({after})", flush=True
+                f"{number}/{total}  width {width}  rate {rate_text(rate)}  seed {seed}:  {loss}  ({source})", flush=True
             )
     summary = summarize(losses, options)
     head = {"experiment": cls_key(type(experiment)), "smoke": experiment.smoke}
@@ -69,14 +69,14 @@ def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
 
 
 class _Runs:
-    """Runs of one width: one compiled update serves all rates and seeds."""
+    """Runs of one width; all rates and seeds share one compiled update."""
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self.session = Session(experiment)  # what is wrong at any width shows before anything is written
+        self.session = Session(experiment)  # errors at any width are raised before anything is written
         self.session.require_data("train")
         self.updates = Updates(self.session, takes_rate=True)  # compiled by the first run
-        # A sweep sets the first, and does not read the others.
+        # The sweep sets the first knob and ignores the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
         with knobs_set_by("--rates"):
@@ -88,7 +88,7 @@ class _Runs:
         }
 
     def run(self, rate: float, seed: int) -> dict[str, Any]:
-        """Validation loss at the end, and training losses on the way; None where they are not finite."""
+        """Trains one model; returns its validation loss and its training losses, None if not finite."""
         began = time.perf_counter()
         session, steps = self.session, self.session.train.num_steps
         with session.placed():
@@ -110,18 +110,18 @@ class _Runs:
         return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
 
     def _diverged(self, state: TrainState) -> int:
-        """The first step that was not finite, unless such updates are dropped; 0 for none."""
+        """Returns the first step that was not finite, unless such updates are skipped; 0 for none."""
         return 0 if self.session.task.non_finite == "skip" else int(state.bad_step)
 
     def _input(self, seed: int) -> IndexedInput:
-        """The training input in another order."""
+        """Returns the training input in the order of another seed."""
         with knobs_set_by("--seeds"):
             cls = type(self.experiment).derive(SEED=self.experiment.SEED + seed)
         return build(cls().Train(), "train").input
 
 
 def _data_hash(experiment: Experiment) -> str:
-    """Digits that change with the data: what the inputs say of themselves, and their first batches."""
+    """Hash of the data: 16 hexadecimal digits of the inputs' descriptions and first batches."""
     held_out = build(experiment.Test(), "test").inputs
     inputs = [build(experiment.Train(), "train").input, *(held_out[name] for name in held_out if name == "validation")]
     digest = hashlib.sha256()
@@ -133,10 +133,10 @@ def _data_hash(experiment: Experiment) -> str:
 
 
 def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[str, Any]:
-    """Losses by width and rate (means over seeds; None where any run diverged), the best, and how far it moves.
+    """Returns losses by width and rate (means over seeds; None if any run diverged), the best rates and their drift.
 
     `refined` is the minimum, in log2(rate), of the parabola through the best loss and its neighbours. `regret` is the
-    loss at the smallest width's best rate minus the best: what taking that rate along costs.
+    loss at the smallest width's best rate minus the best loss: the cost of transferring that rate.
     """
     rows: list[dict[str, Any]] = []
     for width in options.widths:
@@ -172,7 +172,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) -> float | None:
-    """log2 of the rate at the bottom of the parabola through three neighbours; None where there are none."""
+    """Returns log2 of the rate at the minimum of the parabola through the best loss and its neighbours, or None."""
     if not 0 < best < len(rates) - 1:
         return None
     x, y = np.log2(rates[best - 1 : best + 2]), losses[best - 1 : best + 2]
@@ -185,7 +185,7 @@ def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) ->
 def _show(summary: dict[str, Any]) -> None:
     rates = [rate_text(rate) for rate in summary["rates"]]
     first, last = summary["widths"][0], summary["widths"][-1]
-    columns = ("width", *rates, "parabola's log2", f"loss lost at {first}'s best")
+    columns = ("width", *rates, "parabola, log2", f"regret at {first}'s best")
     body = []
     for row in summary["rows"]:
         cells = [
@@ -198,12 +198,12 @@ def _show(summary: dict[str, Any]) -> None:
     render.console().print(render.table(columns, body, title=head, right=columns))
     best = [row["best"] for row in summary["rows"]]
     if None in best:
-        print("Every rate diverged at some width: add lower rates.")
+        print("At some width, every rate diverged. Add lower rates.")
         return
     if {0, len(rates) - 1} & set(best):
-        print("A best rate lies at the edge of the grid: add rates beyond it to see where it moves.")
+        print("A best rate is at the edge of the grid. Add rates beyond it to measure the drift.")
         return
     moved = max(best) - min(best)
     drift = "" if summary["drift_log2"] is None else f", by parabola {summary['drift_log2']:+.2f} in log2"
-    where = "stays in its cell of the grid" if not moved else f"moves over {moved} cell{'s' * (moved > 1)} of the grid"
+    where = "stays in its cell of the grid" if not moved else f"moves by {moved} cell{'s' * (moved > 1)} of the grid"
     print(f"From width {first} to {last} the best rate {where}{drift}.")

@@ -1,4 +1,4 @@
-"""The picture of a sweep: loss against learning rate by width, and loss over training by width at one rate."""
+"""Plot of a sweep: loss against learning rate by width, and training loss by width at one rate."""
 
 import io
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tasks.storage.files import Place, write_whole
 
 
 def draw(file: Place, summary: Mapping[str, Any]) -> None:
-    """Writes the picture; a star marks the best rate of each width."""
+    """Writes the plot; a star marks the best rate of each width."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
@@ -49,7 +49,7 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
 
 
 def _leave_out_the_fall(axis: Any) -> None:
-    """Lets the first tenth of the run leave the picture: its fall would press all that follows into one line."""
+    """Clips the y axis to the losses after the first tenth of the run, whose steep decrease would hide the rest."""
     values = [line.get_ydata() for line in axis.lines]
     later = np.concatenate([y[len(y) // 10 + 1 :] for y in values])
     if later.size and np.any(np.isfinite(later)):

@@ -1,4 +1,4 @@
-"""Sampling: the prompt in one pass, then token by token from the cached state, all in one compiled program."""
+"""Text generation: one pass over the prompt, then token by token from the cached state, in one compiled program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from tasks.task import Task
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts of different lengths as one array, padded on the left, and which entries are real.
+    """Returns prompts of different lengths as one array, padded on the left, and a mask of real entries.
 
     Raises:
       UsageError: a prompt is empty.
     """
     if not all(prompts) and not allow_empty:
-        raise UsageError("A prompt is empty: give at least one token to go on from.")
+        raise UsageError("A prompt is empty. Give at least one token.")
     length = max(map(len, prompts))
     tokens = np.zeros((len(prompts), length), np.int32)
     real = np.zeros((len(prompts), length), np.int32)
@@ -30,22 +30,22 @@ def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> 
     return tokens, real
 
 
-# From so many new tokens on, layers are taken apart for the loop: fewer do not earn back the copy of the weights.
+# Number of new tokens from which the loop unstacks the layers; for fewer, the copy of the weights does not pay off.
 APART_TOKENS = 32
 
 
 class Memory(struct.PyTreeNode):
-    """What rows have been read so far, to go on from."""
+    """Decoding state of a batch of rows, from which a later call continues."""
 
-    state: Any  # the model's, behind everything but the last token
-    unread_b: jax.Array  # int32 (B,): the last token
-    position_b: jax.Array  # int32 (B,): its position
-    drawn: jax.Array  # int32: tokens drawn so far, which random numbers follow
-    counts_bv: jax.Array | None = None  # how often each token was drawn, where a sampler penalises repetition
+    state: Any  # the model's state after all tokens but the last
+    unread_b: jax.Array  # int32 (B,): the last token, not yet read by the model
+    position_b: jax.Array  # int32 (B,): position of the last token
+    drawn: jax.Array  # int32: number of tokens drawn so far, which selects the random numbers
+    counts_bv: jax.Array | None = None  # how often each token was drawn, if the sampler penalises repetition
 
 
 def unpack(memory: Memory, empty: Any) -> Any:
-    """The memory's state in the place of `empty`, which may have room for more positions."""
+    """Returns the memory's state copied into `empty`, which may have capacity for more positions."""
 
     def fill(room: jax.Array, saved: jax.Array) -> jax.Array:
         if room.shape == saved.shape:
@@ -56,7 +56,7 @@ def unpack(memory: Memory, empty: Any) -> Any:
 
 
 def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Prompts with what a memory has not read yet in front; which are real; and their positions."""
+    """Returns the tokens to read (the memory's unread token, then the prompt), their mask and their positions."""
     if memory is None:
         return tokens, real, jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
     tokens = jnp.concatenate([memory.unread_b[:, None], tokens], axis=1)
@@ -64,7 +64,7 @@ def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple
 
 
 def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
-    """How often each token was drawn, once `token` (B,) is; None where nobody counts."""
+    """Returns the counts with `token` (B,) added; None if tokens are not counted."""
     return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
 
 
@@ -73,7 +73,7 @@ def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
 
 
 def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Variables and state as the loop over tokens reads them, and the way back to a state as it is kept."""
+    """Returns variables and state in the layout of the token loop, and a function that restores the stored layout."""
     if new_tokens < APART_TOKENS:
         return variables, state, lambda state: state
     return *task.apart(variables, state), lambda state: state.stacked()
@@ -95,19 +95,19 @@ def _generate(
     """Continues each prompt by `new_tokens` tokens.
 
     Args:
-      task: gives `decode_step` and `init_decode_state`.
+      task: provides `decode_step` and `init_decode_state`.
       variables: the model's variables.
       tokens: int32 (B, S), prompts padded on the left.
       real: int32 (B, S), 1 where `tokens` is prompt and 0 where it is padding.
-      rng: for drawing.
-      new_tokens: how many tokens to add.
-      sampler: how to draw them.
-      stop_id: a row that drew it is filled up with it; the loop ends when all rows have.
-      memory: goes on behind what it holds; prompts then have no padding, and may have no token.
-      capacity: positions that the state has room for, those in `memory` included; None is all that are read here.
+      rng: key for sampling.
+      new_tokens: number of tokens to generate.
+      sampler: draws tokens from logits.
+      stop_id: a row that has drawn it is filled with it; the loop ends when all rows have drawn it.
+      memory: state to continue from; prompts must then be without padding, and may be empty.
+      capacity: positions of the state, those in `memory` included; None is the number read in this call.
 
     Returns:
-      int32 (B, new_tokens), and what to go on from.
+      int32 (B, new_tokens), and the memory to continue from.
     """
     rows = tokens.shape[0]
     tokens, real, positions = _to_read(tokens, real, memory)
@@ -144,4 +144,4 @@ def _generate(
 _STATIC = ("task", "new_tokens", "sampler", "stop_id", "capacity")
 generate = jax.jit(_generate, static_argnames=_STATIC)
 generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
-"""As `generate`, with the memory behind the call in the place of that before it, which is gone."""
+"""Like `generate`, but donates `memory`."""

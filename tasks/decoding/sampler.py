@@ -1,4 +1,4 @@
-"""How the next token is drawn from logits."""
+"""Samplers: draw the next token from logits."""
 
 import dataclasses
 
@@ -11,23 +11,23 @@ from layers.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Penalises what was drawn before, divides by the temperature, keeps the tokens that every rule set allows, draws.
+    """Sampling from logits with a repetition penalty, a temperature, and filters that restrict the set of tokens.
 
-    Rules apply in the order of the fields, each to the tokens that those before have left.
+    Filters apply in the order of the fields, each to the tokens that the preceding ones keep.
     """
 
-    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
-    repetition_penalty: float = 1.0  # divides logits of tokens drawn before; negative ones are multiplied
+    temperature: float = 1.0  # divides the logits; 0 selects the likeliest token
+    repetition_penalty: float = 1.0  # divides positive logits of tokens drawn before, multiplies negative ones
     top_k: int | None = None  # keep the k likeliest tokens (Fan et al. 2018, section 5.4)
-    top_p: float | None = None  # the fewest that hold this probability (Holtzman et al. 2020, section 3.1)
-    typical_p: float | None = None  # so many, nearest in surprise to the entropy (Meister et al. 2022, section 3)
-    eta: float | None = None  # e: those above min(e, e^1/2 exp(-entropy)) (Hewitt et al. 2022, equation 6)
+    top_p: float | None = None  # keep the likeliest tokens up to this probability (Holtzman et al. 2020, section 3.1)
+    typical_p: float | None = None  # the same by distance of surprise to entropy (Meister et al. 2022, section 3)
+    eta: float | None = None  # keep tokens above min(eta, eta^1/2 exp(-entropy)) (Hewitt et al. 2022, equation 6)
 
     def __post_init__(self):
         if self.temperature < 0:
             raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or above.")
         if self.repetition_penalty <= 0:
-            raise UsageError(f"repetition_penalty = {self.repetition_penalty} must be above 0; 1 is none.")
+            raise UsageError(f"repetition_penalty = {self.repetition_penalty} must be above 0. Set 1 for no penalty.")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top_k = {self.top_k} must be at least 1.")
         for name in ("top_p", "typical_p", "eta"):
@@ -38,7 +38,7 @@ class Sampler:
     def __call__(
         self, logits: Float[Array, "b v"], rng: jax.Array, counts: Int[Array, "b v"] | None = None
     ) -> Int[Array, " b"]:
-        """Token ids from float32 logits; `counts` says how often each token was drawn before."""
+        """Returns token ids drawn from float32 logits; `counts` is how often each token was drawn before."""
         if self.repetition_penalty != 1 and counts is not None:
             penalised = jnp.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
             logits = jnp.where(counts > 0, penalised, logits)  # Keskar et al. 2019, CTRL, section 4.1
@@ -47,7 +47,7 @@ class Sampler:
         return jax.random.categorical(rng, self.keep(logits / self.temperature))
 
     def keep(self, logits: Float[Array, "b v"]) -> Float[Array, "b v"]:
-        """The logits, with minus infinity for tokens that may not be drawn; the likeliest always may."""
+        """Returns the logits, minus infinity for tokens that are filtered out; the likeliest token is always kept."""
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -64,7 +64,7 @@ class Sampler:
 
 
 def _mass(logits: Float[Array, "b v"], rank: Float[Array, "b v"], share: float) -> Float[Array, "b v"]:
-    """Keeps the tokens of least rank, as few as hold that share of the probability."""
+    """Keeps the fewest tokens of least rank whose total probability reaches `share`."""
     order = jnp.argsort(jnp.where(jnp.isfinite(logits), rank, jnp.inf), axis=-1)
     probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
@@ -73,6 +73,6 @@ def _mass(logits: Float[Array, "b v"], rank: Float[Array, "b v"], share: float) 
 
 
 def _entropy(logits: Float[Array, "b v"]) -> Float[Array, "b 1"]:
-    """In nats; what may not be drawn counts nothing."""
+    """Returns the entropy in nats; tokens that are filtered out do not count."""
     log_p = jax.nn.log_softmax(logits)
     return -jnp.sum(jnp.where(jnp.isfinite(log_p), jnp.exp(log_p) * log_p, 0), axis=-1, keepdims=True)

@@ -1,1 +1,1 @@
-"""Sources of batches."""
+"""Training and evaluation inputs: sources of batches."""

@@ -1,4 +1,4 @@
-"""Text as one array of bytes per split: a file of the user's, or the source of Python's own standard library."""
+"""Text as one array of bytes per split: a file of the user, or the source of Python's standard library."""
 
 import dataclasses
 import functools
@@ -25,17 +25,17 @@ DOCUMENT_END = b"\0"
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """A file, cut in order: the first part trains, the next validates, the last tests."""
+    """A file, cut in order into train, validation and test splits."""
 
     path: str
-    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the bytes; they add up to 1
-    is_text: bool = True  # False: raw bytes, neither unpacked nor checked
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the bytes, for train, validation and test; the sum is 1
+    is_text: bool = True  # False: raw bytes, neither decompressed nor checked
 
     def read(self, split: str) -> np.ndarray:
-        """The bytes of a split, uint8, memory-mapped.
+        """Returns the bytes of a split: uint8 (N,), memory-mapped.
 
         Raises:
-          UsageError: the file cannot be read or is empty, the fractions are off, or the split has none of it.
+          UsageError: unknown split, unreadable or empty file, or invalid fractions.
         """
         check_split(split)
         check_fractions(self.fractions)
@@ -47,40 +47,40 @@ class TextFile:
 
 @dataclasses.dataclass(frozen=True)
 class StandardLibrary:
-    """Every .py file of the running Python's standard library, with a zero byte behind each.
+    """Every .py file of the running Python's standard library, each followed by a zero byte.
 
-    Whole files go to splits, by the first byte of the SHA-256 of their relative path: of 256 values 0-12 test,
-    13-25 validate (5% each), the rest train. Files stand in the order of that hash, so that every stretch is a mixture.
+    Each file belongs to one split, selected by the first byte of the SHA-256 of its relative path: 0-12 is test, 13-25
+    is validation (5% each), the rest is train. Files are sorted by that hash, so that every chunk is a mixture.
     """
 
     def read(self, split: str) -> np.ndarray:
-        """The bytes of a split, uint8, memory-mapped from a cache that is built on first use."""
+        """Returns the bytes of a split: uint8 (N,), memory-mapped from a cache that is built on first use."""
         check_split(split)
         return _map_bytes(_standard_library_files()[split])
 
     def version(self) -> str:
-        """Changes when the library's source does."""
+        """Returns a string that changes when the library's source does."""
         return Path(_standard_library_files()["train"]).name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByteText:
-    """A TokenSource: text as the bytes that it is made of, memory-mapped; a zero byte ends a document."""
+    """A TokenSource of the bytes of a text, memory-mapped; a zero byte ends a document."""
 
     path: str | None = None  # a text file; None is the source of Python's standard library
-    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of a file, for train, validation and test, in this order
 
     def tokens(self, split: str) -> Tokens:
         data = self.text.read(split)
         return Tokens([data], stop_id=DOCUMENT_END[0], byte_counts=ByteCounts(len(data), len(data)))
 
     def texts(self, split: str) -> Iterator[str]:
-        """Files of the standard library, or lines of the file."""
+        """Yields the files of the standard library, or the lines of the file."""
         return texts_between(DOCUMENT_END if self.path is None else b"\n", self.text.read(split))
 
     @property
     def text(self) -> TextFile | StandardLibrary:
-        """Where the bytes come from."""
+        """The source of the bytes."""
         return StandardLibrary() if self.path is None else TextFile(self.path, tuple(self.fractions))
 
     def describe(self) -> str:
@@ -113,7 +113,7 @@ def _standard_library_files() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where what is made from data is kept; a temporary folder where the user's cannot be written."""
+    """Returns the cache folder (XDG_CACHE_HOME), or a temporary folder if that one is not writable; creates it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:
         folder = Path(home) / "vortaro"
@@ -138,14 +138,14 @@ def _map_bytes(path: str, *, check: bool = False) -> np.ndarray:
 
 
 def texts_between(separator: bytes, data: np.ndarray) -> Iterator[str]:
-    """The texts that separators end in uint8 data (N,)."""
+    """Yields the texts that `separator` terminates in uint8 data (N,)."""
     for stretch in stretches(data, separator):
         for text in stretch.removesuffix(separator).split(separator):
             yield text.decode("utf-8", errors="replace")
 
 
 def stretches(data: np.ndarray, separator: bytes, size: int = 2**20) -> Iterator[bytes]:
-    """uint8 data (N,) in stretches of about `size` bytes that end behind a separator, a last one where the data end."""
+    """Yields uint8 data (N,) in chunks of about `size` bytes that end after a separator; the last may not."""
     start = 0
     while start < len(data):
         end = min(start + size, len(data))
@@ -158,13 +158,13 @@ def stretches(data: np.ndarray, separator: bytes, size: int = 2**20) -> Iterator
 
 
 def check_split(split: str) -> str:
-    """The split's name; a UsageError where there is none of that name."""
+    """Returns `split`; raises a UsageError if it is unknown."""
     if split not in SPLITS:
-        raise UsageError(f"There is no split '{split}'. {did_you_mean(split, SPLITS)}")
+        raise UsageError(f"Unknown split '{split}'. {did_you_mean(split, SPLITS)}")
     return split
 
 
 def check_fractions(fractions: tuple[float, ...]) -> None:
-    """Raises a UsageError unless they are the shares of three splits."""
+    """Raises a UsageError unless `fractions` are valid shares of three splits."""
     if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise UsageError(f"Split fractions {tuple(fractions)} must be three numbers from 0 up that add to 1.")
+        raise UsageError(f"Split fractions must be three numbers of at least 0 with sum 1 (got {tuple(fractions)}).")

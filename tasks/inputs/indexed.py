@@ -1,4 +1,4 @@
-"""Inputs whose batch k is a function of k: any position is reached without reading what lies before it."""
+"""Inputs whose batch k is a function of k: any position is reached without reading the batches before it."""
 
 import abc
 import dataclasses
@@ -20,111 +20,114 @@ class Shard:
     count: int = 1
 
     def rows(self, batch_size: int) -> range:
-        """Row numbers of this part.
+        """Returns the row numbers of this part.
 
         Raises:
-          UsageError: the parts would not be equal.
+          UsageError: `batch_size` is not a multiple of `count`.
         """
         if batch_size % self.count:
-            raise UsageError(f"A batch of {batch_size} rows cannot be shared by {self.count} hosts equally.")
+            raise UsageError(
+                f"A batch of {batch_size} rows cannot be split equally over {self.count} hosts. "
+                f"Choose a multiple of {self.count}."
+            )
         size = batch_size // self.count
         return range(self.index * size, (self.index + 1) * size)
 
 
 class ByteCounts(NamedTuple):
-    """How much text tokens stand for."""
+    """Amount of text that tokens represent, in bytes."""
 
     text: float  # bytes of the text itself
-    counted: float  # what the vocabulary's `token_bytes` sum up to
+    counted: float  # sum of the vocabulary's `token_bytes`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexedInput(abc.ABC):
     """A sequence of batches, addressed by number."""
 
-    batch_size: int  # rows over all hosts, of a whole batch
-    seq_len: int  # positions per whole row
+    batch_size: int  # rows of a full batch, over all hosts
+    seq_len: int  # positions of a full row
 
     def __post_init__(self):
         for name in ("batch_size", "seq_len"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        if getattr(self, "seed", 0) < 0:
-            raise ValueError("seed must be at least 0")
+                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
+        if (seed := getattr(self, "seed", 0)) < 0:
+            raise ValueError(f"seed must be at least 0 (got {seed})")
 
     @abc.abstractmethod
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
-        """The shard's rows of batch `index`: the same bits at every call, on every host count."""
+        """Returns the shard's rows of batch `index`: the same bits at every call, for any number of hosts."""
 
     @abc.abstractmethod
     def num_batches(self) -> int | None:
-        """Batches in one pass; None where they never end."""
+        """Returns the number of batches in one pass; None if the input is infinite."""
 
     @property
     def short_batches(self) -> int:
-        """How many batches at the beginning may be of other shapes than `batch_size` rows of `seq_len` positions."""
+        """Number of first batches that may have other shapes than `batch_size` rows of `seq_len` positions."""
         return 0
 
     def shapes(self) -> list[tuple[int, int]]:
-        """(rows, positions) of all batches that occur, each once, in order."""
+        """Returns the distinct (rows, positions) of all batches, in order."""
         return [(self.batch_size, self.seq_len)]
 
     @property
     def fingerprint(self) -> str | None:
-        """Changes when other data are read under the same names; None where they are made up or nobody knows."""
+        """A string that changes when the data change under the same names; None if data are synthetic or unknown."""
         return None
 
     @property
     def byte_counts(self) -> "ByteCounts | None":
-        """Bytes of the split; None where the vocabulary counts them exactly, or nobody knows."""
+        """Bytes of the split; None if the vocabulary counts them exactly, or if they are unknown."""
         return None
 
     @property
     def byte_ratio(self) -> float:
-        """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the whole split.
+        """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the complete split.
 
-        Above 1 where encoding loses bytes (white space, unknown characters, normalisation), below it where it adds
-        some; bits per byte are divided by it.
+        Above 1 if encoding loses bytes (white space, unknown characters, normalisation), below 1 if it adds bytes. Bits
+        per byte are divided by it.
         """
         counts = self.byte_counts
         return counts.text / counts.counted if counts is not None and counts.counted else 1.0
 
     def texts(self) -> Iterator[str]:
-        """The text that rows are made of, in order and in pieces of the source's own: documents, lines.
+        """Yields the text that rows are made of, in order, in units of the source: documents or lines.
 
         Raises:
-          UsageError: the data are no text.
+          UsageError: the data are not text.
         """
-        raise UsageError(f"{type(self).__name__}: this has no text that a vocabulary could be trained on.")
+        raise UsageError(f"{type(self).__name__} has no text to train a vocabulary on.")
 
     def describe(self) -> str:
-        """What is read, for a person."""
+        """Returns a description of the data for messages."""
         return type(self).__name__
 
     def require_data(self) -> None:
-        """Finds out early whether there is data to read; raises a UsageError where there is none, or too little."""
+        """Checks before the first batch that there is enough data to read; raises a UsageError otherwise."""
         return
 
     def snapshot(self, shard: Shard) -> dict[str, Any]:
-        """What gets to the next batch quickly, as JSON; nothing where any batch is at hand."""
+        """Returns JSON-serializable state that speeds up resuming at the next batch; empty if none is needed."""
         return {}
 
     def resume(self, state: dict[str, Any], shard: Shard) -> None:
-        """Goes on from an iterator's state, which holds what `snapshot` gave."""
+        """Resumes from an iterator's state, which includes the result of `snapshot`."""
         return
 
     def iterator(self, *shards: Shard) -> "InputIterator":
-        """Batches from the first on, with a position that can be saved and restored.
+        """Returns an iterator from the first batch on, whose position can be saved and restored.
 
         Args:
-          shards: the parts of each batch to read, one behind the other; without any the whole batch.
+          shards: the parts of each batch to read, concatenated in this order; none means the complete batch.
         """
         return InputIterator(self, shards or (Shard(),))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WrappedInput(IndexedInput):
-    """An input whose batches are made of those of another one; its data are that one's."""
+    """An input that derives its batches from those of another input, `source`; the data are the same."""
 
     source: IndexedInput
 
@@ -153,16 +156,16 @@ class WrappedInput(IndexedInput):
 
 
 class RowInput(IndexedInput):
-    """An input whose rows are numbered through: batch k has the rows from k times `batch_size` on."""
+    """An input with numbered rows: batch k has rows k * batch_size ... (k + 1) * batch_size - 1."""
 
     @property
     @abc.abstractmethod
     def num_rows(self) -> int | None:
-        """Rows in one pass; None where it never ends."""
+        """Rows in one pass; None if the input is infinite."""
 
     @abc.abstractmethod
     def row(self, number: int) -> Batch:
-        """Row `number`, its arrays of shape (seq_len,): the same bits at every call."""
+        """Returns row `number`, with arrays of shape (seq_len,): the same bits at every call."""
 
     def num_batches(self) -> int | None:
         return None if self.num_rows is None else -(-self.num_rows // self.batch_size)
@@ -172,7 +175,7 @@ class RowInput(IndexedInput):
         return self.stacked([first + row for row in shard.rows(self.batch_size)])
 
     def stacked(self, numbers: list[int]) -> Batch:
-        """These rows as a batch; those behind the last one have weight 0."""
+        """Returns these rows as a batch; rows after the last one are padding of weight 0."""
         rows = [self.row(number) for number in numbers if self.num_rows is None or number < self.num_rows]
         padding = len(numbers) - len(rows)
         if padding:
@@ -181,7 +184,7 @@ class RowInput(IndexedInput):
 
 
 class InputIterator(Iterator[Batch]):
-    """Walks through an IndexedInput; `state()` fits in a JSON file."""
+    """Iterates over an IndexedInput; `state()` is JSON-serializable."""
 
     def __init__(self, source: IndexedInput, shards: Sequence[Shard]):
         self._source, self._shards, self._next = source, shards, 0
@@ -195,22 +198,22 @@ class InputIterator(Iterator[Batch]):
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands: the number of the next batch, what data it is of, and the input's `snapshot`.
+        """Returns the position: the number of the next batch, the data's fingerprint, and the input's `snapshot`.
 
-        Of several parts no snapshot is kept: inputs that need one are read through.
+        Without a snapshot if there are several shards: inputs that need one are then read from the start.
         """
         data = self._source.fingerprint
         known = {} if data is None else {"data": data}
-        taken = self._source.snapshot(self._shards[0]) if len(self._shards) == 1 else {}
-        return {"next_batch": self._next, **known, **taken}
+        snapshot = self._source.snapshot(self._shards[0]) if len(self._shards) == 1 else {}
+        return {"next_batch": self._next, **known, **snapshot}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, without reading what lies before where the input can."""
+        """Resumes from `state`, without reading the earlier batches if the input supports it."""
         if len(self._shards) == 1:
             self._source.resume(state, self._shards[0])
         self._next = int(state["next_batch"])
 
 
 def generator(*entropy: int) -> np.random.Generator:
-    """Random numbers that follow from these integers alone (numpy's Philox, a counter-based generator)."""
+    """Returns a random generator seeded by these integers only (numpy's Philox, a counter-based generator)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

@@ -1,4 +1,4 @@
-"""Short rows first: the length of rows grows in stages over the first batches."""
+"""Length curriculum: the length of rows grows in stages over the first batches."""
 
 import dataclasses
 from typing import Literal
@@ -14,38 +14,38 @@ class StagedInput(WrappedInput):
     """The rows of `source`, shorter in the first `steps` batches (Press et al. 2021, Shortformer; Li et al. 2021).
 
     Batch k < steps belongs to stage k * n // steps of n and has rows of `lengths[stage]` positions: the beginnings of
-    the source's rows, or those rows cut into several, one behind the other. All later batches are the source's own.
-    `batch_size` and `seq_len` are those of whole rows.
+    the source's rows, or all consecutive pieces of those rows. Later batches are those of the source. `batch_size` and
+    `seq_len` are those of full rows.
     """
 
     lengths: tuple[int, ...]  # of rows in each stage; all stages are equally long
     steps: int  # batches of all stages together
-    rows: Literal["truncate", "reshape"] = "truncate"  # drop what is behind the length, or make more rows of it
+    rows: Literal["truncate", "reshape"] = "truncate"  # drop the positions after the length, or make more rows of them
 
     def __post_init__(self):
         super().__post_init__()
         if (self.source.batch_size, self.source.seq_len) != (self.batch_size, self.seq_len):
             raise ValueError(
-                f"whole rows are {self.batch_size} of {self.seq_len} positions, but those of the source "
-                f"{self.source.batch_size} of {self.source.seq_len}"
+                f"batch_size and seq_len must be those of the source, {self.source.batch_size} and "
+                f"{self.source.seq_len} (got {self.batch_size} and {self.seq_len})"
             )
         for length in self.lengths:
             if not 1 <= length <= self.seq_len:
-                raise ValueError(f"a stage of {length} positions must lie between 1 and whole rows of {self.seq_len}")
+                raise ValueError(f"a stage must have between 1 and seq_len = {self.seq_len} positions (got {length})")
             if self.rows == "reshape" and self.seq_len % length:
                 raise ValueError(
-                    f"a stage of {length} positions does not divide rows of {self.seq_len}, which are to be reshaped: "
-                    f"choose another length, or truncate them"
+                    f"a stage with rows = reshape must divide seq_len = {self.seq_len} (got {length} positions). "
+                    f"Choose another length, or rows = truncate"
                 )
         if not 1 <= len(self.lengths) <= self.steps:
-            raise ValueError(f"{self.steps} steps cannot be {len(self.lengths)} stages")
+            raise ValueError(f"lengths must have between 1 and steps = {self.steps} stages (got {len(self.lengths)})")
 
     @property
     def short_batches(self) -> int:
         return self.steps
 
     def length(self, index: int) -> int:
-        """Positions of the rows of batch `index`."""
+        """Returns the number of positions in the rows of batch `index`."""
         return self.lengths[index * len(self.lengths) // self.steps] if index < self.steps else self.seq_len
 
     def shapes(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens are hidden, and are to be told from those around them."""
+"""Masked language modelling: some tokens are hidden and predicted from the tokens around them."""
 
 import dataclasses
 
@@ -10,17 +10,18 @@ from tasks.inputs.indexed import Shard, WrappedInput, generator
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedInput(WrappedInput):
-    """The rows of `source` with tokens to be predicted where they stand (Devlin et al. 2019, BERT, section 3.1).
+    """The rows of `source` with tokens to predict at their own positions (Devlin et al. 2019, BERT, section 3.1).
 
-    Of all real tokens a share of mask_rate + random_rate + same_rate is drawn. Those become `mask_id`, a random token,
-    or stay as they are; they alone have weight 1. What is drawn in a row follows from the seed and the row's place.
+    A share mask_rate + random_rate + same_rate of the non-padding tokens is drawn. A drawn token is replaced by
+    `mask_id` or a random token, or kept; only drawn tokens have weight 1. The draw depends on the seed, the batch and
+    the row only.
     """
 
-    vocab_size: int  # random tokens are below it
-    mask_id: int  # token that stands for a hidden one
+    vocab_size: int  # random tokens are drawn below it
+    mask_id: int  # token that replaces a hidden one
     mask_rate: float = 0.12  # share of tokens that become mask_id
     random_rate: float = 0.015  # share that become a random token
-    same_rate: float = 0.015  # share that stay, but are to be predicted all the same
+    same_rate: float = 0.015  # share that are kept, but predicted as well
     seed: int = 0
     batch_size: int = dataclasses.field(init=False, default=1)  # the source's
     seq_len: int = dataclasses.field(init=False, default=1)  # the source's
@@ -31,13 +32,15 @@ class MaskedInput(WrappedInput):
         super().__post_init__()
         rates = (self.mask_rate, self.random_rate, self.same_rate)
         if min(rates) < 0 or sum(rates) > 1:
-            raise ValueError(f"mask_rate, random_rate and same_rate = {rates} must be shares with a sum of at most 1")
+            raise ValueError(
+                f"mask_rate, random_rate and same_rate must be shares with a sum of at most 1 (got {rates})"
+            )
         if not 0 <= self.mask_id < self.vocab_size:
-            raise ValueError(f"mask_id = {self.mask_id} must be a token below vocab_size = {self.vocab_size}")
+            raise ValueError(f"mask_id must be a token below vocab_size = {self.vocab_size} (got {self.mask_id})")
 
     def describe(self) -> str:
         chosen = self.mask_rate + self.random_rate + self.same_rate
-        return f"{self.source.describe()}, {chosen:.1%} of the tokens to be told from the others"
+        return f"{self.source.describe()}, {chosen:.1%} of the tokens to predict from the others"
 
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         batch = self.source.batch(index, shard)

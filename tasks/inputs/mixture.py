@@ -1,4 +1,4 @@
-"""Rows of several inputs: mixed by weights to learn from, one input after the other to be judged by."""
+"""Rows of several inputs: mixed by weights for training, concatenated for evaluation."""
 
 import dataclasses
 import functools
@@ -12,19 +12,19 @@ from tasks.batch import Batch
 from tasks.inputs.indexed import ByteCounts, IndexedInput, RowInput, Shard, generator
 from tasks.inputs.rows import TokensInput
 
-PERIOD = 1000  # rows in which every source has its share exactly
+PERIOD = 1000  # rows in which every source has exactly its share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedInput(RowInput):
-    """Of every thousand rows each source gives its share, in an order that follows from `seed`; it never ends.
+    """An infinite mixture: each source has its share of every thousand rows, in an order determined by `seed`.
 
     Shares are rounded to thousandths (largest remainders first). A source is read in its own order, and starts its next
-    epoch when it is through.
+    epoch at its end.
     """
 
     sources: tuple[RowInput, ...]
-    weights: tuple[float, ...]  # of rows, in any unit
+    weights: tuple[float, ...]  # relative numbers of rows, in any unit
     seed: int = 0
     batch_size: int = dataclasses.field(init=False, default=1)  # the sources'
     seq_len: int = dataclasses.field(init=False, default=1)  # the sources'
@@ -33,11 +33,15 @@ class MixedInput(RowInput):
         _take_sizes(self, self.sources)
         super().__post_init__()
         if len(self.weights) != len(self.sources) or min(self.weights) <= 0:
-            raise UsageError(f"Weights {self.weights} of a mixture must be numbers above 0, one for each source.")
+            raise UsageError(
+                f"Mixture weights must be numbers above 0, one for each source (got {self.weights} for "
+                f"{len(self.sources)} sources)."
+            )
         if (shares := self.shares).min() < 1:
             least = self.weights[int(shares.argmin())]
             raise UsageError(
-                f"A weight of {least} among {self.weights} is less than one row of {PERIOD}: leave it out."
+                f"The mixture weight {least} is less than one row in {PERIOD} (got {self.weights}). "
+                f"Raise it or remove its source."
             )
 
     @property
@@ -46,7 +50,7 @@ class MixedInput(RowInput):
 
     @functools.cached_property
     def shares(self) -> np.ndarray:
-        """int (sources,): rows of each in every thousand."""
+        """Rows of each source in every thousand: int (sources,)."""
         exact = np.asarray(self.weights) / sum(self.weights) * PERIOD
         shares = np.floor(exact).astype(int)
         for index in np.argsort(shares - exact, kind="stable")[: PERIOD - shares.sum()]:
@@ -54,7 +58,7 @@ class MixedInput(RowInput):
         return shares
 
     def place(self, number: int) -> tuple[int, int]:
-        """The source that row `number` comes from, and the row's number there."""
+        """Returns the index of the source of row `number`, and the row's number in that source."""
         period, slot = divmod(number, PERIOD)
         order = _order(self.seed, period, tuple(self.shares.tolist()))
         source = int(order[slot])
@@ -75,7 +79,7 @@ class MixedInput(RowInput):
 
     @property
     def byte_counts(self) -> ByteCounts | None:
-        """Of a million tokens in these shares; each source has its own bytes per token."""
+        """Bytes of a million tokens in these shares; each source has its own bytes per token."""
         scales = [share * 1000 / _tokens(source) for share, source in zip(self.shares, self.sources, strict=True)]
         counts = [source.byte_counts for source in self.sources]
         scaled = [c and ByteCounts(c.text * s, c.counted * s) for c, s in zip(counts, scales, strict=True)]
@@ -90,14 +94,14 @@ class MixedInput(RowInput):
             source.require_data()
 
     def texts(self) -> Iterator[str]:
-        """Documents of all sources in turn, by their weights in bytes, until the first source is through."""
+        """Yields documents of all sources alternately, by their weights in bytes, until the first source ends."""
         open_texts = [source.texts() for source in self.sources]
-        given = np.zeros(len(self.sources))
+        sizes = np.zeros(len(self.sources))
         while True:
-            least = int(np.argmin(given / self.weights))
+            least = int(np.argmin(sizes / self.weights))
             if (text := next(open_texts[least], None)) is None:
                 return
-            given[least] += max(1, len(text.encode()))
+            sizes[least] += max(1, len(text.encode()))
             yield text
 
     @property
@@ -107,7 +111,7 @@ class MixedInput(RowInput):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChainedInput(IndexedInput):
-    """The batches of several finite inputs, one input after the other."""
+    """The batches of several finite inputs, concatenated."""
 
     sources: tuple[IndexedInput, ...]
     batch_size: int = dataclasses.field(init=False, default=1)  # the sources'
@@ -159,7 +163,9 @@ def _take_sizes(mixed: MixedInput | ChainedInput, sources: tuple[IndexedInput, .
         raise UsageError("A mixture needs a source.")
     sizes = {(source.batch_size, source.seq_len) for source in sources}
     if len(sizes) > 1:
-        raise UsageError(f"Sources of a mixture must have rows of one size, not {sorted(sizes)}.")
+        raise UsageError(
+            f"Sources of a mixture must have rows of one size (got batch_size and seq_len of {sorted(sizes)})."
+        )
     for name in ("batch_size", "seq_len"):
         object.__setattr__(mixed, name, getattr(sources[0], name))
 
@@ -175,14 +181,14 @@ def _sum(counts: list[ByteCounts | None]) -> ByteCounts | None:
 
 
 def _tokens(source: RowInput) -> int:
-    """Tokens of the source's split, where it has some number of them."""
+    """Returns the number of tokens in the source's split; 1 if it has no such number."""
     return len(source.tokens) if isinstance(source, TokensInput) else 1
 
 
 def _one_segment(batch: Batch) -> Batch:
-    """The row or batch with its tokens in one segment, padding in none."""
+    """Returns the row or batch with its tokens in segment 1 and padding in segment 0."""
     weights = np.asarray(batch.weights)
-    last = np.cumsum(weights[..., ::-1] > 0, axis=-1)[..., ::-1] > 0  # up to the last target that counts
+    last = np.cumsum(weights[..., ::-1] > 0, axis=-1)[..., ::-1] > 0  # up to the last target with weight above 0
     positions = np.broadcast_to(np.arange(weights.shape[-1], dtype=np.int32), weights.shape)
     return batch.replace(segment_ids=last.astype(np.int32), positions=np.where(last, positions, 0))
 

@@ -1,4 +1,4 @@
-"""Which documents share a row, so that few are cut and little is padding."""
+"""Packing of documents into rows, so that few are cut and little is padding."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ import numpy as np
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packs documents into rows, best fit decreasing (Ding et al. 2024, Fewer Truncations Improve Language Modeling).
 
-    A document longer than a row fills whole rows; what is left of it is packed like a short document. The longest
-    pieces are placed first, each into the fullest row that has room for it.
+    A document longer than a row fills complete rows, and its remainder is packed like a short document. Pieces are
+    placed in descending order of length, each into the fullest row that has room for it.
 
     Args:
-      lengths: int (documents,), tokens of each.
+      lengths: int (documents,), tokens of each document.
       capacity: tokens of a row.
 
     Returns:
-      Three int64 arrays (pieces,), ordered by row: the row, the document, and the piece's first token in its document.
-      Rows are numbered in the order in which they were begun.
+      Three int64 arrays (pieces,), ordered by row: the row, the document, and the position of the piece's first token
+      in its document. Rows are numbered in the order of their first piece.
     """
     lengths = np.asarray(lengths, np.int64)
     counts = -(-lengths // capacity)
@@ -31,14 +31,14 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _rows(lengths: list[int], capacity: int) -> list[int]:
-    """The row of each piece; pieces come longest first."""
-    room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by how much room they have
-    some = 0  # bit r: there is a row with room r
+    """Returns the row of each piece; `lengths` must be in descending order."""
+    room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by their free positions
+    some = 0  # bit r: some row has r free positions
     rows, begun = [], 0
     for length in lengths:
         enough = some >> length
         if enough:
-            left = length + (enough & -enough).bit_length() - 1  # the least room that suffices
+            left = length + (enough & -enough).bit_length() - 1  # the smallest sufficient room
             row = room[left].pop()
             if not room[left]:
                 some ^= 1 << left

@@ -1,4 +1,4 @@
-"""The files of a token cache: parts that are whole or not there, in a local folder or a remote one."""
+"""Storage of a token cache: parts that are complete or absent, in a local or remote folder."""
 
 import contextlib
 import dataclasses
@@ -23,17 +23,17 @@ from tasks.inputs.byte_text import cache_folder
 from tasks.storage.files import require_package, sweep_abandoned
 
 DESCRIPTION = "part.json"
-OPEN_FILES = 256  # mappings kept at once
+OPEN_FILES = 256  # memory mappings kept open at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredSplit:
-    """What a part holds of one split."""
+    """The documents of one split in a part."""
 
     ids: "MappedArray"  # (tokens,)
-    ends: "MappedArray"  # int64 (documents,): where documents end, exclusive
-    text_bytes: int  # of the documents' text
-    counted_bytes: float  # what the vocabulary's token_bytes sum up to
+    ends: "MappedArray"  # int64 (documents,): ends of the documents, exclusive
+    text_bytes: int  # bytes of the documents' text
+    counted_bytes: float  # sum of the vocabulary's token_bytes
 
     @property
     def tokens(self) -> int:
@@ -46,17 +46,17 @@ class StoredSplit:
 
 @dataclasses.dataclass(frozen=True)
 class StoredPart:
-    """A part that is whole."""
+    """A complete part."""
 
     splits: dict[str, StoredSplit]
-    skipped: dict[str, int]  # reasons why documents were left out, with counts
+    skipped: dict[str, int]  # number of skipped documents by reason
 
 
 @dataclasses.dataclass(frozen=True)
 class MappedArray:
-    """An array in a file, mapped into memory when it is read, and let go when many others were read since.
+    """An array in a file, mapped into memory on access; the least recently used mappings are closed.
 
-    A mapping holds its file open; a cache may have more parts than a process may open files.
+    A mapping keeps its file open, and a cache may have more parts than a process may open files.
     """
 
     path: str
@@ -70,11 +70,11 @@ class MappedArray:
         try:
             return _mapping(self.path, self.dtype)[places] if self.length else np.zeros(0, self.dtype)
         except OSError as error:
-            raise VortaroError(f"The cached tokens '{self.path}' cannot be read any more: {error.strerror}.") from error
+            raise VortaroError(f"The cached tokens '{self.path}' cannot be read: {error.strerror}.") from error
 
 
 class PartStore:
-    """A folder of parts. A remote one is copied to this machine part by part, when each is opened."""
+    """A folder of parts. Parts of a remote folder are copied to this machine when they are opened."""
 
     def __init__(self, folder: str | None, name: str):
         remote = folder is not None and "://" in folder
@@ -83,10 +83,12 @@ class PartStore:
         self._remote = self.place if remote else None
 
     def open(self, name: str, version: str) -> StoredPart | None:
-        """The part, if it is there and whole. One whose files have not the sizes that it says is removed, aloud.
+        """Returns the part, or None if it does not exist or is damaged.
+
+        A part whose files have other sizes than its description records is removed, with a printed message.
 
         Raises:
-          UsageError: the folder cannot be read, for another reason than that nothing is there.
+          UsageError: the folder exists but cannot be read.
         """
         folder = self._local / _key(name, version)
         if self._remote is not None and not (folder / DESCRIPTION).exists():
@@ -94,7 +96,7 @@ class PartStore:
         try:
             text = (folder / DESCRIPTION).read_text()
         except FileNotFoundError:
-            return None  # whole parts have one: it came with them
+            return None  # every complete part has a description
         except OSError as error:
             raise UsageError(f"The cached tokens in '{folder}' cannot be read: {error.strerror or error}.") from error
         try:
@@ -102,12 +104,12 @@ class PartStore:
             splits = {split: _map(folder, split, counts) for split, counts in described["splits"].items()}
             return StoredPart(splits, described["skipped"])
         except (ValueError, KeyError, FileNotFoundError) as error:
-            print(f"The cached tokens of {name} in '{folder}' are damaged ({error}): made anew.", flush=True)
+            print(f"The cached tokens of {name} in '{folder}' are damaged ({error}) and will be rebuilt.", flush=True)
             _remove(folder)
             return None
 
     def writer(self, name: str, version: str, dtype: np.dtype) -> "PartWriter":
-        """A part to be filled; it is there when the writer is left without an error."""
+        """Returns a writer, a context manager; the part exists after the block ends without an error."""
         try:
             self._local.mkdir(parents=True, exist_ok=True)
             sweep_abandoned(self._local)
@@ -118,7 +120,9 @@ class PartStore:
     def _upload(self, folder: Path) -> None:
         if self._remote is None:
             return
-        files = sorted(folder.iterdir(), key=lambda file: file.name == DESCRIPTION)  # what makes it whole goes last
+        files = sorted(
+            folder.iterdir(), key=lambda file: file.name == DESCRIPTION
+        )  # the description completes a part: upload it last
         with _reached(self._remote) as (system, root):
             system.makedirs(f"{root}/{folder.name}", exist_ok=True)
             for file in files:
@@ -136,12 +140,12 @@ class PartStore:
                 if _is_sound(Path(part)):
                     _rename(Path(part), folder)
                 else:
-                    print(f"The cached tokens in '{remote}' are damaged: made anew.", flush=True)
+                    print(f"The cached tokens in '{remote}' are damaged and will be rebuilt.", flush=True)
                     system.rm_file(f"{remote}/{DESCRIPTION}")
 
 
 class PartWriter:
-    """Takes the documents of a part, in a folder of its own, which goes away where the build is cut off."""
+    """Writes the documents of a part into a temporary folder, which is removed if the build is interrupted."""
 
     def __init__(self, target: Path, described: dict[str, Any], dtype: np.dtype, then: Any):
         self.skipped: dict[str, int] = {}
@@ -193,7 +197,7 @@ class PartWriter:
 
 
 class _Summed:
-    """A file that is written to, and the checksum of what was; on the disk when it is closed."""
+    """A file opened for writing, with the CRC-32 of its content; `close` syncs it to disk."""
 
     def __init__(self, path: Path):
         self._file: BinaryIO = path.open("wb")
@@ -227,7 +231,7 @@ def _mapping(path: str, dtype: str) -> np.ndarray:
 
 
 def _is_sound(folder: Path) -> bool:
-    """Whether the files of a part have the checksums that it says."""
+    """Returns whether the files of a part have the checksums in its description."""
     try:
         described = json.loads((folder / DESCRIPTION).read_text())
         sums = {
@@ -241,23 +245,25 @@ def _is_sound(folder: Path) -> bool:
 
 
 def _rename(part: Path, target: Path) -> None:
-    """Puts a whole folder in its place, unless another process has put the same one there."""
+    """Moves a complete folder to `target`, unless another process has already written the same part there."""
     try:
         os.rename(part, target)
-        part.mkdir()  # its temporary folder expects to be the one who removes it
+        part.mkdir()  # TemporaryDirectory removes it on cleanup
     except OSError:
         if (target / DESCRIPTION).exists():
             return
         if not target.exists():
             raise
-        print(f"The cached tokens in '{target}' are damaged ({DESCRIPTION} is missing): made anew.", flush=True)
+        print(
+            f"The cached tokens in '{target}' are damaged ({DESCRIPTION} is missing) and will be rebuilt.", flush=True
+        )
         _remove(target)
         os.rename(part, target)
         part.mkdir()
 
 
 def _remove(folder: Path) -> None:
-    """Out of the way in one step, so that nobody sees half of it."""
+    """Removes a folder: renames it first, so that no process sees a partial one."""
     trash = folder.parent / f"removing-{uuid.uuid4().hex}"
     with contextlib.suppress(OSError):
         os.rename(folder, trash)
@@ -266,13 +272,13 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _reached(place: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a remote folder, and its path there; whatever fails becomes one sentence."""
+    """Yields the file system of a remote folder and its path there; turns errors in the block into a UsageError."""
     require_package(place)
     try:
         yield fsspec.core.url_to_fs(place)
     except (UsageError, AssertionError):
         raise
-    except Exception as error:  # packages for stores raise their own: no credentials, no such bucket
+    except Exception as error:  # storage packages have their own errors: no credentials, no such bucket
         raise UsageError(f"The token cache '{place}' cannot be reached: {first_line(error)}.") from error
 
 

@@ -1,4 +1,4 @@
-"""Rows of token ids: running text cut into windows, or whole documents packed."""
+"""Rows of token ids: running text cut into windows, or packed documents."""
 
 import dataclasses
 import functools
@@ -17,33 +17,33 @@ from tasks.inputs.tokens import Tokens, TokenSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokensInput(RowInput):
-    """Rows of `seq_len` tokens, each to be predicted from those before it.
+    """Rows of `seq_len` tokens, each predicted from those before it.
 
-    How rows come from the tokens of a split, one document behind the other:
+    `rows` selects how the concatenated documents of a split are divided into rows:
 
-    * "cut": windows of the running text. Every epoch cuts at a new offset. What precedes a row is read in it.
+    * "cut": windows of the running text, at a new offset in every epoch. The first input is the token before the row.
     * "restart": rows at multiples of `seq_len`; the first token of each is predicted from the stop token.
-    * "pack": whole documents, so many as fit (tasks.inputs.packing); longer ones continue in other rows.
-    * "truncate": one document a row; what does not fit is left out.
+    * "pack": as many complete documents as fit (tasks.inputs.packing); longer ones continue in other rows.
+    * "truncate": one document per row; tokens that do not fit are dropped.
 
-    Shuffled, it never ends: an epoch visits every whole row once, in an order that follows from `seed` and the epoch's
-    number. Not shuffled, it is one pass in order; what is missing in the last rows is padding of weight 0.
+    With `shuffle` the input is infinite: an epoch visits every full row once, in an order determined by `seed` and the
+    epoch's number. Without, it is one pass in order, and the last rows are padded with weight 0.
     """
 
     source: TokenSource
     split: str = "train"  # train, validation or test
     rows: Literal["cut", "restart", "pack", "truncate"] = "cut"
-    document_masks: bool = False  # positions start anew in each document, and attention stays within it
+    document_masks: bool = False  # positions restart in each document, and attention is limited to it
     shuffle: bool = True
     seed: int = 0
-    max_rows: int | None = None  # without shuffling: take so many rows, evenly spaced over the split; None is all
+    max_rows: int | None = None  # without shuffling: number of rows, evenly spaced over the split; None is all
 
     @functools.cached_property
     def tokens(self) -> Tokens:
         """The split's ids.
 
         Raises:
-          UsageError: there are too few for one row.
+          UsageError: there are too few tokens for one row, or `rows` needs document ends that are unknown.
         """
         tokens = self.source.tokens(self.split)
         need = {"cut": self.seq_len + 1 if self.shuffle else 2, "restart": self.seq_len if self.shuffle else 1}
@@ -79,14 +79,14 @@ class TokensInput(RowInput):
 
     @functools.cached_property
     def num_rows(self) -> int | None:
-        """Rows in one pass; None where it never ends."""
+        """Rows in one pass; None if the input is infinite."""
         if self.shuffle:
             return None
         return self._whole_rows if self.max_rows is None else min(self._whole_rows, self.max_rows)
 
     @functools.cached_property
     def _whole_rows(self) -> int:
-        """Rows of the split; with shuffling, whole ones alone."""
+        """Rows of the split; with shuffling, full rows only."""
         count, length = len(self.tokens), self.seq_len
         if self.rows == "cut":
             return max(1, (count - 1) // length - 1) if self.shuffle else -(-(count - 1) // length)
@@ -115,7 +115,7 @@ class TokensInput(RowInput):
         return self._row(start, np.concatenate([self._first, ids[:-1]]), ids)
 
     def _row(self, start: int, inputs: np.ndarray, targets: np.ndarray) -> Batch:
-        """A row of running text, whose targets stand from `start` on."""
+        """Returns a row of running text, whose targets start at position `start` of the split."""
         read = len(targets)
         pad = lambda ids: np.pad(ids, (0, self.seq_len - len(ids))).astype(np.int32)
         weights = (np.arange(self.seq_len) < read).astype(np.float32)
@@ -128,7 +128,7 @@ class TokensInput(RowInput):
         return self._with_segments(pad(inputs), pad(targets), weights, starts)
 
     def _with_segments(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> Batch:
-        """`starts` (read,): where segments begin."""
+        """Returns the row with segments and positions; `starts` bool (read,) marks the first token of each segment."""
         read, places = len(starts), np.arange(len(starts))
         segments, positions = np.zeros((2, self.seq_len), np.int32)
         segments[:read] = np.cumsum(starts)
@@ -137,7 +137,7 @@ class TokensInput(RowInput):
 
     @functools.cached_property
     def _packed(self) -> np.ndarray:
-        """int64 (rows + 1,): the first piece of each row."""
+        """Index of the first piece of each row: int64 (rows + 1,)."""
         rows = self._pieces[0]
         return np.searchsorted(rows, np.arange(rows[-1] + 2))
 
@@ -170,13 +170,13 @@ class TokensInput(RowInput):
 
     @property
     def _first(self) -> np.ndarray:
-        """int32 (1,): what the first token of a document is predicted from."""
+        """The input from which the first token of a document is predicted: int32 (1,)."""
         tokens = self.tokens
         return np.array([tokens.first_id or 0], np.int32)
 
 
 @functools.lru_cache(maxsize=32)
 def _windows(seed: int, epoch: int, offsets: int, windows: int) -> tuple[int, np.ndarray | None]:
-    """Where an epoch's first window starts, and the order of windows where they are few enough for a list."""
+    """Returns the offset of an epoch's first window, and the order of windows; None if they are too many for a list."""
     rng = generator(seed, epoch)
     return int(rng.integers(offsets)), rng.permutation(windows) if windows <= LISTED else None

@@ -1,4 +1,4 @@
-"""The order in which an epoch visits its rows: any place of it is known without the others."""
+"""Random access shuffling: the row at any place of an epoch is computed without the others."""
 
 import functools
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from tasks.inputs.indexed import generator
 
-LISTED = 1 << 20  # rows whose order is kept as a list
+LISTED = 1 << 20  # most rows whose order is kept as an array
 ROUNDS = 6
 WORD = (1 << 64) - 1
 
 
 def shuffled(place: int, rows: int, *entropy: int) -> int:
-    """The row at a place of the order that follows from `entropy`; a permutation of 0 ... rows - 1.
+    """Returns the row at `place` in the permutation of 0 ... rows - 1 determined by `entropy`.
 
-    Many rows go through a Feistel network over the next even power of two, again and again until the result is a row
-    (Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains, cycle walking): no memory, whatever their number.
+    Above `LISTED` rows, a Feistel network over the next even power of two is applied repeatedly until the result is
+    below `rows` (Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains, cycle walking), which needs no memory.
     """
     if rows <= LISTED:
         return int(_listed(rows, *entropy)[place])
@@ -23,7 +23,7 @@ def shuffled(place: int, rows: int, *entropy: int) -> int:
 
 
 def walk(place: int, rows: int, keys: tuple[int, ...]) -> int:
-    """`place` moved by the network with these keys, one for each round."""
+    """Returns `place` permuted by the network with these keys, one for each round."""
     half = max(1, ((rows - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -36,7 +36,7 @@ def walk(place: int, rows: int, keys: tuple[int, ...]) -> int:
 
 
 def _mixed(x: int) -> int:
-    """The finalizer of SplitMix64 (Steele et al. 2014)."""
+    """Returns the finalizer of SplitMix64 (Steele et al. 2014)."""
     x &= WORD
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD

@@ -1,4 +1,4 @@
-"""Rows in pieces, for truncated back-propagation: consecutive batches go on with the same rows."""
+"""Rows in pieces for truncated backpropagation: consecutive batches continue the same rows."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ class PiecesInput(WrappedInput):
         super().__post_init__()
         if self.source.seq_len % self.seq_len or self.source.batch_size != self.batch_size:
             raise ValueError(
-                f"pieces of {self.seq_len} positions must divide rows of {self.source.seq_len}, and {self.batch_size} "
-                f"rows be the {self.source.batch_size} of the source"
+                f"seq_len must divide rows of {self.source.seq_len} positions and batch_size must be that of the "
+                f"source, {self.source.batch_size} (got {self.seq_len} and {self.batch_size})"
             )
 
     @property
     def pieces(self) -> int:
-        """Pieces of a row."""
+        """Number of pieces in a row."""
         return self.source.seq_len // self.seq_len
 
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:

@@ -1,16 +1,15 @@
-"""Documents as token ids, made once and kept on disk.
+"""Token cache: documents are tokenised once, and their ids are stored on disk.
 
-A cache is a folder, local or remote, named by everything that its ids follow from but the documents: format,
-vocabulary, split shares, whether stop tokens are there. In it each part of the source has a folder of its own, named by
-the part's name and version:
+A cache is a local or remote folder, keyed by everything that determines its ids except the documents: format,
+vocabulary, split shares and stop tokens. Each part of the source has a subfolder, keyed by the part's name and version:
 
-    <name>-<key>/<part key>/part.json      what is in the part: it is written last, and without it there is no part
+    <name>-<key>/<part key>/part.json      description of the part; written last, a part without it does not exist
                            /train.ids      token ids, uint16 or uint32, little-endian
-                           /train.ends     where documents end, int64
+                           /train.ends     ends of the documents, int64
 
-Parts are made in a temporary folder and renamed when whole: a build that is cut off leaves the parts that were done,
-and nothing half-made is ever read. Processes share the work without talking: each begins at another part and leaves out
-what it finds done. Two that make the same part make the same bytes.
+Parts are written to a temporary folder and renamed when complete: an interrupted build keeps its complete parts, and
+partial ones are never read. Processes share the work without communication: each starts at another part and skips
+existing ones. Two processes that build the same part write the same bytes.
 """
 
 import collections
@@ -34,35 +33,35 @@ from tasks.inputs.tokens import Tokens
 from tasks.vocabularies.vocabulary import Vocabulary
 
 FORMAT = 1
-BATCH_CHARACTERS = 4_000_000  # text that is tokenised at once
-QUIET_SECONDS = 10  # between two lines of progress
+BATCH_CHARACTERS = 4_000_000  # characters tokenised in one call
+QUIET_SECONDS = 10  # seconds between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachedDocuments:
-    """A TokenSource: the documents of `source`, tokenised once, a stop token behind each.
+    """A TokenSource of the documents of `source`, tokenised once, each followed by a stop token.
 
     A source without splits of its own is divided by the hash of each document's content: equal documents are in the
-    same split, and which one it is depends neither on the number of hosts nor on the other documents.
+    same split, which depends neither on the number of hosts nor on the other documents.
     """
 
     source: DocumentSource
     vocabulary: Vocabulary
-    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the documents, where the source has no splits
-    stop_tokens: bool = True  # the vocabulary's stop token behind each document
-    folder: str | None = None  # where caches are kept, also gs:// or s3://; None is the user's own cache folder
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the documents, if the source has no splits
+    stop_tokens: bool = True  # append the vocabulary's stop token to each document
+    folder: str | None = None  # parent folder of caches, also gs:// or s3://; None is the user's cache folder
 
     def tokens(self, split: str) -> Tokens:
-        """The split's ids, memory-mapped; what is not there yet is made first.
+        """Returns the split's ids, memory-mapped; builds missing parts first.
 
         Raises:
-          UsageError: the source cannot be read, no document of the split can be used, or there is no such split.
+          UsageError: unreadable source, unknown split, or a split without usable documents.
         """
         parts = self._parts(check_split(split))
         stored = [part.splits[split] for part in parts if split in part.splits]
         if not any(part.documents for part in stored):
             raise UsageError(
-                f"The {split} split of {self.source.describe()} holds no document: name files for it (VALIDATION_PATH, "
+                f"The {split} split of {self.source.describe()} has no documents. Name files for it (VALIDATION_PATH, "
                 f"TEST_PATH), or give it a larger share (SPLIT_FRACTIONS).{self._skips(parts)}"
             )
         documents = not self.source.is_running_text
@@ -80,21 +79,21 @@ class CachedDocuments:
         return self.source.describe()
 
     def texts(self, split: str) -> Iterator[str]:
-        """The documents of a split as text, from the source itself.
+        """Yields the documents of a split as text, from the source itself.
 
         Raises:
-          UsageError: they are token ids.
+          UsageError: the documents are token ids.
         """
         for part in self.source.parts(split if self.source.has_splits else None):
             for document in part.read():
                 if isinstance(document, np.ndarray):
-                    raise UsageError(f"{self.source.describe()} holds token ids: there is no text in it.")
+                    raise UsageError(f"{self.source.describe()} holds token ids, not text.")
                 if isinstance(document, str) and (self.source.has_splits or self._split_of(document) == split):
                     yield document
 
     @functools.cached_property
     def store(self) -> PartStore:
-        """The folder of this cache."""
+        """The storage of this cache."""
         check_fractions(self.fractions)
         if self._stops and self.vocabulary.stop_id is None:
             raise UsageError(f"The vocabulary of {self.source.describe()} has no stop token to end documents with.")
@@ -109,18 +108,18 @@ class CachedDocuments:
 
     @property
     def _stops(self) -> bool:
-        """Whether each document has a stop token behind it."""
+        """Whether each document is followed by a stop token."""
         return self.stop_tokens and not self.source.is_running_text
 
     def _parts(self, split: str) -> list[StoredPart]:
-        """The parts that hold a split, in the source's order, made where they are missing."""
+        """Returns the parts that hold a split, in the source's order; builds missing ones."""
         own = split if self.source.has_splits else None
         parts = [dataclasses.replace(part, version=f"{part.version}\n{own}") for part in self.source.parts(own)]
         found = {part.name: self.store.open(part.name, part.version) for part in parts}
         missing = [part for part in parts if found[part.name] is None]
         if missing:
             for part in self._mine_first(missing):
-                # Another process may have made it meanwhile.
+                # Another process may have built it in the meantime.
                 found[part.name] = self.store.open(part.name, part.version) or self._build(part, split)
         opened = [part for part in (found[part.name] for part in parts) if part is not None]
         if missing:
@@ -128,13 +127,13 @@ class CachedDocuments:
         return opened
 
     def _mine_first(self, parts: list[Part]) -> Iterator[Part]:
-        """All parts, from another one on in each process."""
+        """Yields all parts, starting at a different one in each process."""
         begin = jax.process_index() * len(parts) // jax.process_count()
-        said = time.monotonic()
+        printed_at = time.monotonic()
         for done, part in enumerate(parts[begin:] + parts[:begin]):
-            if done == 0 or time.monotonic() - said > QUIET_SECONDS:
+            if done == 0 or time.monotonic() - printed_at > QUIET_SECONDS:
                 print(f"Tokenising {part.name} ({done + 1} of {len(parts)}) into {self.store.place} ...", flush=True)
-                said = time.monotonic()
+                printed_at = time.monotonic()
             yield part
 
     def _build(self, part: Part, split: str) -> StoredPart:
@@ -155,7 +154,9 @@ class CachedDocuments:
             writer.skipped = dict(skipped)
         made = self.store.open(part.name, part.version)
         if made is None:
-            raise UsageError(f"The cache '{self.store.place}' loses what is written to it: choose another CACHE_DIR.")
+            raise UsageError(
+                f"The cache '{self.store.place}' does not keep the files written to it. Set another CACHE_DIR."
+            )
         return made
 
     def _encoded(self, batch: list[Any]) -> list[np.ndarray]:
@@ -173,8 +174,8 @@ class CachedDocuments:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary.size:
             wrong = int(ids.max()) if ids.max() >= self.vocabulary.size else int(ids.min())
             raise UsageError(
-                f"{part.name} has the token {wrong}, but the vocabulary has the tokens 0 to "
-                f"{self.vocabulary.size - 1}: name the VOCABULARY that it was made with."
+                f"{part.name} has the token {wrong}, but the vocabulary has tokens 0 to "
+                f"{self.vocabulary.size - 1}. Set the VOCABULARY that the ids were made with."
             )
 
     def _split_of(self, document: Document) -> str:
@@ -206,7 +207,7 @@ class CachedDocuments:
 
 
 def _batches(documents: Iterator[Document], skipped: collections.Counter[str]) -> Iterator[list[Any]]:
-    """Usable documents, some megabytes at once; the others are counted."""
+    """Yields usable documents in batches of about `BATCH_CHARACTERS`; counts the others in `skipped` by reason."""
     batch, size = [], 0
     for document in documents:
         if isinstance(document, Skipped):

@@ -1,4 +1,4 @@
-"""Token ids of a split as one long array, mapped into memory, with the ends of its documents."""
+"""Token ids of a split as one long memory-mapped array, with the ends of its documents."""
 
 import functools
 import hashlib
@@ -10,12 +10,12 @@ import numpy as np
 from layers.errors import UsageError
 from tasks.inputs.indexed import ByteCounts
 
-CHUNK = 1 << 24  # ids that are looked through at once
-SAMPLE = 1024  # ids that a fingerprint looks at, in each of three places
+CHUNK = 1 << 24  # ids searched at a time
+SAMPLE = 1024  # ids that a fingerprint reads in each of three places
 
 
 class Tokens:
-    """Pieces of ids, one behind the other, seen as one array; nothing is read before it is asked for."""
+    """Concatenated pieces of ids as one array, read on demand."""
 
     def __init__(
         self,
@@ -30,18 +30,18 @@ class Tokens:
         vocabulary_size: int | None = None,
         name: str = "tokens",
     ):
-        """Of pieces in order.
+        """Builds the array from pieces in order.
 
         Args:
-          pieces: integer arrays (n,), of numpy or what gives such for a slice.
-          ends: where documents end in each piece, exclusive, ascending; None where stop tokens say so.
-          stop_id: what ends a document; None where there are no documents.
-          start_id: what a document is predicted from; None is the stop token.
-          stops_end: whether the stop token is behind every document and nowhere else.
+          pieces: integer arrays (n,), numpy arrays or objects whose slices are numpy arrays.
+          ends: for each piece, the ends of its documents, exclusive, ascending; None if stop tokens mark the ends.
+          stop_id: the token that ends a document; None if the ids are not divided into documents.
+          start_id: the token from which a document's first one is predicted; None is the stop token.
+          stops_end: whether the stop token is at the end of every document and nowhere else.
           offset: added to every stored id.
-          byte_counts: that of IndexedInput.
-          vocabulary_size: ids are held against it when they are read.
-          name: for messages.
+          byte_counts: see `IndexedInput.byte_counts`.
+          vocabulary_size: upper bound of the ids, checked when they are read; None checks nothing.
+          name: subject of error messages.
         """
         self.stop_id, self.byte_counts = stop_id, byte_counts
         self.first_id = stop_id if start_id is None else start_id
@@ -54,14 +54,14 @@ class Tokens:
 
     @property
     def has_documents(self) -> bool:
-        """Whether it is known where documents end."""
+        """Whether the ends of documents are known."""
         return self._ends is not None or self.stop_id is not None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Ids start ... stop - 1, int32; fewer where the array ends before.
+        """Returns ids start ... stop - 1, int32; fewer if the array ends before.
 
         Raises:
-          UsageError: one is not in the vocabulary.
+          UsageError: an id is not in the vocabulary.
         """
         start, stop = max(0, start), min(stop, len(self))
         first = int(np.searchsorted(self._bounds, start, side="right")) - 1
@@ -75,13 +75,13 @@ class Tokens:
         if self._vocabulary_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
             wrong = ids.max() if ids.max() >= self._vocabulary_size else ids.min()
             raise UsageError(
-                f"Between {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary the tokens "
-                f"0 to {self._vocabulary_size - 1:,}: name the VOCABULARY (or TOKEN_DTYPE) that it was made with."
+                f"Between positions {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary has "
+                f"tokens 0 to {self._vocabulary_size - 1:,}. Set the VOCABULARY (or TOKEN_DTYPE) that it was made with."
             )
         return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)
 
     def begins(self, start: int, count: int) -> np.ndarray:
-        """bool (count,): whether a document begins with each of the ids from `start` on."""
+        """Returns bool (count,): whether each of the ids from `start` on is the first one of a document."""
         if self._ends is None or self._stops_end:
             before = self.read(start - 1, start + count - 1)
             starts = before == self.stop_id if self.stop_id is not None else np.zeros(len(before), bool)
@@ -95,7 +95,7 @@ class Tokens:
 
     @functools.cached_property
     def document_ends(self) -> np.ndarray:
-        """int64 (documents,): where each document ends, exclusive; the last at the end of all ids."""
+        """Ends of the documents, exclusive: int64 (documents,); the last is the end of all ids."""
         if self._ends is not None:
             ends = [ends[:].astype(np.int64) + low for ends, low in zip(self._ends, self._bounds, strict=False)]
         else:
@@ -111,7 +111,7 @@ class Tokens:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Changes when there are more ids, or fewer, or others at the beginning, in the middle or at the end."""
+        """A string that changes with the number of ids, and with the ids at the beginning, middle or end."""
         content = hashlib.sha256(f"{len(self)}".encode())
         for start in (0, len(self) // 2, max(0, len(self) - SAMPLE)):
             content.update(self.read(start, start + SAMPLE).tobytes())
@@ -123,13 +123,13 @@ class TokenSource(Protocol):
     """A data set as token ids."""
 
     def tokens(self, split: str) -> Tokens:
-        """The ids of "train", "validation" or "test"; a UsageError where they cannot be read."""
+        """Returns the ids of "train", "validation" or "test"; raises a UsageError if they cannot be read."""
         ...
 
     def texts(self, split: str) -> Iterator[str]:
-        """The documents as text; a UsageError where they are not."""
+        """Yields the documents as text; raises a UsageError if they are token ids."""
         ...
 
     def describe(self) -> str:
-        """What is read, for a person; reads nothing."""
+        """Returns a description of the data for messages, without reading them."""
         ...

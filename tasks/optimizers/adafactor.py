@@ -1,4 +1,4 @@
-"""Adafactor with slots that are placed like their weights, and layers of a stack that count as weights of their own."""
+"""Adafactor with slots that are placed like their weights, and separate statistics for each layer of a stack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from tasks.weight_table import WeightRow
 
 
 class Slots(struct.PyTreeNode):
-    """Second moments of one weight: `row` and `column` where it is factored, `full` where it is not; others None."""
+    """Second moments of one weight: `row` and `column` if it is factored, else `full`; the others are None."""
 
     row: jax.Array | None = None  # mean square over the largest dimension
     column: jax.Array | None = None  # mean square over the second largest
@@ -21,16 +21,16 @@ class Slots(struct.PyTreeNode):
 
 
 class AdafactorState(struct.PyTreeNode):
-    """Updates made, and the slots in the shape of the weights."""
+    """Number of updates so far, and the slots in the tree structure of the weights."""
 
     count: jax.Array
     slots: Any
 
 
 def factored_dims(row: WeightRow, min_dim: int) -> tuple[int, int] | None:
-    """The largest and second largest dimension of a weight (of one layer, where it is stacked); None if not factored.
+    """Returns the largest and second largest dimension of a weight (per layer if stacked); None if not factored.
 
-    Dimensions of equal size: the first of them counts as the largest.
+    Among dimensions of equal size, the first counts as the larger.
     """
     shape = row.shape[row.stacked :]
     if len(shape) < 2:
@@ -52,16 +52,16 @@ def scale_by_adafactor(
 
     With t = 1, 2, ..., b = 1 - t^-exponent and q = g^2 + 1e-30: row <- b row + (1 - b) mean(q over the largest
     dimension), column likewise over the second, u = g / sqrt(row / mean(row) * column); or full <- b full + (1 - b) q
-    and u = g / sqrt(full) where the second largest dimension is below `min_dim`. Then u <- u / max(1, rms(u) / clip),
-    and u <- u * max(rms(weight), scale_floor(row)). Each layer of a stack is a weight of its own: no mean reaches over
-    layers. Arithmetic in float32 whatever the gradient's dtype.
+    and u = g / sqrt(full) if the second largest dimension is below `min_dim`. Then u <- u / max(1, rms(u) / clip),
+    and u <- u * max(rms(weight), scale_floor(row)). Each layer of a stack is a separate weight: no mean spans
+    layers. Arithmetic is in float32 for any gradient dtype.
 
     Args:
-      rows: the WeightRows, in the shape of the weights.
+      rows: the WeightRows, in the tree structure of the weights.
       min_dim: weights whose second largest dimension is smaller are not factored.
-      exponent: how fast the second moments forget.
+      exponent: decay rate of the second moments.
       clip: largest root mean square of an update.
-      scale_floor: a weight with a smaller root mean square moves as if it had this one.
+      scale_floor: lower bound on the root mean square of a weight, which scales its update.
     """
 
     def init(params: Any) -> Any:
@@ -95,7 +95,7 @@ def _empty(row: WeightRow, min_dim: int) -> Slots:
 
 
 def _precondition(g, slots: Slots, decay, dims: tuple[int, int] | None, own: tuple[int, ...]) -> tuple[Any, Slots]:
-    """One over the root of the second moment, and the slots that go on."""
+    """Returns the inverse root of the second moment, and the updated slots."""
     square = jnp.square(g) + 1e-30
     if dims is None:
         full = decay * slots.full + (1 - decay) * square
@@ -103,7 +103,7 @@ def _precondition(g, slots: Slots, decay, dims: tuple[int, int] | None, own: tup
     largest, second = dims
     row = decay * slots.row + (1 - decay) * jnp.mean(square, axis=largest)
     column = decay * slots.column + (1 - decay) * jnp.mean(square, axis=second)
-    # The mean of `row` over the second largest dimension, at its place once the largest is gone.
+    # Index of the second largest dimension after the largest is reduced.
     place = second - (second > largest)
     relative = row / jnp.mean(row, axis=place, keepdims=True)
     factor = jnp.expand_dims(jax.lax.rsqrt(relative), largest) * jnp.expand_dims(jax.lax.rsqrt(column), second)

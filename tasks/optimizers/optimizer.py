@@ -1,4 +1,4 @@
-"""Optimizers: optax, put together from the weight table."""
+"""Optimizers: optax transformations built from the weight table."""
 
 import dataclasses
 from typing import Any, Literal
@@ -17,19 +17,19 @@ from tasks.weight_table import WeightRow, WeightTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """Limits on the gradient before the optimizer sees it; each None is off, all that are set apply in this order."""
+    """Gradient clipping before the optimizer; None turns a limit off, and those that are set apply in this order."""
 
     global_norm: float | None = None  # scale all gradients together to at most this norm (Pascanu et al. 2013)
-    block_rms: float | None = None  # scale each weight's gradient to at most this root mean square; layers count as one
+    block_rms: float | None = None  # scale each weight's gradient to at most this root mean square, stacks as one
     value: float | None = None  # cut each element to [-value, value]
 
     def __post_init__(self):
         for name, limit in dataclasses.asdict(self).items():
             if limit is not None and not limit > 0:
-                raise UsageError(f"clipping.{name} = {limit} must be above 0; none is no limit.")
+                raise UsageError(f"clipping.{name} = {limit} must be above 0. Set none for no limit.")
 
     def build(self) -> list[optax.GradientTransformation]:
-        """The optax transformations."""
+        """Returns the optax transformations."""
         makers = {
             optax.clip_by_global_norm: self.global_norm,
             optax.clip_by_block_rms: self.block_rms,
@@ -40,7 +40,7 @@ class Clipping:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleFactors:
-    """A factor on the learning rate per weight role (see layers.weights.weight.Role)."""
+    """Factors on the learning rate per weight role (see layers.weights.weight.Role)."""
 
     embedding: float = 1.0
     hidden: float = 1.0
@@ -51,66 +51,66 @@ class RoleFactors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optax optimizer with what language models need around it.
+    """An optax optimizer with clipping, schedule, per-role learning rates and decoupled weight decay.
 
-    One update: clip, scale by the method, multiply by the learning rate, which is the product of the peak, the
-    schedule, and the weight's own factor (`rate`: its role's factor times what the parametrization says), add decay.
+    One update clips the gradient, scales it by the method, multiplies it by the learning rate and adds weight decay.
+    The learning rate is peak * schedule * the weight's factor (`rate`: the role's factor times the parametrization's).
 
-    Decay is decoupled from the gradient (Loshchilov and Hutter 2019): update -= weight_decay * weight * what
-    `decay_scale` says. "learning_rate": the weight's own learning rate, as AdamW in optax and torch; under muP it falls
-    with the width. "base_learning_rate": without the weight's factor. "schedule": the schedule alone (Lingle 2024,
-    "independent" decay). "none": 1.
+    Decay is decoupled from the gradient (Loshchilov and Hutter 2019): update -= weight_decay * weight * s, with s
+    selected by `decay_scale`. "learning_rate": the weight's learning rate, as in AdamW of optax and torch; under muP it
+    falls with the width. "base_learning_rate": the learning rate without the weight's factor. "schedule": the schedule
+    alone (Lingle 2024, "independent" decay). "none": 1.
     """
 
     learning_rate: float  # at the schedule's peak
     schedule: Schedule  # factor over time
     clipping: Clipping  # limits on the gradient
-    role_factors: RoleFactors  # learning-rate scale per role
-    parametrization: Parametrization = Parametrization()  # learning-rate scale by role and width
+    role_factors: RoleFactors  # factors on the learning rate by role
+    parametrization: Parametrization = Parametrization()  # factors on the learning rate by role and width
     method: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
     beta1: float = 0.9  # decay of the first moment; momentum of sgd
-    beta2: float = 0.95  # decay of the second moment; lion: of its momentum (0.99 in the paper)
+    beta2: float = 0.95  # decay of the second moment; for lion, of its momentum (0.99 in the paper)
     epsilon: float = 1e-8  # added to the root of adamw's second moment
-    scale_epsilon: bool = False  # multiplies epsilon by the weight's factor on the learning rate
+    scale_epsilon: bool = False  # multiply epsilon by the weight's factor on the learning rate
     moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, sgd)
     second_moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
-    master_weights: bool = False  # updates float32 weights, which it keeps; the model's own follow them
+    master_weights: bool = False  # keep and update float32 copies; the model's weights are cast from them
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
-    undecayed: tuple[str, ...] = ()  # weights that it leaves alone, by their names in WEIGHTS
-    min_dim_size_to_factor: int = 128  # adafactor keeps full second moments where a dimension is smaller
+    undecayed: tuple[str, ...] = ()  # weights without decay, by their names in WEIGHTS
+    min_dim_size_to_factor: int = 128  # adafactor: full second moments if one of the two dimensions is smaller
 
     def __post_init__(self):
         if self.method == "sgd" and self.parametrization.rule != "standard":
             raise UsageError(
-                f"PARAMETRIZATION = {self.parametrization.rule} gives rates of adaptive optimizers; OPTIMIZER = sgd "
-                f"would need others: say adamw, lion or adafactor."
+                f"PARAMETRIZATION = {self.parametrization.rule} has learning rates for adaptive optimizers only (got "
+                f"OPTIMIZER = sgd). Set OPTIMIZER to adamw, lion or adafactor."
             )
         if self.scale_epsilon and (self.method != "adamw" or self.parametrization.rule == "standard"):
             raise UsageError(
-                f"scale_epsilon goes with adamw under muP, not with {self.method} under PARAMETRIZATION = "
-                f"{self.parametrization.rule}."
+                f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = "
+                f"{self.parametrization.rule})."
             )
 
         if self.second_moment_dtype != "float32" and self.method != "adamw":
-            raise UsageError(f"SECOND_MOMENT_DTYPE goes with OPTIMIZER = adamw, not with {self.method}.")
+            raise UsageError(f"SECOND_MOMENT_DTYPE needs OPTIMIZER = adamw (got {self.method}).")
 
     def rate(self, role: str, fan_in: int) -> float:
-        """The factor on a weight's learning rate."""
+        """Returns the factor on a weight's learning rate."""
         relative = self.method == "adafactor"
         return getattr(self.role_factors, role, 1.0) * self.parametrization.rate(role, fan_in, relative)
 
     def decays(self, role: str, key: str = "") -> bool:
-        """Does weight decay act on a weight of this role and name."""
+        """Returns whether weight decay acts on a weight of this role and name."""
         return self.weight_decay != 0 and role in self.decay_roles and key not in self.undecayed
 
     def learning_rate_at(self, step: Any) -> jax.Array:
-        """The learning rate of update `step`, counted from 0."""
+        """Returns the learning rate of update `step`, counted from 0."""
         return self.learning_rate * self.schedule(step)
 
     def build(self, table: WeightTable) -> optax.GradientTransformation:
-        """The transformation for the weights of `table` (its "params" part)."""
+        """Returns the optax transformation for the weights of `table` (its "params" part)."""
         params = table.tree(lambda row: row)["params"]
         factors = jax.tree.map(lambda row: row.rate, params)
         even = set(jax.tree.leaves(factors)) == {1.0}
@@ -144,14 +144,14 @@ class Optimizer:
             return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
         if self.method == "sgd":
             return [optax.trace(self.beta1, accumulator_dtype=self.moment_dtype)] if self.beta1 else []
-        # Weights that fall with the width would end below a fixed floor: it falls with them.
+        # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]
 
     def state_specs(self, table: WeightTable, state: Any) -> Any:
-        """Partition specs in the shape of `state`, the abstract state of `build(table)`.
+        """Returns partition specs in the tree structure of `state`, the abstract state of `build(table)`.
 
-        A slot follows its row's `slot_spec`; a factored slot takes it minus the reduced dimension; counters are
+        A slot has its row's `slot_spec`, a factored slot the same without the reduced dimension; counters are
         replicated.
         """
         rows = {tuple(row.path.split("/")[1:]): row for row in table if row.path.startswith("params/")}

@@ -1,4 +1,4 @@
-"""What optimizers keep in which dtype. Gradients and weights are handed to them in float32."""
+"""Dtypes of optimizer state. Optimizers receive gradients and weights in float32."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from flax import struct
 
 
 def store_moments(adam: optax.GradientTransformation, first: str, second: str) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` with its moments kept in these dtypes, whatever dtype the weights have."""
+    """Returns `optax.scale_by_adam` with moments stored in these dtypes, whatever the dtype of the weights."""
 
     def cast(state: Any, first: Any, second: Any) -> Any:
         return state._replace(mu=_cast(state.mu, first), nu=_cast(state.nu, second))
@@ -25,14 +25,14 @@ def store_moments(adam: optax.GradientTransformation, first: str, second: str) -
 
 
 class Master(struct.PyTreeNode):
-    """Weights in float32, and the state of the optimizer that moves them."""
+    """Float32 master weights, and the state of the optimizer that updates them."""
 
     weights: Any
     inner: Any
 
 
 def keep_master(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Moves float32 copies of the weights, and the weights to where the copies are (Micikevicius et al. 2018)."""
+    """Updates float32 master copies of the weights, and sets the weights to the copies (Micikevicius et al. 2018)."""
 
     def init(params: Any) -> Any:
         weights = _cast(params, "float32")

@@ -1,4 +1,4 @@
-"""How the learning rate moves over the run, as a factor on its peak."""
+"""Learning rate schedules, as factors on the peak learning rate."""
 
 import dataclasses
 from typing import Literal
@@ -11,24 +11,26 @@ import jax.numpy as jnp
 class Schedule:
     """A factor between 0 and 1 for update t = 0, 1, 2, ...
 
-    All kinds rise linearly over `warmup_steps` first, from `start_factor` to 1: (t + first_step) / warmup_steps is how
-    far. Behind that: `constant` stays at
-    1; `linear` and `cosine` fall to `end_factor` at `decay_steps` and stay there (cosine: Loshchilov and Hutter 2017,
-    equation 5); `inverse_sqrt` is sqrt(k / t) from t = k on, k being `timescale`, or warmup_steps where that is None
-    (Vaswani et al. 2017, equation 3, with a peak of 1).
+    All kinds first rise linearly from `start_factor` to 1 over `warmup_steps`; the fraction completed at update t is
+    (t + first_step) / warmup_steps. After warm-up, `constant` stays at 1; `linear` and `cosine` fall to `end_factor` at
+    `decay_steps` and stay there (cosine: Loshchilov and Hutter 2017, equation 5); `inverse_sqrt` is sqrt(k / t) from
+    t = k on, with k = `timescale`, or warmup_steps if that is None (Vaswani et al. 2017, equation 3, with a peak of 1).
     """
 
     kind: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
     warmup_steps: int = 0
-    decay_steps: int | None = None  # update at which linear and cosine end, counted from 0; they need it
-    end_factor: float = 0.0  # where linear and cosine end
-    first_step: int = 1  # what the first update counts as in warm-up; 0 gives it rate 0, as some references do
-    start_factor: float = 0.0  # where warm-up starts
+    decay_steps: int | None = None  # update at which linear and cosine end, counted from 0; required for them
+    end_factor: float = 0.0  # final factor of linear and cosine
+    first_step: int = 1  # number of the first update in warm-up; 0 gives it rate 0, as in some reference codes
+    start_factor: float = 0.0  # factor at the start of warm-up
     timescale: int | None = None  # updates before inverse_sqrt falls; None is warmup_steps
 
     def __post_init__(self):
         if self.kind in ("linear", "cosine") and (self.decay_steps is None or self.decay_steps <= self.warmup_steps):
-            raise ValueError(f"a {self.kind} schedule needs decay_steps above warmup_steps = {self.warmup_steps}")
+            raise ValueError(
+                f"decay_steps of a {self.kind} schedule must be above warmup_steps = {self.warmup_steps} (got "
+                f"{self.decay_steps})"
+            )
 
     def __call__(self, step: jax.Array | int) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)

@@ -1,7 +1,7 @@
-"""Folders and files here, or on an object store (gs://, s3://).
+"""Folders and files, local or on an object store (gs://, s3://).
 
-A place is a `pathlib.Path` here and an `epath.Path` there. Both read and write whole files alike; what a store cannot
-do (append, rename, map into memory) is done by the functions of this module.
+A place is a `pathlib.Path` if local and an `epath.Path` on a store. Both read and write complete files alike; the
+functions of this module emulate what a store does not support (append, rename, memory mapping).
 """
 
 import contextlib
@@ -24,58 +24,58 @@ from etils import epath
 from layers.errors import UsageError, VortaroError, did_you_mean, first_line, missing_package
 
 Place = Path | epath.Path
-PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what reads and writes a store, and the extra it comes with
+PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # scheme: package, and the extra that installs it
 
-TEMPORARY = ("building-", "copying-", "removing-", "unpacking-")  # starts of the names of temporary folders
+TEMPORARY = ("building-", "copying-", "removing-", "unpacking-")  # prefixes of names of temporary folders
 ABANDONED_SECONDS = 24 * 3600
 
-CLIENTS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # whose frames an error of a store has
+CLIENTS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages of stores, as in tracebacks
 
 if any(importlib.util.find_spec(package) for package, _ in PACKAGES.values()):
-    # Or epath would leave a store to TensorFlow where that is installed, which has no s3://.
+    # If TensorFlow is installed, epath would use it for stores by default, and it does not support s3://.
     os.environ.setdefault("EPATH_USE_TF", "false")
 for _scheme in ("gcs", "s3"):
-    # Other processes, and tensorstore in this one, write what a kept listing would not show.
+    # A cached listing would miss files that other processes, or tensorstore in this one, write.
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
 def is_remote(name: str | os.PathLike) -> bool:
-    """Whether a name is that of a place on a server."""
+    """Returns whether a name is that of a place on an object store."""
     return "://" in os.fspath(name)
 
 
 def place(name: str | os.PathLike) -> Place:
-    """The folder or file of a name, which need not be there yet.
+    """Returns the folder or file of a name; it need not exist.
 
     Raises:
-      UsageError: its store is none of those known, its package is missing, or it does not let us in.
+      UsageError: the store is unknown, its package is missing, or it denies access.
     """
     if not is_remote(name):
         return Path(name)
     scheme = os.fspath(name).partition("://")[0]
     if scheme not in PACKAGES:
         hint = did_you_mean(scheme, PACKAGES)
-        raise UsageError(f"'{name}' is on no known store: folders are local, gs:// or s3://. {hint}")
+        raise UsageError(f"The store of '{name}' is unknown. Folders are local, gs:// or s3://. {hint}")
     _let_in(os.fspath(name))
     return epath.Path(name)
 
 
 def require_package(name: str | os.PathLike) -> None:
-    """Raises a UsageError where the package that reads a name's store is missing."""
+    """Raises a UsageError if the package of a name's store is missing."""
     package, extra = PACKAGES.get(os.fspath(name).partition("://")[0], ("", ""))
     if package and importlib.util.find_spec(package) is None:
         raise missing_package(f"'{name}'", package, extra)
 
 
 def file_system(name: str | os.PathLike) -> tuple[Any, str]:
-    """fsspec's file system of a place on a store, and the place's name there."""
+    """Returns the fsspec file system of a place on a store, and the path of the place in it."""
     require_package(name)
     return fsspec.core.url_to_fs(os.fspath(name))
 
 
 @contextlib.contextmanager
 def reached(name: str | os.PathLike, what: str = "reached") -> Iterator[None]:
-    """Inside, what fails at a store becomes one sentence; packages for stores raise errors of their own."""
+    """Turns any error of a store in its block into a UsageError of one sentence."""
     try:
         yield
     except VortaroError:
@@ -86,7 +86,7 @@ def reached(name: str | os.PathLike, what: str = "reached") -> Iterator[None]:
 
 @contextlib.contextmanager
 def trouble(workdir: str | None) -> Iterator[None]:
-    """Inside, an error that comes from an object store, after it had let us in, becomes one sentence."""
+    """Turns an error of an object store in its block, after access was granted, into a VortaroError of one sentence."""
     try:
         yield
     except VortaroError:
@@ -96,37 +96,39 @@ def trouble(workdir: str | None) -> Iterator[None]:
         if not modules & CLIENTS and not re.search(r"\b(gs|s3)://", str(error)):
             raise
         where = f" while '{workdir}' was in use" if workdir is not None and is_remote(workdir) else ""
-        raise VortaroError(f"An object store failed{where}: {first_line(error)}. The same command goes on.") from error
+        raise VortaroError(
+            f"An object store failed{where}: {first_line(error)}. Run the same command again to resume."
+        ) from error
 
 
 @functools.cache
 def _let_in(name: str) -> None:
-    """Asks the store once what is in a folder: errors of credentials, permission and network come here."""
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are told in one sentence
+    """Lists the folder once, so that errors of credentials, permissions and network occur here."""
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are reported in one sentence
     with reached(name), contextlib.suppress(FileNotFoundError):
         system, path = file_system(name)
         system.ls(path, detail=False)
 
 
 def absolute(folder: Place) -> Place:
-    """The folder's name from the root on."""
+    """Returns the absolute path of the folder."""
     return folder.absolute() if isinstance(folder, Path) else folder
 
 
 def make_folder(folder: Place) -> None:
-    """Makes a folder and those above it. A store has none: names of objects have slashes, that is all.
+    """Makes a folder and its parents. Does nothing on a store, which has no folders.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: the folder cannot be made.
     """
-    if isinstance(folder, Path):  # elsewhere s3fs would make a bucket of a mistyped name
+    if isinstance(folder, Path):  # on a store s3fs would create a bucket for a mistyped name
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_whole(file: Place, content: str | bytes) -> None:
-    """Writes a file so that a reader finds the old one or the new one, never a part.
+    """Writes a file atomically: a reader finds the old or the new content, never a part.
 
-    An object is there when all of it has arrived; a local file is renamed.
+    A local file is written under another name and renamed; an object appears when its upload is complete.
     """
     data = content.encode() if isinstance(content, str) else content
     if not isinstance(file, Path):
@@ -146,7 +148,7 @@ def write_whole(file: Place, content: str | bytes) -> None:
 
 
 def sweep_abandoned(folder: Path) -> None:
-    """Removes temporary folders in which processes were killed at work, once nothing in them changed for a day."""
+    """Removes temporary folders of killed processes that have not changed for ABANDONED_SECONDS."""
     for left in folder.iterdir():
         if left.name.startswith(TEMPORARY):
             with contextlib.suppress(OSError):
@@ -155,12 +157,12 @@ def sweep_abandoned(folder: Path) -> None:
 
 
 def no_bucket(name: Place) -> UsageError:
-    """What to say of a place that cannot be written to because its bucket is not there."""
-    return UsageError(f"'{name}' cannot be written: there is no bucket '{os.fspath(name).split('/')[2]}'.")
+    """Returns the error for a place whose bucket does not exist."""
+    return UsageError(f"'{name}' cannot be written: bucket '{os.fspath(name).split('/')[2]}' does not exist.")
 
 
 def append(file: Place, text: str) -> None:
-    """Adds text to a file's end; an object, which does not grow, is written anew."""
+    """Appends text to a file; an object is read and rewritten."""
     if isinstance(file, Path):
         with file.open("a") as stream:
             stream.write(text)
@@ -170,7 +172,7 @@ def append(file: Place, text: str) -> None:
 
 
 def move_folder(source: Place, target: Place) -> None:
-    """Moves a folder to where another one may stand, which is replaced; objects are copied and removed one by one."""
+    """Moves a folder and replaces an existing target; objects are copied and removed one by one."""
     if isinstance(source, Path):
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(source, target)

@@ -1,4 +1,4 @@
-"""A file of lines that grows while a run goes on."""
+"""Line files: files of text lines that grow during a run."""
 
 import threading
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 from layers.errors import VortaroError
 from tasks.storage.files import Place, write_whole
 
-REWRITE_SECONDS = 10.0  # between two rewritings of an object, and more where it is large:
-BYTES_PER_SECOND = 100_000  # no more than so much is sent over and over
+REWRITE_SECONDS = 10.0  # seconds between two writes of an object; more if it is large:
+BYTES_PER_SECOND = 100_000  # upper bound on the average rate of repeated uploads
 
 
 class LineFile:
-    """Begins with `text`, and takes lines. A local file is appended to, line by line.
+    """A file that begins with `text` and grows by lines. A local file is appended to line by line.
 
-    An object on a store cannot grow: it is written anew from a thread, some seconds behind the lines.
+    An object on a store cannot grow: a thread rewrites it, some seconds after the lines.
     """
 
     def __init__(self, file: Place, text: str):
@@ -25,7 +25,7 @@ class LineFile:
         self._stream = file.open("a") if isinstance(file, Path) else None
 
     def write(self, line: str) -> None:
-        """Adds a line, which ends in a newline."""
+        """Adds a line, which must end in a newline."""
         if self._stream is not None:
             self._stream.write(line)
             self._stream.flush()
@@ -39,7 +39,7 @@ class LineFile:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Writes what was not written yet; what cannot be written is tried again with the next lines."""
+        """Writes pending lines; after a failure they are retried with the next lines."""
         if self._stream is not None:
             return
         with self._writing:
@@ -58,10 +58,10 @@ class LineFile:
                 self._lost = str(error)
 
     def close(self) -> None:
-        """Writes the rest.
+        """Writes pending lines and closes the file.
 
         Raises:
-          VortaroError: it could not be written.
+          VortaroError: pending lines could not be written.
         """
         self.flush()
         if self._stream is not None:

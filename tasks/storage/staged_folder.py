@@ -1,4 +1,4 @@
-"""Files that libraries write to local folders alone, copied to where the run lives."""
+"""Mirrored folders: copies files of libraries that write only to local folders to the run folder."""
 
 import tempfile
 import time
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tasks.storage.files import Place, file_system, reached
 
-COPY_SECONDS = 60.0  # between two copies while files grow
+COPY_SECONDS = 60.0  # seconds between two copies while files grow
 
 
 class Mirror:
-    """A local folder for the files of a place: that very folder, or a temporary one for a place on a store."""
+    """A local folder for the files of `target`: `target` itself, or a temporary folder if it is on an object store."""
 
     def __init__(self, target: Place):
         self._target, self._copied, self._last = target, {}, time.monotonic()
@@ -18,7 +18,7 @@ class Mirror:
         self.folder = target if isinstance(target, Path) else Path(str(self._temporary and self._temporary.name))
 
     def copy(self, *, at_once: bool = True) -> None:
-        """Copies what has changed; unless `at_once`, not again within a minute.
+        """Copies changed files; unless `at_once`, at most once a minute.
 
         Raises:
           UsageError: the store cannot be written to.
@@ -35,7 +35,7 @@ class Mirror:
                     self._copied[file] = state
 
     def close(self) -> None:
-        """Copies what is left, and removes the temporary folder."""
+        """Copies the remaining changes and removes the temporary folder."""
         if self._temporary is not None:
             self.copy()
             self._temporary.cleanup()

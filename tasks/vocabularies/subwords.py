@@ -1,7 +1,7 @@
-"""Vocabularies of word pieces that live in files: SentencePiece models, Hugging Face tokenizers, GPT-2's two files.
+"""Subword vocabularies in files: SentencePiece models, Hugging Face tokenizers, GPT-2's two files.
 
-The dataclasses hold names alone: a config shows them without reading a file. Files are read on first use, once per
-process however many copies of a vocabulary there are, and never travel in a pickle.
+The dataclasses hold only names, so a config can be printed without reading files. Files are read on first use, once per
+process for all copies of a vocabulary, and their content is never pickled.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tasks.vocabularies.vocabulary import Vocabulary, fingerprint_of
 
 
 class _ReadOnce:
-    """What was read from files stays out of pickles: it is read again where it is used."""
+    """Excludes file content from pickles: each process reads the files again."""
 
     def __getstate__(self) -> dict[str, Any]:
         instance: Any = self
@@ -29,7 +29,7 @@ class _ReadOnce:
 class SentencePieceVocabulary(_ReadOnce):
     """A SentencePiece model (Kudo and Richardson 2018), as `--mode=train_vocab` and T5 write them.
 
-    Its normalisation is the model's own: by default NFKC, runs of white space as one space, one space put in front.
+    Normalisation is that of the model: by default NFKC, one space for runs of white space, one leading space.
     """
 
     path: str | None  # the .model file
@@ -37,13 +37,13 @@ class SentencePieceVocabulary(_ReadOnce):
     @functools.cached_property
     def _content(self) -> bytes:
         if self.path is None:
-            raise UsageError("VOCABULARY = sentencepiece needs its file: say --set=VOCABULARY_PATH=/where/it/is.model.")
+            raise UsageError("VOCABULARY = sentencepiece needs a file. Set VOCABULARY_PATH to a .model file.")
         try:
             return place(self.path).read_bytes()
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(
-                f"The SentencePiece model '{self.path}' cannot be read: {reason}; --mode=train_vocab trains one."
+                f"The SentencePiece model '{self.path}' cannot be read: {reason}. Train one with --mode=train_vocab."
             ) from error
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class SentencePieceVocabulary(_ReadOnce):
         try:
             return _sentence_piece(self._content)
         except (RuntimeError, OSError) as error:
-            raise UsageError(f"'{self.path}' is no SentencePiece model.") from error
+            raise UsageError(f"'{self.path}' is not a SentencePiece model.") from error
 
     @property
     def size(self) -> int:
@@ -91,7 +91,7 @@ class SentencePieceVocabulary(_ReadOnce):
 
 
 def piece_bytes(model: Any) -> np.ndarray:
-    """float32 (pieces,): bytes of text that each piece of a SentencePieceProcessor stands for; "▁" is a space."""
+    """Returns float32 (pieces,): bytes of text of each piece of a SentencePieceProcessor; "▁" is a space."""
     silent = lambda i: model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
     length = lambda i: 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
     return np.array([0 if silent(i) else length(i) for i in range(model.get_piece_size())], np.float32)
@@ -104,12 +104,12 @@ def _sentence_piece(content: bytes) -> Any:
     except ImportError as error:
         raise missing_package("A SentencePiece vocabulary", "sentencepiece", "sentencepiece") from error
     if not content:
-        raise RuntimeError("an empty file would be taken for a model without pieces")
+        raise RuntimeError("an empty file would load as a model without pieces")
     return sentencepiece.SentencePieceProcessor(model_proto=content)
 
 
 class _TokenizerVocabulary(_ReadOnce):
-    """What the tokenizers library works through."""
+    """Base of vocabularies that use the tokenizers library."""
 
     @property
     def _tokens(self) -> Tokens:
@@ -163,8 +163,8 @@ class HuggingFaceVocabulary(_TokenizerVocabulary):
     def _tokens(self) -> Tokens:
         if self.name is None:
             raise UsageError(
-                "VOCABULARY = huggingface needs a name: say --set=VOCABULARY_PATH= with a tokenizer.json, its folder "
-                "or a name on the hub."
+                "VOCABULARY = huggingface needs a name. Set VOCABULARY_PATH to a tokenizer.json, its folder or a name "
+                "on the hub."
             )
         return hugging_face_tokens(self.name)
 
@@ -176,17 +176,16 @@ class HuggingFaceVocabulary(_TokenizerVocabulary):
 class Gpt2Vocabulary(_TokenizerVocabulary):
     """GPT-2's byte-level pairs (Radford et al. 2019, section 2.2) from `vocab.json` and `merges.txt`.
 
-    Byte-level: every text comes back as it was. A document ends with <|endoftext|>, 50256 in GPT-2's own files.
+    Byte-level: decoding restores every text exactly. A document ends with <|endoftext|>, 50256 in GPT-2's own files.
     """
 
-    path: str | None  # the folder with both, or vocab.json beside merges.txt
+    path: str | None  # the folder with both, or vocab.json in the folder of merges.txt
 
     @functools.cached_property
     def _tokens(self) -> Tokens:
         if self.path is None:
             raise UsageError(
-                "VOCABULARY = gpt2 needs its files: say --set=VOCABULARY_PATH= with the folder of vocab.json and "
-                "merges.txt."
+                "VOCABULARY = gpt2 needs its files. Set VOCABULARY_PATH to the folder with vocab.json and merges.txt."
             )
         return gpt2_tokens(self.path)
 
@@ -194,5 +193,5 @@ class Gpt2Vocabulary(_TokenizerVocabulary):
         return f"GPT-2's files in '{self.path}'"
 
 
-# The type checker holds them to the protocol.
+# The type checker verifies that they implement the protocol.
 _MEET: tuple[Callable[..., Vocabulary], ...] = (SentencePieceVocabulary, HuggingFaceVocabulary, Gpt2Vocabulary)

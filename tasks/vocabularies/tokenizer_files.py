@@ -1,4 +1,4 @@
-"""Tokenizers of the Rust library `tokenizers`, from the files and folders they come in."""
+"""Tokenizers of the Rust library `tokenizers`, loaded from files, folders or the hub."""
 
 import dataclasses
 import functools
@@ -15,24 +15,24 @@ from tasks.storage.files import Place, place
 from tasks.vocabularies.vocabulary import fingerprint_of
 
 END_OF_TEXT = "<|endoftext|>"
-# Ends of documents, where a bare tokenizer.json does not say which of its tokens is one.
+# End-of-document tokens to look for if the files of a tokenizer do not name its eos_token.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # Hugging Face's names, and OpenAI's
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokens:
-    """A tokenizer that was read, and what follows from it."""
+    """A loaded tokenizer and the properties derived from it."""
 
     tokenizer: Any  # a tokenizers.Tokenizer
     stop_id: int | None
-    bytes_v: np.ndarray  # float32 (size,): bytes of text each token stands for
+    bytes_v: np.ndarray  # float32 (size,): bytes of text that each token represents
     fingerprint: str
-    forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model might take text for,
-    unknown_id: int | None = None  # and what stands for such text
+    forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model may find in plain text
+    unknown_id: int | None = None  # replacement of forbidden tokens
 
     def ids(self, encoding: Any) -> np.ndarray:
-        """int32 (N,) ids of what the tokenizer made of a text."""
+        """Returns the ids, int32 (N,), of an encoding, with forbidden tokens replaced."""
         ids = np.array(encoding.ids, np.int32)
         if self.forbidden is not None and self.unknown_id is not None:
             ids[np.isin(ids, self.forbidden)] = self.unknown_id
@@ -40,10 +40,10 @@ class Tokens:
 
 
 def hugging_face_tokens(name: str) -> Tokens:
-    """The tokenizer in a file or folder, or of that name on the hub.
+    """Loads the tokenizer from a file, a folder or the hub.
 
     Raises:
-      UsageError: it cannot be read, or is of a form that the Rust library does not know.
+      UsageError: it cannot be read, or the Rust library does not support its form.
     """
     where = place(name)
     try:
@@ -51,25 +51,25 @@ def hugging_face_tokens(name: str) -> Tokens:
         file = folder / "tokenizer.json" if where.is_dir() else where
         if not file.is_file():
             if not where.is_dir() and (name.endswith(".json") or name.startswith(("/", ".", "~")) or "://" in name):
-                raise UsageError(f"The tokenizer '{name}' cannot be read: there is no such file or folder.")
+                raise UsageError(f"The tokenizer '{name}' cannot be read: no such file or folder.")
             return _by_transformers(name, local=where.is_dir())
         return _from_json(name, file.read_text(), _end_in(folder))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not a text file"
         raise UsageError(f"The tokenizer '{name}' cannot be read: {reason}.") from error
 
 
 def gpt2_tokens(path: str) -> Tokens:
-    """GPT-2's byte-level pairs from the folder, or from the vocabulary's file with the merges beside it.
+    """Loads GPT-2's byte-level pairs from a folder, or from the vocabulary file and the merges file in its folder.
 
     Raises:
-      UsageError: a file is missing or is none of GPT-2's, or has no <|endoftext|>.
+      UsageError: a file is missing or is not in GPT-2's format, or the vocabulary has no <|endoftext|>.
     """
     where = place(path)
     if not where.exists() and where.name not in {name for pair in GPT2_FILES for name in pair}:
         raise UsageError(
-            f"GPT-2's vocabulary '{path}' cannot be read: there is no such folder. Set VOCABULARY_PATH to the folder "
-            f"that holds vocab.json and merges.txt."
+            f"GPT-2's vocabulary '{path}' cannot be read: no such folder. Set VOCABULARY_PATH to the folder "
+            f"with vocab.json and merges.txt."
         )
     if where.is_dir():
         pairs = [(where / vocabulary, where / merges) for vocabulary, merges in GPT2_FILES]
@@ -81,7 +81,7 @@ def gpt2_tokens(path: str) -> Tokens:
         folder, needed = pairs[0][0].parent, [file.name for file in pairs[0]]
         missing = [file.name for file in pairs[0] if not file.exists()]
         raise UsageError(
-            f"GPT-2's vocabulary is {needed[0]} and {needed[1]}, but '{folder}' has no {' and no '.join(missing)}."
+            f"GPT-2's vocabulary needs {needed[0]} and {needed[1]}, but '{folder}' has no {' and no '.join(missing)}."
         )
     try:
         return _byte_pairs(*(file.read_text() for file in found))
@@ -89,9 +89,9 @@ def gpt2_tokens(path: str) -> Tokens:
         raise
     except OSError as error:
         raise UsageError(f"GPT-2's vocabulary '{path}' cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # the library raises bare exceptions at files that are none of its own
+    except Exception as error:  # the library raises bare exceptions for files of other formats
         names = " and ".join(f"'{file}'" for file in found)
-        raise UsageError(f"{names} are no vocabulary of GPT-2's form: {first_line(error, 120)}.") from error
+        raise UsageError(f"{names} are not in the format of GPT-2's vocabulary: {first_line(error, 120)}.") from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -105,7 +105,7 @@ def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     if END_OF_TEXT not in ids:
-        raise UsageError(f"The vocabulary has {len(ids):,} tokens, but no {END_OF_TEXT} to end documents with.")
+        raise UsageError(f"The vocabulary has {len(ids):,} tokens, but no {END_OF_TEXT} to end documents.")
     counts = np.zeros(max(ids.values()) + 1, np.float32)
     for token, number in ids.items():
         counts[number] = len(token)  # one character for each byte
@@ -121,7 +121,7 @@ def _from_json(name: str, text: str, end: str | None) -> Tokens:
         if isinstance(error, UsageError):
             raise
         known = f"tokenizers {library.__version__}"
-        raise UsageError(f"'{name}' is no tokenizer that {known} can read: {first_line(error, 120)}.") from error
+        raise UsageError(f"'{name}' is not a tokenizer that {known} can read: {first_line(error, 120)}.") from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -129,25 +129,25 @@ def _parsed(text: str, end: str | None) -> Tokens:
     library = _library()
     tokenizer = library.Tokenizer.from_str(text)
     content = json.loads(text)
-    # Text that looks like a special token is text: a document cannot end another one's.
+    # Strings of special tokens in text are plain text: a document cannot contain an end-of-document token.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if (content.get("decoder") or {}).get("type") == "WordPiece":
-        # Without cleaning up, which would take back a space that is on the screen.
+        # No clean-up: it would remove spaces of text that is already printed.
         tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
     ends = USUAL_ENDS if end is None else (end,)
     stop_id = next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
     read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
     if content["model"]["type"] == "Unigram":
-        # It holds special tokens among its pieces, and finds them in text.
+        # Unigram models have special tokens among their pieces and find them in plain text.
         special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
         return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
     return read
 
 
 def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
-    """Bytes of text for each token of a tokenizer, by the conventions that its JSON form names."""
+    """Returns the bytes of text of each token, by the conventions that the tokenizer's JSON names."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     added = {token["content"]: token["special"] for token in content.get("added_tokens") or ()}
     model, parts = content["model"], _types(content.get("decoder")) | _types(content.get("pre_tokenizer"))
@@ -166,8 +166,8 @@ def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
         elif "ByteFallback" in parts and len(token) == 6 and token.startswith("<0x"):
             counts[number] = 1
         elif model["type"] == "WordPiece":
-            goes_on = token.startswith(prefix)  # otherwise a space stands before it
-            counts[number] = len(token.removeprefix(prefix).encode()) + (0 if goes_on else 1)
+            is_continuation = token.startswith(prefix)  # other tokens follow a space
+            counts[number] = len(token.removeprefix(prefix).encode()) + (0 if is_continuation else 1)
         else:
             ending = model.get("end_of_word_suffix") or ""
             counts[number] = len((token.replace(ending, " ") if ending else token).replace("\u2581", " ").encode())
@@ -175,14 +175,14 @@ def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
 
 
 def _types(part: Any) -> set[str]:
-    """Types that are named anywhere in a part of a tokenizer's JSON form."""
+    """Returns all types named in a part of a tokenizer's JSON."""
     if isinstance(part, dict):
         return {part["type"]}.union(*map(_types, part.values())) if "type" in part else set()
     return set().union(*map(_types, part)) if isinstance(part, list) else set()
 
 
 def _end_in(folder: Place) -> str | None:
-    """The eos_token that the files beside a tokenizer.json name."""
+    """Returns the eos_token that the files in the folder of a tokenizer.json name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             token = json.loads((folder / name).read_text()).get("eos_token")
@@ -195,9 +195,9 @@ def _end_in(folder: Place) -> str | None:
 
 @functools.lru_cache(maxsize=8)
 def _by_transformers(name: str, local: bool) -> Tokens:
-    """A tokenizer of the hub, or of a folder whose files transformers can convert."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every library that is not installed
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # and of each try without a network
+    """Loads a tokenizer from the hub, or from a folder whose files transformers can convert."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else: warnings about libraries that are not installed
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else: a warning per retry without a network
     try:
         import transformers
     except ImportError as error:
@@ -210,17 +210,17 @@ def _by_transformers(name: str, local: bool) -> Tokens:
             if local:
                 raise
             found = load(name)
-    except Exception as error:  # whatever the hub, the net and foreign files give rise to
+    except Exception as error:  # any error of the hub, the network or third-party files
         if local:
             raise UsageError(
-                f"The folder '{name}' has no tokenizer.json and no other files of a tokenizer that transformers reads. "
-                f"Set VOCABULARY_PATH to a folder that tokenizer.save_pretrained() wrote."
+                f"The folder '{name}' has no tokenizer.json and no other tokenizer files that transformers can read. "
+                f"Set VOCABULARY_PATH to a folder written by tokenizer.save_pretrained()."
             ) from error
         raise UsageError(
-            f"transformers finds no tokenizer '{name}' in the hub or its cache here: {first_line(error, 120)}."
+            f"The tokenizer '{name}' is not on the hub or in its local cache: {first_line(error, 120)}."
         ) from error
     if not getattr(found, "is_fast", False):
-        raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), which alone is read here.")
+        raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), the only supported one.")
     return _from_json(name, found.backend_tokenizer.to_str(), found.eos_token)
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies: text to token ids and back, and how many bytes a token stands for."""
+"""Vocabularies: conversion between text and token ids, and the number of bytes that each token represents."""
 
 import dataclasses
 import hashlib
@@ -12,54 +12,54 @@ from layers.errors import UsageError
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """What a task needs to know of its tokens."""
+    """The interface of a vocabulary."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def stop_id(self) -> int | None:
-        """What ends a document."""
+        """Id of the token that ends a document; None if there is none."""
         ...
 
     @property
     def start_id(self) -> int | None:
-        """What every text starts with, where it was learned so."""
+        """Id of the token that starts every text, if the model was trained with one."""
         ...
 
     @property
     def is_text(self) -> bool:
-        """Whether tokens stand for text; otherwise for numbers alone."""
+        """Returns whether tokens represent text; otherwise they are plain numbers."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides which text gets which ids: content, and not the name it is found under."""
+        """A hash of everything that decides which ids a text gets; it depends on content, not on file names."""
         ...
 
     def describe(self) -> str:
-        """What it is, for a person."""
+        """Returns a short description for messages."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it; what looks like one in the text is text."""
+        """Returns the ids of a text without added special tokens; special-token strings in the text are plain text."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts at once, each int32 (its length,)."""
+        """Encodes many texts at once; each result is int32 (number of ids,)."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of any ids: half a character is U+FFFD, ids that nothing stands for are left out."""
+        """Returns the text of any ids; incomplete characters become U+FFFD, ids without text are omitted."""
         ...
 
     def token_bytes(self) -> np.ndarray:
-        """float32 (size,): bytes of text each token stands for; all zero where tokens are not text."""
+        """Returns float32 (size,): bytes of text that each token represents; all zero if tokens are not text."""
         ...
 
 
 def fingerprint_of(*parts: bytes | str) -> str:
-    """SHA-256 of the parts in order, in hexadecimal, first 32 digits; where one part ends counts."""
+    """Returns the first 32 hexadecimal digits of the SHA-256 of the parts in order, with their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -71,8 +71,8 @@ def fingerprint_of(*parts: bytes | str) -> str:
 class ByteVocabulary:
     """The 256 byte values of UTF-8 text.
 
-    Without special tokens byte 0, which text does not contain, ends a document. With three of them, as T5 and seqio
-    have it: 0 pads, 1 ends a document, 2 is unknown, and byte b is token b + 3.
+    Without special tokens, byte 0 (which text does not contain) ends a document. With three, as in T5 and seqio, 0 is
+    padding, 1 ends a document, 2 is unknown, and byte b is token b + 3.
     """
 
     special_tokens: Literal[0, 3] = 0
@@ -98,7 +98,7 @@ class ByteVocabulary:
         return fingerprint_of("bytes", str(self.special_tokens))
 
     def describe(self) -> str:
-        return "bytes" + (f" behind {self.special_tokens} special tokens" if self.special_tokens else "")
+        return "bytes" + (f" after {self.special_tokens} special tokens" if self.special_tokens else "")
 
     def encode(self, text: str) -> list[int]:
         return [byte + self.special_tokens for byte in text.encode("utf-8")]
@@ -112,12 +112,12 @@ class ByteVocabulary:
         return bytes(value for value in values if 0 <= value < 256).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        return (np.arange(self.size) >= max(self.special_tokens, 1)).astype(np.float32)  # an end is no text
+        return (np.arange(self.size) >= max(self.special_tokens, 1)).astype(np.float32)  # the end token has no text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IdVocabulary:
-    """Token ids that stand for nothing, as synthetic data has them; written as numbers with spaces between."""
+    """Token ids without text, as in synthetic data; their text form is numbers separated by spaces."""
 
     size: int  # ids 0 ... size - 1
     stop_id: int | None = None
@@ -138,7 +138,7 @@ class IdVocabulary:
         words = text.split()
         bad = [w for w in words if not w.isdigit() or int(w) >= self.size]
         if bad:
-            raise UsageError(f"'{bad[0]}' is no token id: this vocabulary has the ids 0 to {self.size - 1}.")
+            raise UsageError(f"A token id must be a number from 0 to {self.size - 1} (got '{bad[0]}').")
         return [int(w) for w in words]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -151,5 +151,5 @@ class IdVocabulary:
         return np.zeros(self.size, np.float32)
 
 
-# The type checker holds them to the protocol.
+# The type checker verifies that they implement the protocol.
 _MEET: tuple[Callable[..., Vocabulary], ...] = (ByteVocabulary, IdVocabulary)

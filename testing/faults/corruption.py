@@ -1,4 +1,4 @@
-"""Ways in which a checkpoint on disk can be damaged."""
+"""Corruption of checkpoints on disk."""
 
 import random
 import shutil
@@ -9,7 +9,7 @@ Damage = Callable[[Path, random.Random], object]
 
 
 def _data(folder: Path) -> list[Path]:
-    """Files that hold arrays, the largest first."""
+    """Returns the files of arrays, largest first."""
     files = [path for path in (folder / "state").rglob("d/*") if path.is_file()]
     return sorted(files, key=lambda path: -path.stat().st_size)
 
@@ -33,7 +33,7 @@ def _zero_block(path: Path, rng: random.Random) -> None:
 
 
 def _tear(folder: Path, rng: random.Random) -> None:
-    """As if the machine had died while it was written: half the files, under a temporary name."""
+    """Simulates a crash during the write: half of the files, under a temporary name."""
     torn = folder.with_name(f"{folder.name}.orbax-checkpoint-tmp")
     folder.rename(torn)
     for path in [path for path in sorted(torn.rglob("*")) if path.is_file()][::2]:
@@ -46,7 +46,7 @@ def _empty_all(folder: Path, rng: random.Random) -> None:
             path.write_bytes(b"")
 
 
-TORN = "a torn directory under a temporary name"  # it was never whole: passed over without a word
+TORN = "a torn directory under a temporary name"  # never complete, so skipped without a message
 DAMAGES: dict[str, Damage] = {
     "the largest data file cut in half": lambda folder, rng: _truncate(_data(folder)[0]),
     "one bit flipped in the largest data file": lambda folder, rng: _flip(_data(folder)[0], rng),
@@ -58,7 +58,7 @@ DAMAGES: dict[str, Damage] = {
     "a data file missing": lambda folder, rng: _data(folder)[0].unlink(),
     "the OCDBT manifest zeroed": lambda folder, rng: (folder / "state" / "manifest.ocdbt").write_bytes(bytes(200)),
     "4 KiB of zeros in the largest data file": lambda folder, rng: _zero_block(_data(folder)[0], rng),
-    "`extra` no JSON": lambda folder, rng: (folder / "extra" / "metadata").write_text("{"),
+    "`extra` with invalid JSON": lambda folder, rng: (folder / "extra" / "metadata").write_text("{"),
     "every file empty": _empty_all,
     "its metrics cut in half": lambda folder, rng: _truncate(folder / "metrics" / "metrics"),
     "one bit flipped in the second data file": lambda folder, rng: _flip(_data(folder)[1], rng),

@@ -1,4 +1,4 @@
-"""What can happen to a training run, and whether it ended as promised: see `benchmarks.faults`."""
+"""Fault scenarios of training runs, and checks of their final state (see `benchmarks.faults`)."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,12 @@ STEPS = 120
 Shape = tuple[int, int]  # processes, virtual devices of each
 ONE, TWO, TWO_BY_TWO = (1, 1), (2, 1), (2, 2)
 FEW_DAMAGES = list(DAMAGES)[:4]
-GO_ON = "goes on from"  # what every sentence of a run that can be taken up says
+GO_ON = "Run the same command again to resume"  # in every error message of a run that can resume
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one disturbance: `result` is SAME, STOPPED, OTHER or SKIPPED."""
+    """Outcome of one fault; `result` is SAME, STOPPED, OTHER or SKIPPED."""
 
     row: str
     result: str
@@ -33,46 +33,46 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """One disturbance of a launch: what it was, and what was not as promised (nothing, if all was)."""
+    """One fault of a launch: its description, and violated guarantees (empty if none)."""
 
     what: str
     wrong: str = ""
 
 
-Disturb = Callable[[Launch], Done | None]  # None: the run had ended before
+Disturb = Callable[[Launch], Done | None]  # None: the run had already ended
 
 
 class Bench:
-    """Folders of runs, undisturbed ones to compare with, and chance."""
+    """Folders of runs, reference runs without faults, and the random number generator."""
 
     def __init__(self, root: Path, seed: int, *, small: bool):
         self.root, self.rng, self.small = root, random.Random(seed), small
-        self.longest_wait = 0.0  # seconds from a kill until the last survivor had ended
+        self.longest_wait = 0.0  # seconds from a kill until the last surviving process exited
         self._cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", root / "cache"))
         self._calm: dict[Shape, Path] = {}
         self._folders = 0
 
     def folder(self) -> Path:
-        """A new run folder."""
+        """Returns the path of a new run folder."""
         self._folders += 1
         return self.root / f"run{self._folders}"
 
     def launch(self, workdir: Path, shape: Shape, **options) -> Launch:
-        """Starts the training command in as many processes and devices."""
-        return Launch(workdir, *shape, self._cache, self.root / "said", **options)
+        """Starts the training command with the processes and devices of `shape`."""
+        return Launch(workdir, *shape, self._cache, self.root / "logs", **options)
 
     def calm(self, shape: Shape) -> Path:
-        """The folder of an undisturbed run."""
+        """Returns the folder of a run without faults."""
         if shape not in self._calm:
             workdir = self.root / f"calm{shape[0]}x{shape[1]}"
             launch = self.launch(workdir, shape)
             if any(launch.codes()):
-                raise RuntimeError(f"An undisturbed run failed: {[launch.err(i) for i in range(shape[0])]}")
+                raise RuntimeError(f"A run without faults failed: {[launch.err(i) for i in range(shape[0])]}")
             self._calm[shape] = workdir
         return self._calm[shape]
 
     def ended_alike(self, workdir: Path, shape: Shape) -> str:
-        """Starts the command until the end; says what is not as in the undisturbed run, or nothing."""
+        """Resumes a run until its end; returns its differences from a run without faults, or an empty string."""
         launch = self.launch(workdir, shape)
         codes = launch.codes()
         if any(codes):
@@ -80,7 +80,7 @@ class Bench:
         return ", ".join(f"{what} differs" for what in differing(self.calm(shape), workdir))
 
     def chain(self, row: str, shape: Shape, disturbances: Sequence[Disturb], **options) -> Iterator[Outcome]:
-        """One run, disturbed and restarted again and again; if it ends otherwise, each counts as a failure."""
+        """Restarts one run after each fault; if its final state differs, every fault counts as a failure."""
         self.calm(shape)
         workdir, done = self.folder(), list[Done]()
         for disturb in disturbances:
@@ -97,16 +97,16 @@ class Bench:
             yield Outcome(row, OTHER if wrong else SAME, f"{each.what}{': ' if wrong else ''}{wrong}")
 
 
-def _complaint(launch: Launch, index: int, said: str = GO_ON) -> str:
-    """What is wrong with how a process ended; nothing, if with exit code 1 and one sentence that says so much."""
+def _complaint(launch: Launch, index: int, message: str = GO_ON) -> str:
+    """Returns how a process exited, or an empty string if with code 1 and one error message that contains `message`."""
     code, sentence = launch.processes[index].poll(), launch.sentence(index)
-    if code == 1 and sentence and said in sentence:
+    if code == 1 and sentence and message in sentence:
         return ""
-    return f"process {index} ended with {code} and said: {launch.err(index)[-1500:] or 'nothing'}"
+    return f"process {index} exited with {code} and stderr: {launch.err(index)[-1500:] or '(empty)'}"
 
 
 def _spread(number: int, count: int) -> int:
-    """The step at which disturbance `number` of so many shall come: all of the run is hit."""
+    """Returns the step of fault `number` of `count`, spread over the run."""
     return int((STEPS - 25) * (number + 0.5) / count)
 
 
@@ -133,7 +133,7 @@ def _kill(bench: Bench, number: int, count: int, *, all_at_once: bool) -> Distur
         launch.codes()
         bench.longest_wait = max(bench.longest_wait, time.monotonic() - began)
         left = [i for i in range(len(launch.processes)) if index is not None and i != index]
-        # Process 0 may be gone before the others have met it: then nothing is said of a checkpoint.
+        # Process 0 may exit before the others have connected: then their message mentions no checkpoint.
         wrong = [_complaint(launch, i, "" if phase == "starting" else GO_ON) for i in left]
         where = f"{phase}, at metrics of step {step}" + (", with a save under way" if saving else "")
         return Done(f"process {'all' if index is None else index}, {where}", "; ".join(filter(None, wrong)))
@@ -166,8 +166,8 @@ def _notice(bench: Bench, number: int, at: int, code: int) -> Disturb:
         saved = saved_steps(launch.workdir)[-1:]
         if codes != [code] * len(codes):
             return Done(what, f"exit codes {codes}, {launch.err(0)[-1500:]}")
-        said = f"saved step {saved[0] if saved else None} in "
-        return Done(what, "" if said in launch.out() else f"newest checkpoint {saved}, {launch.out()[-300:]}")
+        message = f"saved step {saved[0] if saved else None} in "
+        return Done(what, "" if message in launch.out() else f"newest checkpoint {saved}, {launch.out()[-300:]}")
 
     return disturb
 
@@ -175,7 +175,7 @@ def _notice(bench: Bench, number: int, at: int, code: int) -> Disturb:
 def notices(bench: Bench) -> Iterator[Outcome]:
     """SIGTERM, SIGUSR1 or SIGINT to a random process."""
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
-    # Early in a run: agreeing on a step takes a second or two, and one that ends meanwhile proves nothing.
+    # Early in a run: agreement on a step takes a second or two, and the run must not end in the meantime.
     for several in [[term, usr1]] if bench.small else [[term, term, usr1, term, interrupt]] * 2:
         of_two = [_notice(bench, number, 4 + 10 * i, 0) for i, number in enumerate(several)]
         yield from bench.chain("SIGTERM, SIGUSR1 or SIGINT to one of 2 processes", TWO, of_two)
@@ -194,17 +194,17 @@ def _damage(bench: Bench, name: str, shape: Shape) -> Outcome:
     if any(codes):
         return Outcome(row, OTHER, f"{detail}: {codes}, {launch.err(0)[-1500:]}")
     wrong = differing(bench.calm(shape), workdir)
-    named = f"Checkpoint {STEPS} is damaged and passed over" in out
+    named = f"Checkpoint {STEPS} is damaged and skipped" in out
     aside = (workdir / "damaged_checkpoints" / str(STEPS)).is_dir()
     if f"Resumed at step {STEPS} " in out:
-        detail += " (no array is hit: it reads whole)"  # or `differing` says so
+        detail += " (no array is affected: it is restored completely)"  # else `differing` reports it
     elif f"Resumed at step {STEPS - 10} " not in out or (name != TORN and not (named and aside)):
-        wrong.append(f"it was not put aside by name: {out[:1500]}")
+        wrong.append(f"it was not moved aside and reported: {out[:1500]}")
     return Outcome(row, OTHER if wrong else SAME, ": ".join([detail, *wrong]))
 
 
 def damages(bench: Bench) -> Iterator[Outcome]:
-    """The newest checkpoint damaged between two launches, or all of them."""
+    """Corruption of the newest checkpoint, or of all of them, between two launches."""
     for number, name in enumerate(FEW_DAMAGES if bench.small else DAMAGES):
         yield _damage(bench, name, TWO if number % 2 and not bench.small else ONE)
     for shape in () if bench.small else (ONE, TWO):
@@ -221,13 +221,13 @@ def damages(bench: Bench) -> Iterator[Outcome]:
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[str]:
-    """Inside, the folder is a disk of 24 MiB; gives the reason why not, if it cannot be."""
+    """Context in which the folder is a disk of 24 MiB; yields the reason if it cannot be mounted, else ''."""
     folder.mkdir()
     asked = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(folder)]
     try:
         mounted = subprocess.run(asked, capture_output=True, text=True)
     except OSError as error:
-        yield f"there is no mount command: {error}"
+        yield f"the mount command is missing: {error}"
         return
     if mounted.returncode:
         yield f"a small tmpfs cannot be mounted: {mounted.stderr.strip()}"
@@ -239,7 +239,7 @@ def _small_disk(folder: Path) -> Iterator[str]:
 
 
 def _fill(folder: Path, left: int) -> None:
-    """Leaves so many bytes of a disk free."""
+    """Fills a disk until `left` bytes are free."""
     with (folder / "filler").open("wb", buffering=0) as file:
         at = os.statvfs(folder)
         with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ def _on_full_disk(bench: Bench, disk: Path, shape: Shape, kibibytes: int) -> Out
     launch = bench.launch(workdir, shape)
     row, detail = "disk full, then space again", f"{shape[0]} processes, {kibibytes} KiB left"
     if not launch.reach(bench.rng.randint(21, 60)):
-        return Outcome(row, OTHER, f"{detail}: no training, {launch.err(0)[-1500:]}")
+        return Outcome(row, OTHER, f"{detail}: training did not start, {launch.err(0)[-1500:]}")
     _fill(disk, kibibytes * 1024)
     launch.codes()
     wrong = [_complaint(launch, i) for i in range(shape[0])]
@@ -263,7 +263,7 @@ def _on_full_disk(bench: Bench, disk: Path, shape: Shape, kibibytes: int) -> Out
 
 
 def full_disks(bench: Bench) -> Iterator[Outcome]:
-    """The disk of the workdir runs full."""
+    """A full disk of the workdir."""
     trials = [(ONE, 0), (ONE, 60), (ONE, 200), (TWO, 0), (TWO, 150)]
     for number, (shape, kibibytes) in enumerate(trials[1:2] if bench.small else trials):
         bench.calm(shape)
@@ -276,7 +276,7 @@ def full_disks(bench: Bench) -> Iterator[Outcome]:
 
 
 def _pauses(bench: Bench, count: int, whats: list[str]) -> Disturb:
-    """Stops a random process for seconds, so many times, and lets the run end."""
+    """Pauses a random process for some seconds, `count` times, and lets the run end."""
 
     def disturb(launch: Launch) -> Done | None:
         for at in [_spread(number, count) for number in range(count)]:
@@ -293,8 +293,8 @@ def _pauses(bench: Bench, count: int, whats: list[str]) -> Disturb:
     return disturb
 
 
-def _halt(bench: Bench, index: int, said: str, stacks: bool = False) -> Disturb:
-    """Stops a process until the other has given up."""
+def _halt(bench: Bench, index: int, message: str, stacks: bool = False) -> Disturb:
+    """Stops a process until the other one exits."""
 
     def disturb(launch: Launch) -> Done | None:
         if not launch.reach(21):
@@ -303,30 +303,30 @@ def _halt(bench: Bench, index: int, said: str, stacks: bool = False) -> Disturb:
         began = time.monotonic()
         launch.until(lambda: launch.processes[1 - index].poll() is not None, 120)
         waited = time.monotonic() - began
-        wrong = [_complaint(launch, 1 - index, said)]
+        wrong = [_complaint(launch, 1 - index, message)]
         launch.send(signal.SIGCONT, index)
         launch.codes(90)
         wrong.append(_complaint(launch, index, ""))
         if stacks and not list((launch.workdir / "stacks").glob("process_*.txt")):
             wrong.append("no stacks were written")
-        return Done(f"process {index}; the other stopped after {waited:.0f} s", "; ".join(filter(None, wrong)))
+        return Done(f"process {index}; the other exited after {waited:.0f} s", "; ".join(filter(None, wrong)))
 
     return disturb
 
 
 def slow_hosts(bench: Bench) -> Iterator[Outcome]:
-    """A process stands still, for less than --peer_timeout and for longer."""
+    """A stopped process, for less than --peer_timeout and for longer."""
     whats: list[str] = []
-    row = f"one of 2 processes stands still for less than half of --peer_timeout={PEER_TIMEOUT}"
+    row = f"one of 2 processes stopped for less than half of --peer_timeout={PEER_TIMEOUT}"
     for outcome in bench.chain(row, TWO, [_pauses(bench, 2 if bench.small else 10, whats)]):
         for what in whats:
             yield dataclasses.replace(outcome, detail=f"{what}{outcome.detail}")
     halts = [_halt(bench, index, GO_ON) for index in ((1,) if bench.small else (0, 1, 0, 1))]
-    yield from bench.chain("one of 2 processes stands still for longer", TWO, halts)
+    yield from bench.chain("one of 2 processes stopped for longer", TWO, halts)
 
 
 def stuck_updates(bench: Bench) -> Iterator[Outcome]:
-    """A process stands still in an update, and nobody would wait for its voice."""
+    """A process stopped in an update, with a --peer_timeout too long to detect it."""
     stuck = [_halt(bench, index, "has not ended within", stacks=True) for index in ((1,) if bench.small else (1, 0, 1))]
     row = "an update that does not end (STEP_TIMEOUT=6, --peer_timeout=600)"
     yield from bench.chain(row, TWO, stuck, settings=("STEP_TIMEOUT=6",), peer_timeout=600)

@@ -59,7 +59,7 @@ def test_it_says_which_signal_killed_a_process(tmp_path):
 def test_one_that_outlives_a_failed_one_is_killed(tmp_path):
     _, err = (started := start(tmp_path, 2, "linger")).communicate(timeout=600)
     assert started.returncode == 3
-    assert "Process 0 did not end by itself and is killed." in err
+    assert "Process 0 did not exit in time and is killed." in err
 
 
 @pytest.mark.slow

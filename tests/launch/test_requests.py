@@ -13,36 +13,36 @@ CLOUD = ["--", "--workdir=gs://b/x"]
 SLICE = ["--name=s", "--zone=z"]
 PODS = ["jobset", "--image=i", "--num_hosts=4"]
 REFUSED = {
-    "There is no target 'slum'. Did you mean 'slurm'?": ["slum"],
-    "There is no target 'tpu queue list'. Did you mean": ["tpu", "queue", "list"],
-    "There is no flag '--node=2'. Did you mean '--nodes'": ["slurm", "--node=2", *RUN],
-    "`python -m launch slurm` must be told --nodes: how many machines.": ["slurm", *RUN],
-    "--nodes=0 must be at least 1.": ["slurm", "--nodes=0", *RUN],
-    "does not fit --gpus_per_node=8": ["slurm", "--nodes=1", "--gpus_per_node=8", "--tasks_per_node=2", *RUN],
-    "--sbatch=x is no option of sbatch": ["slurm", "--nodes=1", "--sbatch=x", *RUN],
-    "--partition holds a character that cannot be printed": ["slurm", "--nodes=1", "--partition=a\nb", *RUN],
-    "give its flags behind `--`": ["slurm", "--nodes=1"],
-    "starts no run: leave out `--`": ["tpu", "delete", *SLICE, *CLOUD],
-    "'..' is no name": ["slurm", "--nodes=1", "--name=..", *RUN],
-    "There is no flag '--workdirs=x'. Did you mean '--workdir'": ["local", "--num_processes=2", "--", "--workdirs=x"],
-    "There is no mode 'trian'. Did you mean 'train'": ["local", "--num_processes=2", *RUN, "--mode=trian"],
+    "Unknown target 'slum'. Did you mean 'slurm'?": ["slum"],
+    "Unknown target 'tpu queue list'. Did you mean": ["tpu", "queue", "list"],
+    "Unknown flag '--node=2'. Did you mean '--nodes'": ["slurm", "--node=2", *RUN],
+    "`python -m launch slurm` requires --nodes (number of machines).": ["slurm", *RUN],
+    "--nodes must be at least 1 (got 0).": ["slurm", "--nodes=0", *RUN],
+    "must equal --gpus_per_node = 8": ["slurm", "--nodes=1", "--gpus_per_node=8", "--tasks_per_node=2", *RUN],
+    "--sbatch must be an option of sbatch": ["slurm", "--nodes=1", "--sbatch=x", *RUN],
+    "--partition must be one line of printable characters": ["slurm", "--nodes=1", "--partition=a\nb", *RUN],
+    "requires flags of the runner. Add them after `--`": ["slurm", "--nodes=1"],
+    "does not start a run. Remove `--`": ["tpu", "delete", *SLICE, *CLOUD],
+    "(got '..')": ["slurm", "--nodes=1", "--name=..", *RUN],
+    "Unknown flag '--workdirs=x'. Did you mean '--workdir'": ["local", "--num_processes=2", "--", "--workdirs=x"],
+    "Unknown mode 'trian'. Did you mean 'train'": ["local", "--num_processes=2", *RUN, "--mode=trian"],
     "Did you mean 'tiny.StdlibTiny'": ["local", "--num_processes=2", *RUN, "--exp=tiny.StdlibTyni"],
     "are set by --set: --set=NUM_LAYERS=6.": ["local", "--num_processes=2", *RUN, "--NUM_LAYERS=6"],
     "'LEARNING_RATE'": ["slurm", "--nodes=2", *RUN, "--exp=tiny.StdlibTiny", "--set=LERNING_RATE=1"],
-    "--coordinator is the launcher's to say": ["slurm", "--nodes=2", *RUN, "--coordinator=a:1"],
-    "--process_id is the launcher's to say": [*PODS, *CLOUD, "--process_id", "0"],
-    "--host_devices is the launcher's": ["local", "--num_processes=2", "--host_devices=2", *RUN, "--host_devices=4"],
-    "--hosts and --hostfile both": ["mpirun", "--num_processes=2", "--hosts=a", "--hostfile=b", *RUN],
-    "give both, or none": [*PODS, "--tpu_type=tpu-v4-podslice", *CLOUD],
-    "--topology=3x3 does not give 4 hosts": [*PODS, "--tpu_type=t", "--topology=3x3", *CLOUD],
-    "--volume=data must be CLAIM:/path": [*PODS, "--volume=data", *CLOUD],
-    "--name=X becomes part of host names": [*PODS, "--name=X", *CLOUD],
-    "The workdir 'runs/x' would be another on each host": [*PODS, *RUN],
+    "--coordinator is set by the launcher": ["slurm", "--nodes=2", *RUN, "--coordinator=a:1"],
+    "--process_id is set by the launcher": [*PODS, *CLOUD, "--process_id", "0"],
+    "--host_devices is set by the": ["local", "--num_processes=2", "--host_devices=2", *RUN, "--host_devices=4"],
+    "--hosts and --hostfile exclude": ["mpirun", "--num_processes=2", "--hosts=a", "--hostfile=b", *RUN],
+    "Give both, or remove both": [*PODS, "--tpu_type=tpu-v4-podslice", *CLOUD],
+    "that --num_hosts = 4 divides (got 3x3)": [*PODS, "--tpu_type=t", "--topology=3x3", *CLOUD],
+    "--volume must be CLAIM:/path (got data)": [*PODS, "--volume=data", *CLOUD],
+    "part of host names (got X)": [*PODS, "--name=X", *CLOUD],
+    "The workdir 'runs/x' would be a separate folder on each host": [*PODS, *RUN],
     "or a folder on a --volume": [*PODS, "--volume=data:/mnt", "--", "--workdir=/mnt2/x"],
     "the absolute path of a mounted folder": ["tpu", "run", *SLICE, *RUN],
-    "Say which slice: --name=NAME.": ["tpu", "run", "--zone=z", *CLOUD],
+    "requires the name of the slice. Add --name=NAME.": ["tpu", "run", "--zone=z", *CLOUD],
     "--spot and --reserved exclude": ["tpu", "create", *SLICE, "--accelerator_type=v4-8", "--spot", "--reserved"],
-    "has no pyproject.toml": ["tpu", "install", *SLICE],
+    "with a pyproject.toml (got": ["tpu", "install", *SLICE],
 }
 
 
@@ -93,7 +93,7 @@ def test_a_missing_tool_is_named(tool, tmp_path, command):
     words = ["tpu", "delete", *rest[1:]] if target == "tpu" else [target, *rest]
     done = command("launch", *words, PATH=str(tmp_path / "bin"))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"vortaro: There is no '{tool}' on this machine: ")
+    assert done.stderr.startswith(f"vortaro: '{tool}' is not installed on this machine. ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -27,7 +27,7 @@ def test_values(name, at, value):
 
 
 def test_unknown_activation():
-    with pytest.raises(UsageError, match=r"no activation 'gelu'.*'gelu_"):
+    with pytest.raises(UsageError, match=r"Unknown activation 'gelu'.*'gelu_"):
         activation("gelu")
 
 

@@ -86,7 +86,7 @@ def test_sinusoidal_by_hand():
 
 
 def test_heads_must_divide(x):
-    with pytest.raises(UsageError, match="num_kv_heads = 3 must divide num_heads = 4"):
+    with pytest.raises(UsageError, match="num_kv_heads must divide num_heads = 4"):
         attention(num_kv_heads=3).init(jax.random.key(0), x)
 
 

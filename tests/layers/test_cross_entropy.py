@@ -69,7 +69,7 @@ def test_no_array_of_all_logits_is_in_the_compiled_gradient():
 
 
 def test_chunks_must_divide():
-    with pytest.raises(UsageError, match="loss_chunk = 5 must divide the sequence length 12"):
+    with pytest.raises(UsageError, match="loss_chunk must divide the sequence length 12"):
         objective(FEATURES, TABLE, 5)
 
 

@@ -93,7 +93,7 @@ def test_bfloat16_computes_in_bfloat16_and_ends_in_float32():
 
 
 def test_unknown_remat_policy():
-    with pytest.raises(UsageError, match=r"no remat policy 'dotts'. Did you mean 'dots'"):
+    with pytest.raises(UsageError, match=r"Unknown remat policy 'dotts'. Did you mean 'dots'"):
         task_of(REMAT="dotts").weight_table()
 
 

@@ -138,5 +138,5 @@ def test_no_slots_is_a_clear_error():
     for fields in ({"num_groups": 0}, {"capacity_factor": -1.0}, {"capacity": -1}, {"jitter": 1.0}):
         with pytest.raises(UsageError, match=next(iter(fields))):
             layer(**fields).init(jax.random.key(0), X)
-    with pytest.raises(UsageError, match="top2 or expert_choice"):
+    with pytest.raises(UsageError, match="Choose top2 or expert_choice"):
         layer(routing="hash").init(jax.random.key(0), X)

@@ -41,7 +41,7 @@ def test_specs_print_as_code():
     [
         ("LEARNINGRATE", ["LEARNING_RATE", "SEED"], "Did you mean 'LEARNING_RATE'?"),
         ("zzz", ["a", "b"], "Valid: 'a', 'b'."),
-        ("x", [], "There is nothing to choose from."),
+        ("x", [], "No valid names exist."),
     ],
 )
 def test_did_you_mean(name, valid, says):

@@ -225,7 +225,7 @@ def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
     assert text.count("class Wide") == 2
     again = inside("registry", "new", "tiny.StdlibTiny", "my_models.Wide")
     assert again.returncode == 2
-    assert "has a class Wide already" in again.stderr
+    assert "already has a class Wide" in again.stderr
     assert (tmp_path / "my_models.py").read_text() == text
     done = inside("registry", "diff", "my_models.Wide", "my_models.Wider", "--json")
     assert done.returncode == 0, done.stderr
@@ -236,24 +236,24 @@ def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["lst"], "no verb 'lst'. Did you mean 'list'"),
-        (["show"], "show takes one name, but 0 names were given"),
-        (["show", "StdlibTinny"], "no experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
+        (["lst"], "Unknown verb 'lst'. Did you mean 'list'"),
+        (["show"], "show takes one name (got 0 names)"),
+        (["show", "StdlibTinny"], "Unknown experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         (["diff", "StdlibTiny"], "diff of one name needs --set"),
         (["list", "gtp.*"], "No experiment matches 'gtp.*'. Did you mean 'gpt.*'"),
         (["list", "StdlibTinny"], "No experiment matches 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         (["list", "gshrad"], "No experiment matches 'gshrad'. Did you mean 'gshard'"),
         (["list", "nothing-like-it", "--json"], "No experiment matches 'nothing-like-it'. "),
-        (["list", "--where", "parms>1"], "--where knows no 'parms'. Did you mean 'params'"),
-        (["list", "--where", "params>"], "is no condition"),
-        (["list", "--where", "__import__('os')"], "is no condition"),
+        (["list", "--where", "parms>1"], "Unknown name 'parms' in --where. Did you mean 'params'"),
+        (["list", "--where", "params>"], "is not a condition"),
+        (["list", "--where", "__import__('os')"], "is not a condition"),
         (
             ["explain", "StdlibTiny", "NUM_LAYER"],
-            "no knob, config path or weight 'NUM_LAYER'. Did you mean 'NUM_LAYERS'",
+            "Unknown knob, config path or weight 'NUM_LAYER'. Did you mean 'NUM_LAYERS'",
         ),
-        (["new", "StdlibTiny", "NoModule"], "should read module.Name"),
+        (["new", "StdlibTiny", "NoModule"], "is not of the form module.Name"),
         (["new", "StdlibTiny", "tasks.Wide"], "'tasks.Wide' has the name of one of Vortaro's own packages"),
-        (["list", "--jsn"], "There is no flag '--jsn'. Did you mean '--json'"),
+        (["list", "--jsn"], "Unknown flag '--jsn'. Did you mean '--json'"),
         (["check", "StdlibTiny", "--NUM_LAYERS=6"], "are set by --set: --set=NUM_LAYERS=6."),
         ([], "the following arguments are required: verb"),
     ],

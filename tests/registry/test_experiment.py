@@ -11,6 +11,7 @@ from registry.explain import explain
 from registry.overrides import override
 from registry.resolve import resolve
 from registry.unread_knobs import require_effect
+from runners.modes.sample import windowed
 from runners.widths.widths import of_width
 from tests.conftest import ROOT
 from tests.support.models import Small
@@ -105,7 +106,7 @@ def test_no_epsilon_is_the_default_of_the_norm(name, norm, default):
 
 @pytest.mark.parametrize("knob", ["NORM=layer", "NORM_EPSILON=1e-5"])
 def test_norms_that_a_family_does_not_have_are_refused(knob):
-    with pytest.raises(UsageError, match="does nothing in this family"):
+    with pytest.raises(UsageError, match="has no effect in this family"):
         resolve("vq.VQStdlib", [knob]).Task()
 
 
@@ -143,7 +144,7 @@ def test_a_missing_spec_is_cured_by_the_advice():
     names = {"Base": Missing, "Specs": Specs, "P": P}
     exec(f"class Cured(Base):\n    {advice}", names)
     check(names["Cured"]())
-    with pytest.raises(UsageError, match="--set changes rows; a class declares new ones"):
+    with pytest.raises(UsageError, match="--set changes existing rows; a class declares new ones"):
         override(Missing, ["WEIGHTS.ffn_in_mf=P(None,None)"])
 
 
@@ -169,7 +170,7 @@ def test_mesh_shapes(shape, devices, sizes):
             r"needs 128 devices \(DEVICE_MESH_SHAPE = \(8, 16\), got 8\)\. Try --smoke for a small form",
         ),
         ((-1, 3), 8, "needs a multiple of 3 devices"),
-        ((-1, -1), 8, "one at most may be -1"),
+        ((-1, -1), 8, "at most one is -1"),
         ((0, 8), 8, "sizes are at least 1"),
         ((8,), 8, "differ in length"),
     ],
@@ -209,7 +210,7 @@ class NewActivation(Small):
 BAD = {
     "a spec without weight": (
         lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_gate_mf=P(None, None)))(),
-        r"WEIGHTS of .*Small states 'ffn_gate_mf' = P\(None, None\), but no weight takes it",
+        r"WEIGHTS of .*Small has a row 'ffn_gate_mf' = P\(None, None\), but no weight uses it",
     ),
     "a weight without spec": (
         lambda: Small.derive(WEIGHTS=Specs(**{k: v for k, v in Small.WEIGHTS.items() if k != "ffn_in_mf"}))(),
@@ -237,15 +238,15 @@ BAD = {
     ),
     "more microbatches than rows": (
         lambda: Small.derive(GRADIENT_ACCUMULATION=3)(),
-        "batch_size = 8 must be divisible by task.microbatches = 3",
+        "batch_size must be divisible by task.microbatches = 3",
     ),
     "a shared module": (
         lambda: with_config(share),
-        r"One config stands at task.model.stack.block.\w+ and task.model.stack.block.\w+, which would tie weights",
+        r"task.model.stack.block.\w+ and task.model.stack.block.\w+ are the same config, which would tie weights",
     ),
     "an activation nobody places": (
         NewActivation,
-        "ACTIVATIONS states 'gate_bsf', but no layer places such an array",
+        "ACTIVATIONS has a row 'gate_bsf', but no layer places such an array",
     ),
 }
 

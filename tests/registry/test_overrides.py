@@ -148,19 +148,19 @@ def test_held_out_data_follows_the_training_path():
         ("tsk.z_loss=1", "no knob or config 'tsk'. Did you mean 'task'"),
         ("task.optimzer.learning_rate=1", "no 'optimzer' in task. Did you mean 'optimizer'"),
         ("task.optimizer.learning_rat=1", "no 'learning_rat' in task.optimizer. Did you mean 'learning_rate'"),
-        ("train.num_steps.x=1", "train.num_steps is one value, 1200: there is nothing under it"),
-        ("task.optimizer=1", "task.optimizer is a config of its own: set one of its fields"),
-        ("task=1", "'task' is a whole config"),
+        ("train.num_steps.x=1", "train.num_steps is one value, 1200, without fields"),
+        ("task.optimizer=1", "task.optimizer is a config, not a field. Set one of its fields"),
+        ("task=1", "'task' is a config, not a field"),
         ("NUM_LAYERS=two", "NUM_LAYERS takes int above 0, not 'two'"),
         ("NUM_LAYERS.x=2", "NUM_LAYERS is one value"),
         ("task.z_loss=high", "task.z_loss takes float, not 'high'"),
         ("POSITIONS=rotory", r"POSITIONS takes one of 'rotary'.*Did you mean 'rotary'"),
         ("OPTIMIZER=adam", r"OPTIMIZER takes one of .*Did you mean 'adamw'"),
-        ("WEIGHTS.ffn_in=P()", "no row 'ffn_in' to set by 'WEIGHTS.ffn_in'. Did you mean 'ffn_in_mf'"),
+        ("WEIGHTS.ffn_in=P()", "Unknown row 'ffn_in' in 'WEIGHTS.ffn_in'. Did you mean 'ffn_in_mf'"),
         ("WEIGHTS.ffn_in_mf=data", r"takes a spec, as in WEIGHTS.ffn_in_mf=P\('data', 'model'\)"),
-        ("WEIGHTS.ffn_in_mf=P('data')", "has 1 entries, but its letters 'mf' name 2"),
-        ("NUM_LAYERS", "should read PATH=VALUE"),
-        ("=3", "should read PATH=VALUE"),
+        ("WEIGHTS.ffn_in_mf=P('data')", "must have one entry per dimension of 'mf'"),
+        ("NUM_LAYERS", "is not of the form PATH=VALUE"),
+        ("=3", "is not of the form PATH=VALUE"),
     ],
 )
 def test_bad_overrides(assignment, says):
@@ -173,7 +173,7 @@ def test_bad_overrides(assignment, says):
     [
         ("train.num_steps=0", "Train", "train: num_steps = 0 must be at least 1"),
         ("WARMUP_STEPS=5000", "Task", "NUM_STEPS = 1200 must be above WARMUP_STEPS = 5000"),
-        ("NUM_HEADS=3", "Task", "NUM_HEADS = 3 must divide MODEL_DIM = 128"),
+        ("NUM_HEADS=3", "Task", "NUM_HEADS must divide MODEL_DIM = 128 .got 3"),
     ],
 )
 def test_values_that_no_constructor_takes(assignment, root, says):

@@ -217,6 +217,6 @@ def test_diff_of_a_run_whose_class_is_gone(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["config"] == [{"path": "task.z_loss", "a": 0.5, "b": 0.0, "text_a": "0.5", "text_b": "0.0"}]
     assert json.loads(out)["weights"] == []
-    assert "There is no experiment 'gone_models.Wide'" in err
-    assert "Compared with what today's code builds of the recorded configs." in err
+    assert "Unknown experiment 'gone_models.Wide'" in err
+    assert "Compared with the recorded configs, built by the current code." in err
     assert main(["diff", str(tmp_path), "--set=SEED=1"]) == 2

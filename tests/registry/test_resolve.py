@@ -32,13 +32,13 @@ def test_spellings(name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("StdlibTinny", "no experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
+        ("StdlibTinny", "Unknown experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         ("tiny.StdlibTinny", "Did you mean 'tiny.StdlibTiny'"),
         (
             "no.such.module.Name",
-            "'no.such.module.Name', and no module 'no.such.module' on the Python path",
+            "'no.such.module.Name': module 'no.such.module' is not on the Python path",
         ),
-        ("", "no experiment ''"),
+        ("", "Unknown experiment ''"),
     ],
 )
 def test_unknown_names(name, says):
@@ -81,7 +81,7 @@ def test_a_users_own_module(user_module):
 def test_an_ambiguous_name_lists_the_candidates(user_module):
     user_module("user_twice", SOURCE.replace("class Wide", "class StdlibTiny"))
     find("user_twice.StdlibTiny")
-    with pytest.raises(UsageError, match=r"could be tiny.StdlibTiny or user_twice.StdlibTiny"):
+    with pytest.raises(UsageError, match=r"matches tiny.StdlibTiny or user_twice.StdlibTiny"):
         find("StdlibTiny")
 
 
@@ -255,7 +255,7 @@ def test_a_class_may_be_registered_again(user_module, tmp_path):
 
 
 def test_no_such_module():
-    with pytest.raises(UsageError, match="no module 'user_nowhere' on the Python path"):
+    with pytest.raises(UsageError, match="Module 'user_nowhere' is not on the Python path"):
         resolve("tiny.StdlibTiny", imports=["user_nowhere"])
 
 

@@ -98,7 +98,7 @@ def test_two_processes_add_to_one_file():
 
 def test_list_shows_totals_after_a_condition_has_computed_them(capsys):
     assert main(["list", PATTERN]) == 0
-    assert "--where 'params>0'` computes and keeps them." in capsys.readouterr().out
+    assert "--where 'params>0'` computes and caches them." in capsys.readouterr().out
     assert main(["list", PATTERN, "--where", "devices==1", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["parameters"], row["bytes"]) == (None, None), "devices follow from the mesh"

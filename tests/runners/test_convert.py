@@ -68,7 +68,7 @@ def test_losses_of_little_gpt(tmp_path, capsys, file, exp, knobs, long, short):
     arrays = little_gpt(**file)
     assert bring_in("little_gpt", saved(tmp_path, arrays), exp, tmp_path / "run", *knobs) == 0
     out = capsys.readouterr().out
-    assert ("--set=ACTIVATION=gelu_erf makes them alike" in out) == ("gpt." in exp and "little" not in exp)
+    assert ("Use --set=ACTIVATION=gelu_erf to match" in out) == ("gpt." in exp and "little" not in exp)
     assert loss_of(tmp_path / "run", 16) == pytest.approx(long, abs=3e-5)
     if short is not None:
         assert loss_of(tmp_path / "run", 11) == pytest.approx(short, abs=3e-5)
@@ -141,12 +141,12 @@ def test_nanogpt_gives_the_sizes_and_holds_matrices_transposed(tmp_path, capsys,
 def test_nanogpt_and_gpt2_files_are_told_apart(tmp_path, capsys):
     file = saved(tmp_path, nano_gpt(gpt2()))
     assert bring_in("gpt2", file, "gpt2.Gpt2Small", tmp_path / "run") == 2
-    assert "looks like a nanogpt file, not like gpt2: say --format=nanogpt." in capsys.readouterr().err
+    assert "looks like a nanogpt file, not like gpt2. Use --format=nanogpt." in capsys.readouterr().err
     assert bring_in("nanogpt", saved(tmp_path, gpt2(), "gpt2.safetensors"), "gpt2.Gpt2Small", tmp_path / "run") == 2
-    assert "looks like a gpt2 file, not like nanogpt: say --format=gpt2." in capsys.readouterr().err
+    assert "looks like a gpt2 file, not like nanogpt. Use --format=gpt2." in capsys.readouterr().err
     named = main(["import", *NANO, f"--from={file}", "--set=NUM_LAYERS=3", f"--workdir={tmp_path / 'run'}"])
     assert named == 2
-    assert "has 2 layers, and the experiment 3: say --set=NUM_LAYERS=2." in capsys.readouterr().err
+    assert "has 2 layers, but the experiment has 3. Use --set=NUM_LAYERS=2." in capsys.readouterr().err
 
 
 def test_names_of_compiled_and_distributed_models(tmp_path):
@@ -242,7 +242,7 @@ def test_a_run_goes_on_from_what_came_in(tmp_path, capsys):
     source = saved(tmp_path, gpt2())
     assert bring_in("gpt2", source, "gpt2.Gpt2Small", tmp_path / "run", "NUM_STEPS=4", "DECAY_STEPS=3000") == 0
     said = capsys.readouterr().out
-    assert f"has the 59,328 weights of {source}, as its step 0." in said
+    assert f"Imported 59,328 weights of {source} as step 0 of " in said
     sample = ["--mode=sample", "--prompt=1 2 3", "--max_new_tokens=5", "--no-stop"]
     assert run_main([f"--workdir={tmp_path / 'run'}", *sample]) == 0
     assert "step 0]" in capsys.readouterr().out
@@ -254,13 +254,13 @@ def test_a_run_goes_on_from_what_came_in(tmp_path, capsys):
     capsys.readouterr()
     for which, step in (("last", 4), ("0", 0)):
         assert send_out("gpt2", tmp_path / "run", tmp_path / f"{which}.safetensors", f"--checkpoint={which}") == 0
-        assert f"of gpt2.Gpt2Small at step {step}." in capsys.readouterr().out
+        assert f"of gpt2.Gpt2Small at step {step} to " in capsys.readouterr().out
     kept = load_file(tmp_path / "0.safetensors")
     np.testing.assert_array_equal(kept["transformer.h.0.mlp.c_fc.weight"], gpt2()["h.0.mlp.c_fc.weight"])
     after = load_file(tmp_path / "last.safetensors")["transformer.h.0.mlp.c_fc.weight"]
     assert 0 < np.abs(after - gpt2()["h.0.mlp.c_fc.weight"]).max() < 0.1
     assert bring_in("gpt2", source, "gpt2.Gpt2Small", tmp_path / "run") == 2
-    assert "has checkpoints already: choose another --workdir." in capsys.readouterr().err
+    assert "already has checkpoints. Choose another --workdir." in capsys.readouterr().err
 
 
 def without(arrays, *starts):
@@ -270,39 +270,39 @@ def without(arrays, *starts):
 PLAIN = little_gpt(learned=True, fused=False)
 ADAPTER = {"blocks.0.adapter_attn.bottleneck.0.weight": np.zeros((4, 4), np.float32)}
 MISFITS = {
-    "adapters": (PLAIN | ADAPTER, [], "has adapters (blocks.0.adapter_attn.bottleneck.0.weight), which no model here"),
+    "adapters": (PLAIN | ADAPTER, [], "has adapters (blocks.0.adapter_attn.bottleneck.0.weight), which are not"),
     "no positions": (
         without(PLAIN, "wpe"),
         [],
-        "has no wpe.weight, which is to fill positions/position_tm: say --set=",
+        "has no wpe.weight for positions/position_tm. Use --set=",
     ),
     "positions": (
         PLAIN,
         ["POSITIONS=alibi"],
-        "has wpe.weight, and the experiment no positions/position_tm to take it: ",
+        "has wpe.weight, but the experiment has no positions/position_tm. ",
     ),
-    "one norm": (PLAIN, FUSED, "to take it: say --set=PARALLEL_RESIDUAL=false"),
+    "one norm": (PLAIN, FUSED, "Use --set=PARALLEL_RESIDUAL=false"),
     "no second norm": (
         {key: value for key, value in PLAIN.items() if "ln2" not in key},
         [],
-        "say --set=PARALLEL_RESIDUAL=true --set=SHARED_NORM=true",
+        "Use --set=PARALLEL_RESIDUAL=true --set=SHARED_NORM=true",
     ),
-    "biases": (PLAIN, ["USE_BIAS=false"], "no stack/block/mixer_norm/norm_bias_m to take it: say --set=USE_BIAS=true"),
+    "biases": (PLAIN, ["USE_BIAS=false"], "no stack/block/mixer_norm/norm_bias_m. Use --set=USE_BIAS=true"),
     "no biases": (
         little_gpt(learned=True, fused=False, bias=False),
         [],
-        "has no blocks.0.ln1.bias, which is to fill stack/block/mixer_norm/norm_bias_m: say --set=USE_BIAS=false",
+        "has no blocks.0.ln1.bias for stack/block/mixer_norm/norm_bias_m. Use --set=USE_BIAS=false",
     ),
-    "layers": (PLAIN, ["NUM_LAYERS=3"], "has 2 layers, and the experiment 3: say --set=NUM_LAYERS=2"),
-    "a missing layer's key": (without(PLAIN, "blocks.1.mlp.fc1.w"), [], "has no blocks.1.mlp.fc1.weight, which is to"),
+    "layers": (PLAIN, ["NUM_LAYERS=3"], "has 2 layers, but the experiment has 3. Use --set=NUM_LAYERS=2"),
+    "a missing layer's key": (without(PLAIN, "blocks.1.mlp.fc1.w"), [], "has no blocks.1.mlp.fc1.weight for"),
     "vocabulary": (
         PLAIN,
         ["VOCAB_SIZE=48"],
-        "in the experiment, for embedding/embedding_vm: say --set=VOCAB_SIZE=40.",
+        "in the experiment, for embedding/embedding_vm. Use --set=VOCAB_SIZE=40.",
     ),
     "width": (PLAIN, ["MODEL_DIM=96"], "wte.weight is 40x48 in"),
-    "context": (PLAIN, ["SEQ_LEN=32"], "for positions/position_tm: say --set=SEQ_LEN=16."),
-    "hidden": (PLAIN, ["FFN_DIM=96"], "in the experiment, for stack/block/ffn/ffn_in_bias_f: say --set=FFN_DIM=192."),
+    "context": (PLAIN, ["SEQ_LEN=32"], "for positions/position_tm. Use --set=SEQ_LEN=16."),
+    "hidden": (PLAIN, ["FFN_DIM=96"], "in the experiment, for stack/block/ffn/ffn_in_bias_f. Use --set=FFN_DIM=192."),
     "a shape": (
         PLAIN | {"blocks.1.attn.key.weight": np.zeros((40, 48), np.float32)},
         [],
@@ -311,37 +311,37 @@ MISFITS = {
     "an unknown key": (
         PLAIN | {"blocks.0.attn.qurey.weight": np.zeros(3, np.float32)},
         [],
-        "which little_gpt files do not have. Did you mean 'blocks.0.attn.query.weight'",
+        "which is unknown in little_gpt files. Did you mean 'blocks.0.attn.query.weight'",
     ),
     "another head": (
         PLAIN | {"lm_head.weight": PLAIN["wte.weight"] + 1},
         [],
-        "has a lm_head.weight that is not its wte.weight: a head of its own is --set=TIE_EMBEDDINGS=false.",
+        "has a lm_head.weight that differs from its wte.weight. Use --set=TIE_EMBEDDINGS=false.",
     ),
     "no head": (
         without(PLAIN, "lm_head"),
         ["TIE_EMBEDDINGS=false"],
-        "has no lm_head.weight, which is to fill head/unembedding",
+        "has no lm_head.weight for head/unembedding",
     ),
-    "another format": (gpt2(), [], "looks like a gpt2 file, not like little_gpt: say --format=gpt2."),
-    "no format": ({"a": np.zeros(3, np.float32)}, [], "has no key of little_gpt files: its first are a."),
-    "another mixer": (PLAIN, ["STATIC_SGU=true"], "has stack/block/mixer/mixer/"),
+    "another format": (gpt2(), [], "looks like a gpt2 file, not like little_gpt. Use --format=gpt2."),
+    "no format": ({"a": np.zeros(3, np.float32)}, [], "has no key of little_gpt files (got a)."),
+    "another mixer": (PLAIN, ["STATIC_SGU=true"], "files have no key for stack/block/mixer/mixer/"),
     "a pointer": (
         PLAIN,
         ["HEAD_QK=8"],
-        "has no head_q.weight, which is to fill pointer/pointer_query_mc: say --set=HEAD_QK=none",
+        "has no head_q.weight for pointer/pointer_query_mc. Use --set=HEAD_QK=none",
     ),
     "another wrapping": (
         PLAIN | {"wte.absmax": np.zeros(1, np.float32)},
         [],
-        "has wte.absmax, but no 8-bit wte.weight with a wte.code of 256 values.",
+        "has wte.absmax, but not an 8-bit wte.weight with a wte.code of 256 values.",
     ),
     "8 bits of other blocks": (
         PLAIN
         | {"wte.weight": np.zeros((VOCAB, WIDTH), np.uint8)}
         | {"wte.absmax": np.zeros(3, np.float32), "wte.code": np.zeros(256, np.float32)},
         [],
-        "has 3 values in wte.absmax, and wte.weight has 1 blocks of 4096.",
+        "has 3 values in wte.absmax, but wte.weight has 1 blocks of 4096.",
     ),
 }
 
@@ -373,12 +373,12 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name, says in {
         "none.safetensors": "cannot be read: No such file or directory.",
-        "cut.safetensors": "is no whole safetensors file: ",
-        "text.safetensors": "is no whole safetensors file: ",
-        "notes.txt": "ends in '.txt': files of weights end in .safetensors, .pt, .pth, .bin.",
+        "cut.safetensors": "is damaged or not a safetensors file: ",
+        "text.safetensors": "is damaged or not a safetensors file: ",
+        "notes.txt": "A weight file must end in .safetensors, .pt, .pth, .bin (got ",
         "index.json": "gone.safetensors' cannot be read: No such file or directory.",
-        "other.json": "is no index of weights: it has no weight_map from keys to files.",
-        "empty": "holds none of model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json",
+        "other.json": "is not a weight index: weight_map, from keys to files, is missing.",
+        "empty": "has none of model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json",
     }.items():
         code = bring_in("little_gpt", tmp_path / name, SEQUENTIAL, tmp_path / "run")
         assert_refused(capsys, code, says, tmp_path / "run")
@@ -397,19 +397,19 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["imprt"], "no verb 'imprt'. Did you mean 'import'"),
-        (["import"], "import needs --format."),
-        ([*IMPORT[:2], "--exp=gpt2.Gpt2Small"], "import needs --from."),
-        (IMPORT[:3], "import needs --exp."),
-        ([*IMPORT, "--format=gtp2"], "no format 'gtp2'. Did you mean 'gpt2'"),
-        ([*IMPORT, "--fromm=x"], "no flag '--fromm=x'. Did you mean '--from'"),
-        ([*IMPORT, "--to=x.safetensors"], "--to is for export, not for import."),
-        ([*IMPORT, "--exp=gpt2.Gpt2Smal"], "no experiment 'gpt2.Gpt2Smal'. Did you mean 'gpt2.Gpt2Small'"),
-        ([*IMPORT, "--set=NUM_HEADS=7"], "NUM_HEADS = 7 must divide"),
-        (["export", "--format=gpt2", "--to=x.bin"], "'x.bin' should end in .safetensors"),
-        (["export", "--format=gpt2", "--to=x.safetensors"], ": train first"),
-        (["export", "--format=gpt2", "--to=x.safetensors", "--smoke"], "--smoke is for import, not for export."),
-        (["export", "--format=gpt2"], "export needs --to."),
+        (["imprt"], "Unknown verb 'imprt'. Did you mean 'import'"),
+        (["import"], "import requires --format."),
+        ([*IMPORT[:2], "--exp=gpt2.Gpt2Small"], "import requires --from."),
+        (IMPORT[:3], "import requires --exp."),
+        ([*IMPORT, "--format=gtp2"], "Unknown format 'gtp2'. Did you mean 'gpt2'"),
+        ([*IMPORT, "--fromm=x"], "Unknown flag '--fromm=x'. Did you mean '--from'"),
+        ([*IMPORT, "--to=x.safetensors"], "--to is a flag of export (got import)."),
+        ([*IMPORT, "--exp=gpt2.Gpt2Smal"], "Unknown experiment 'gpt2.Gpt2Smal'. Did you mean 'gpt2.Gpt2Small'"),
+        ([*IMPORT, "--set=NUM_HEADS=7"], "NUM_HEADS must divide"),
+        (["export", "--format=gpt2", "--to=x.bin"], "must end in .safetensors (got 'x.bin')"),
+        (["export", "--format=gpt2", "--to=x.safetensors"], "Train first"),
+        (["export", "--format=gpt2", "--to=x.safetensors", "--smoke"], "--smoke is a flag of import (got export)."),
+        (["export", "--format=gpt2"], "export requires --to."),
     ],
 )
 def test_bad_requests(tmp_path, capsys, monkeypatch, arguments, says):
@@ -425,9 +425,9 @@ def test_exports_that_the_format_has_no_room_for(tmp_path, capsys):
     capsys.readouterr()
     to = tmp_path / "ours.safetensors"
     code = send_out("gpt2", tmp_path / "run", to)
-    assert_refused(capsys, code, "gpt2 files have wpe.weight, and the experiment no positions/position_tm", to)
+    assert_refused(capsys, code, "gpt2 files require wpe.weight, but the experiment has no positions/position_tm", to)
     (tmp_path / "file").write_text("")
     code = send_out("little_gpt", tmp_path / "run", tmp_path / "file" / "ours.safetensors")
     assert_refused(capsys, code, "cannot be written to", to)
     code = send_out("little_gpt", tmp_path / "run", to, "--checkpoint=7")
-    assert_refused(capsys, code, "There is no checkpoint '7'", to)
+    assert_refused(capsys, code, "Unknown checkpoint '7'", to)

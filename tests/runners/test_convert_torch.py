@@ -214,8 +214,8 @@ class Code:
     ("content", "says"),
     [
         ({"a": Code()}, "cannot be read by torch.load with weights_only"),
-        ([1, 2], "holds no state dict"),
-        ({"a": 1}, "holds no state dict: a is no tensor"),
+        ([1, 2], "does not contain a state dict"),
+        ({"a": 1}, "does not contain a state dict: a is not a tensor"),
         (None, "cannot be read by torch.load"),
     ],
 )

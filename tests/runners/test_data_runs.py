@@ -41,7 +41,7 @@ def test_other_data_under_the_same_name_are_not_gone_on_with(data, capsys):
     capsys.readouterr()
     assert main([*TRAIN, *sets(*JSONL, steps)]) == 2
     error = capsys.readouterr().err
-    assert re.search(r"The training data have changed since the checkpoint \(they were \d+ tokens", error), error
+    assert re.search(r"The training data have changed since the checkpoint \(then \d+ tokens", error), error
     assert "--allow_changes" in error
     assert main([*TRAIN, *sets(*JSONL, "train.num_steps=3"), "--allow_changes"]) == 0, capsys.readouterr().err
 
@@ -64,12 +64,12 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        (("DATA_PATH=a.txt", "VALIDATION_PATH=b.txt"), "DATA = text has no use for VALIDATION_PATH = b.txt"),
+        (("DATA_PATH=a.txt", "VALIDATION_PATH=b.txt"), "DATA = text does not read VALIDATION_PATH = b.txt"),
         (
             ("DATA=mixture", 'MIXTURE=(("jsonl:a.jsonl",1),)', "TEST_PATH=t.jsonl"),
-            "'jsonl:a.jsonl' in MIXTURE has no use for TEST_PATH",
+            "'jsonl:a.jsonl' in MIXTURE does not read TEST_PATH",
         ),
-        (("DATA=synthetic", "ROWS=pack"), "ROWS and DOCUMENT_MASKS do nothing for DATA = synthetic"),
+        (("DATA=synthetic", "ROWS=pack"), "ROWS and DOCUMENT_MASKS have no effect with DATA = synthetic"),
         (
             ("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"),
             "'a.jsonl' is named to train on and as './a.jsonl' for the validation split",

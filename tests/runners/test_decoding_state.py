@@ -60,20 +60,20 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
         _, memory = generate(*arguments, new_tokens=2, sampler=GREEDY)
         write_memory(str(file), session, memory, 5, "me")
     for where, prompts, reader, says in (
-        (other, [[]], "me", "in other sizes"),
-        (session, [[], []], "me", "holds 1 rows"),
-        (session, [[]], "you", "was read by me, and these are you"),
+        (other, [[]], "me", "sizes differ"),
+        (session, [[], []], "me", "has 1 rows"),
+        (session, [[]], "you", "was computed with me, but the checkpoint has you"),
     ):
         with pytest.raises(UsageError, match=says):
             read_memory(str(file), where, prompts, reader)
     content = serialization.msgpack_restore(file.read_bytes())
     older = tmp_path / "older"
     older.write_bytes(serialization.msgpack_serialize({k: v for k, v in content.items() if k != "paths"}))
-    with pytest.raises(UsageError, match="another version, which kept it in another form"):
+    with pytest.raises(UsageError, match="in the format of another version"):
         read_memory(str(older), session, [[]], "me")
     older.unlink()
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(UsageError, match="no state written by --save_state"):
+    with pytest.raises(UsageError, match="not a state written by --save_state"):
         read_memory(str(file), session, [[]], "me")
     with pytest.raises(UsageError, match="No such file"):
         read_memory(str(tmp_path / "none"), session, [[]], "me")
@@ -100,7 +100,7 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, inside):
     main(*run, "--max_new_tokens=7", "--load_state=kept")
     rest = (tmp_path / "run/samples/00000003-seed0-goes-on.txt").read_bytes()
     said = "".join(out)
-    assert "Kept what 11 tokens left behind in kept." in said
-    assert "Going on behind the 11 tokens of kept:" in said
+    assert "Saved the state after 11 tokens to kept." in said
+    assert "Continuing after the 11 tokens of kept:" in said
     assert whole.endswith(rest)
-    assert "holds 1 rows" in main(*run, "--load_state=kept", "--prompt=a", "--prompt=b", code=2)
+    assert "has 1 rows" in main(*run, "--load_state=kept", "--prompt=a", "--prompt=b", code=2)

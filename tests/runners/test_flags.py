@@ -109,14 +109,14 @@ def test_flags_of_an_imported_module_are_set_and_forgotten_by_the_next_command(m
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("--two_ecko=x", "There is no flag '--two_ecko=x'. Did you mean '--two_echo'"),
+        ("--two_ecko=x", "Unknown flag '--two_ecko=x'. Did you mean '--two_echo'"),
         ("--two_sizes=x", "flag --two_sizes=x: invalid literal for int()"),
         ("--two_fast=x", "ignored explicit argument 'x'"),
         ("--verbosity=high", "flag --verbosity=high: invalid literal for int()"),
-        ("--verbsity=1", "There is no flag '--verbsity=1'. Did you mean '--verbosity'"),
+        ("--verbsity=1", "Unknown flag '--verbsity=1'. Did you mean '--verbosity'"),
         (
             "--NUM_LAYERS=6",
-            "There is no flag '--NUM_LAYERS=6'. Knobs and config fields are set by --set: --set=NUM_LAYERS=6.",
+            "Unknown flag '--NUM_LAYERS=6'. Knobs and config fields are set by --set: --set=NUM_LAYERS=6.",
         ),
         ("--WEIGHTS.ffn_in_mf=P()", "--set=WEIGHTS.ffn_in_mf=P()."),
         ("--train.num_steps=5", "--set=train.num_steps=5."),
@@ -142,7 +142,7 @@ def test_a_knob_whose_value_is_an_argument_of_its_own(capsys):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("flags.DEFINE_string('workdir', None, '')", "The absl flag 'workdir' of {} is a flag of this command."),
+        ("flags.DEFINE_string('workdir', None, '')", "The absl flag 'workdir' of {} is also a flag of this command."),
         ("flags.DEFINE_integer('three', None, '', required=True)", "Flag --three must have a value other than None."),
     ],
 )

@@ -22,7 +22,7 @@ def test_one_process_keeps_its_state_as_it_is():
 
 def test_a_state_of_more_processes_is_read_through_aloud(capsys):
     assert own({"next_batch": 3, "hosts": [{"next_batch": 3, "snapshot": None}] * 2}) == {"next_batch": 3}
-    assert "saved by 2 processes, and there are 1 now" in capsys.readouterr().out
+    assert "saved by 2 processes, and now there are 1" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -42,5 +42,5 @@ def test_each_process_finds_its_own_state_again():
     assert first["own"]
     assert second["own"]
     assert first["plain"] == first["other"] == {"next_batch": 7}
-    assert "saved by 3 processes, and there are 2 now" in said[0][0]
+    assert "saved by 3 processes, and now there are 2" in said[0][0]
     assert "saved by" not in said[1][0]

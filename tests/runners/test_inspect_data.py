@@ -79,8 +79,8 @@ def test_documents_are_counted_and_measured_whatever_rows_are(documents, capsys,
     said = capsys.readouterr().out
     numbers = lambda name: [int(n) for n in re.search(rf"^{name} +(.*)$", said, re.MULTILINE)[1].split()]
     assert numbers("documents in the split") == [len(some) for some in sizes]
-    assert numbers("tokens of one: median") == [round(float(np.median(some))) for some in sizes]
-    assert numbers("longest") == [max(some) for some in sizes]
+    assert numbers("document length: median") == [round(float(np.median(some))) for some in sizes]
+    assert numbers("document length: maximum") == [max(some) for some in sizes]
     assert "Lengths of documents" in (tmp_path / "look" / "data.html").read_text()
 
 
@@ -119,7 +119,7 @@ def test_bytes_are_those_of_the_text_and_not_of_its_pieces(documents, tmp_path):
         (b'{"text": "a"}\n', ("DATA_COLUMN=body",), r"no column 'body'"),
         (b'{"text": "a"}\n', ("DATA_PATH=b*.jsonl",), r"'b\*.jsonl'"),
         (b'{"text": "a"}\n', ("DATA_PATH=@list",), r"'list'"),
-        (b'{"text": "a"}\n', ("DATA=huggingface",), r"DATA = huggingface needs to know what to read: --set=DATASET="),
+        (b'{"text": "a"}\n', ("DATA=huggingface",), r"DATA = huggingface needs DATASET. Set it: --set=DATASET="),
         (b'{"text": "a"}\n', ("DATA=mixture",), r"DATA = mixture needs sources"),
         (b'{"text": "a"}\n', ("DATA=mixture", 'MIXTURE=(("josnl:a.jsonl",1),)'), r"Did you mean 'jsonl'"),
         (b'{"text": "a"}\n', ("SPLIT_FRACTIONS=0.5,0.1,0.1",), r"must be three numbers"),

@@ -60,7 +60,7 @@ def test_who_renews_is_left_alone(store, clock, capsys):
     with pytest.raises(UsageError, match=r"Another process trains in '/bucket/run' \(far, process 1\)"):
         taken(clock)
     assert clock.now() < 2 * lease.RENEW_SECONDS
-    assert "was trained in by far (process 1): waiting for up to 60 s" in capsys.readouterr().out
+    assert "'/bucket/run' is leased by far (process 1). Waiting for up to 60 s" in capsys.readouterr().out
 
 
 def test_who_is_silent_is_taken_over_and_who_lets_go_at_once(store, clock):
@@ -132,4 +132,4 @@ def test_the_holder_renews_and_ends_once_it_was_taken_over(store, clock, monkeyp
         one.keep(ended)
     assert (left.value.code, clock.now()) == (1, 80)
     assert seen == [1, 2, 3]
-    assert "another process has taken over '/bucket/run'" in capsys.readouterr().err
+    assert "Another process has taken over '/bucket/run'" in capsys.readouterr().err

@@ -232,7 +232,7 @@ def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
 def test_an_unknown_slice_is_a_sentence(command):
     ended = command("runners.main", "--exp=DenseLm8B2x2", "--mode=plan", "--topology=v3:3x5")
     assert ended.returncode == 2
-    assert "knows no v3 slice of 3x5 chips" in ended.stderr
+    assert "does not support a v3 slice of 3x5 chips" in ended.stderr
 
 
 def test_a_mixture_s_registered_step_has_its_all_to_all():
@@ -257,7 +257,7 @@ def test_products_that_carry_tokens_are_no_work_of_the_model():
 
 def test_where_the_plan_goes_is_looked_at_first(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="cannot be made a folder"):
+    with pytest.raises(UsageError, match="for results cannot be created"):
         plan(resolve("DenseLm8B2x2", smoke=True), tmp_path / "file", PlanOptions(devices=8))
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -354,4 +354,4 @@ def test_a_plan_fits_its_width(capsys, monkeypatch, width):
     for whole in (found["experiment"], "--set=X=[red]", "data+sequence+model", "collective-permute", "links sequence"):
         assert whole in text
     assert "17,179,869,183 B of 17,179,869,184 B" in text, "16 GiB of 16 GiB would be false"
-    assert "The 2 smaller exchanges are in plan.json" in text
+    assert "The 2 smaller collectives are in plan.json" in text

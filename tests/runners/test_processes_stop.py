@@ -111,7 +111,7 @@ def test_a_process_that_dies_stops_the_others_with_a_sentence(tmp_path, killed):
     assert last.startswith(
         f"vortaro: Process {killed} " if killed else ("vortaro: Process 0, the", "vortaro: Contact with")
     )
-    assert last.endswith("This process stops too; the same command goes on from the last checkpoint.")
+    assert last.endswith("This process stops too. Run the same command again to resume from the last checkpoint.")
 
 
 def test_an_update_that_does_not_end_is_noticed_and_stacks_are_written(tmp_path):
@@ -125,7 +125,7 @@ def test_an_update_that_does_not_end_is_noticed_and_stacks_are_written(tmp_path)
     assert "has not ended within train.step_timeout = 20 s" in ended[0].stderr
     assert "in _loop" in (tmp_path / "run/stacks/process_0.txt").read_text()
     assert ended[1].returncode == 1
-    assert "process 1 (" in ended[0].stderr or "all processes are in it" in ended[0].stderr
+    assert "process 1 (" in ended[0].stderr or "All processes are at the same update" in ended[0].stderr
 
 
 def test_a_coordinator_that_stands_still_is_noticed(tmp_path):
@@ -163,7 +163,7 @@ def test_one_process_alone_is_watched_too(tmp_path):
     arguments = [*SMALL, "--exp=stuck.Stuck", "--workdir=run", "--set=LOG_EVERY=1", "--set=STEP_TIMEOUT=20"]
     [ended] = finish(start(MAIN, 1, 1, arguments, tmp_path))
     assert ended.returncode == 1
-    assert "Update 3 has not ended within train.step_timeout = 20 s: it is stuck" in ended.stderr
+    assert "Update 3 has not ended within train.step_timeout = 20 s. The stacks of" in ended.stderr
     assert 'stuck.py", line 12 in ask' in (tmp_path / "run/stacks/process_0.txt").read_text()
 
 
@@ -173,7 +173,7 @@ def test_who_does_not_come_is_waited_for_so_long(tmp_path):
     missing.kill()
     [ended] = finish([waiting], timeout=600)
     assert ended.returncode == 1
-    assert "vortaro: This process did not meet the others at localhost:" in ended.stderr
+    assert "vortaro: This process could not connect to the others at localhost:" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -197,7 +197,7 @@ DIFFERENT = {
 MACHINES = {
     "code": "The processes of this run disagree: process 1",
     "data": "disagree: process 1",
-    "workdir": "does not see what process 0 writes to 'run': --workdir must be a folder that all machines share",
+    "workdir": "cannot read what process 0 writes to 'run'. --workdir must be a folder that all machines share",
 }
 # Processes, devices of each, and what the resumed run is told to change.
 RESUMED = [
@@ -334,7 +334,7 @@ def test_a_run_goes_on_with_other_processes_mesh_and_zero_stage(calm, request, c
 def test_a_checkpoint_that_one_process_cannot_read_is_passed_over_by_all(calm, pair):
     ended, root = pair[0]["damaged"], pair[1]
     assert [process.returncode for process in ended] == [0, 0], ended
-    assert "Checkpoint 6 is damaged and passed over" in ended[0].stdout
+    assert "Checkpoint 6 is damaged and skipped" in ended[0].stdout
     assert "Resumed at step 3" in ended[0].stdout
     assert [line["loss"] for line in lines(root / "damaged/run")] == pytest.approx(
         [line["loss"] for line in lines(calm[0])], rel=2e-6

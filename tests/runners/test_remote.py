@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_again(killed, calm, capsys
         file.write_bytes(b"damaged")
     assert main.main([*FLAGS, f"--workdir={killed}"]) == 0
     out = capsys.readouterr().out
-    assert "Checkpoint 6 is damaged and passed over" in out
+    assert "Checkpoint 6 is damaged and skipped" in out
     assert f"Resumed at step 4 from {killed}" in out
     assert {path.name for path in (place(killed) / "damaged_checkpoints").iterdir()} == {"6"}
     assert checksums(place(killed)) == checksums(calm)
@@ -154,7 +154,7 @@ def test_a_silent_process_elsewhere_is_taken_over(bucket, monkeypatch, capsys):
     began = time.monotonic()
     assert take(folder)
     assert time.monotonic() - began > 1
-    assert "was trained in by far (process 1): waiting" in capsys.readouterr().out
+    assert "is leased by far (process 1). Waiting" in capsys.readouterr().out
     assert [path.name for path in place(f"{folder}/lease").iterdir()] == ["00000004"]
 
 
@@ -162,7 +162,7 @@ def test_who_was_taken_over_ends(holder):
     folder, process = holder
     write_whole(place(f"{folder}/lease/00000002"), json.dumps({"released": True}))
     assert process.wait(120) == 1
-    assert b"another process has taken over" in process.stderr.read()
+    assert b"Another process has taken over" in process.stderr.read()
 
 
 def test_only_one_makes_the_next_lease(bucket):
@@ -210,7 +210,7 @@ def test_a_store_that_nobody_may_write_to(capsys):
 def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
     mistyped = f"{bucket}s"
     assert main.main([*FLAGS, f"--workdir={mistyped}/run"]) == 2
-    said = f"vortaro: '{mistyped}/run' cannot be written: there is no bucket 'buckets'.\n"
+    said = f"vortaro: '{mistyped}/run' cannot be written: bucket 'buckets' does not exist.\n"
     assert capsys.readouterr().err == said
     system, root = fsspec.core.url_to_fs(mistyped)
     assert not system.exists(root)

@@ -196,7 +196,7 @@ def test_sampling_from_the_command_line(copy, inside):
     assert "Latest sample" in (copy / "report.html").read_text()
     missing = inside("runners.main", *flags, "--checkpoint=7")
     assert missing.returncode == 2
-    assert "There is no checkpoint '7': choose last, best or one of 20, 30." in missing.stderr
+    assert "Unknown checkpoint '7'. Choose last, best or one of 20, 30." in missing.stderr
 
 
 def test_checkpoints_of_another_size_are_refused_and_kept(copy, inside):
@@ -256,7 +256,7 @@ def test_a_window_of_a_run_is_traced(inside, tmp_path):
     assert "Trace:" not in again.stdout
     beyond = inside("runners.main", "--workdir=run", "--profile_at=31")
     assert beyond.returncode == 2
-    assert "--profile_at=31 is none of the 30 updates" in beyond.stderr
+    assert "--profile_at must be 1 to 30 (got 31)" in beyond.stderr
 
 
 def test_a_mesh_of_eight_gives_the_losses_of_one(finished, inside, tmp_path):

@@ -58,7 +58,7 @@ def test_data_is_shown_a_run_trained_and_sampled_from(here, capsys):
     experiment = ["--exp=tiny.StdlibTiny", "--smoke"]
     assert main([*experiment, *flags, "--mode=inspect_data"]) == 0
     said = capsys.readouterr().out
-    assert "Tokens: the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary), 264 of them" in said
+    assert "Tokens: the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary), 264 in total" in said
     assert "positions 0 to " in said
     assert "train 1" in said
     assert main([*experiment, *flags, "--no-tensorboard"]) == 0, capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_an_unknown_task_is_one_sentence():
     sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg91"]
     options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
     with pytest.raises(
-        UsageError, match=r"no seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"
+        UsageError, match=r"Unknown seqio Task or Mixture 'vortaro_tfds:pg91'. Did you mean 'vortaro_tfds:pg"
     ):
         run(options)
 
@@ -83,7 +83,7 @@ def test_an_unknown_task_is_one_sentence():
 def test_a_vocabulary_larger_than_the_embedding_is_one_sentence():
     sets = ["--set=DATA=seqio", "--set=SEQIO_TASK=vortaro_tfds:pg19"]
     options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *sets])
-    with pytest.raises(UsageError, match="VOCAB_SIZE = 256 must be at least 259, the tokens of seqio task"):
+    with pytest.raises(UsageError, match=r"VOCAB_SIZE = 256 is smaller than .* seqio task .* \(259 tokens\)"):
         run(options)
 
 

@@ -81,7 +81,7 @@ def test_reshaped_rows_keep_the_tokens_of_an_update(tmp_path, capsys):
     assert main([*FLAGS, "--set=STAGED_ROWS=reshape", "--set=EVAL_EVERY=none", f"--workdir={tmp_path}"]) == 0
     out = capsys.readouterr().out
     said = [line.partition(" (")[0] for line in out.splitlines() if line.startswith("Rows of")]
-    assert said == ["Rows of 8 from step 1 on", "Rows of 16 from step 7 on", "Rows of 32 from step 13 on"]
+    assert said == [f"Rows of {size} positions from step {step}" for size, step in ((8, 1), (16, 7), (32, 13))]
     assert [line["tokens_seen"] for line in lines(tmp_path)] == [8 * 32 * step for step in (5, 10, 15, 18)]
 
 
@@ -120,5 +120,5 @@ def test_every_shape_is_held_against_the_mesh():
         check(along, {"data": 16, "model": 1})
     with pytest.raises(UsageError, match="must be divisible by"):
         check(Small.derive(LENGTH_STAGES=(4,), STAGED_STEPS=4, GRADIENT_ACCUMULATION=3)())
-    with pytest.raises(UsageError, match="loss_chunk = 8 must divide the sequence length 12"):
+    with pytest.raises(UsageError, match="loss_chunk must divide the sequence length 12"):
         check(Small.derive(LENGTH_STAGES=(12,), STAGED_STEPS=4, LOSS_CHUNK=8)())

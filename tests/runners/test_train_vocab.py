@@ -54,7 +54,7 @@ def test_it_trains_what_the_settings_say(folder, capsys, model):
     assert written == [".words.model.lock", "words.model", "words.model.json"]
     code, out, _ = run(capsys, *knobs)
     assert code == 0
-    assert "is there already, trained with these settings on these texts: it stays as it is." in out
+    assert "already exists with the same settings and texts. It is kept." in out
     (folder / "out" / "words.model").unlink()
     assert run(capsys, *knobs)[0] == 0
     assert (folder / "out" / "words.model").read_bytes() == first, "the same texts give the same bits"
@@ -72,27 +72,27 @@ def test_a_vocabulary_is_not_overwritten(folder, capsys):
     before = (folder / "out" / "words.model").read_bytes()
     code, _, err = run(capsys, "VOCAB_SIZE=41")
     assert code == 2
-    assert "was trained otherwise, it differs in size: choose another VOCABULARY_PATH, or delete the file." in err
+    assert "contains another vocabulary, which differs in size. Set another VOCABULARY_PATH, or delete the file." in err
     (folder / "text.txt").write_text(TEXT.replace("cat", "cow") * 40)
-    assert "it differs in texts: " in run(capsys)[2]
+    assert "which differs in texts. " in run(capsys)[2]
     (folder / "out" / "words.model.json").unlink()
-    assert "nothing beside it says how" in run(capsys)[2]
+    assert "without a record of its training" in run(capsys)[2]
     assert (folder / "out" / "words.model").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        (["VOCAB_SIZE=9000"], "VOCAB_SIZE = 9000 is more than the "),
-        (["VOCAB_SIZE=10"], "VOCAB_SIZE = 10 is less than the "),
-        (["VOCAB_SIZE=9000", "SENTENCEPIECE_MODEL=unigram"], "VOCAB_SIZE = 9000 is more than the "),
-        (["VOCABULARY_BYTES=3"], "No line of text fits into VOCABULARY_BYTES = 3."),
-        (["VOCABULARY_BYTES=0"], "VOCABULARY_BYTES = 0 must be at least 1"),
-        (["VOCABULARY=bytes"], "trains SentencePiece, but VOCABULARY = bytes: say --set=VOCABULARY=sentencepiece"),
-        (["VOCABULARY_PATH=none"], "VOCABULARY_PATH = None is where the model goes"),
-        (["VOCABULARY_PATH=gs://bucket/words.model"], "say a path on this machine's disk"),
+        (["VOCAB_SIZE=9000"], "VOCAB_SIZE must be at most "),
+        (["VOCAB_SIZE=10"], "VOCAB_SIZE must be at least "),
+        (["VOCAB_SIZE=9000", "SENTENCEPIECE_MODEL=unigram"], "VOCAB_SIZE must be at most "),
+        (["VOCABULARY_BYTES=3"], "No line of text fits into VOCABULARY_BYTES (got 3)."),
+        (["VOCABULARY_BYTES=0"], "VOCABULARY_BYTES must be at least 1 (got 0)"),
+        (["VOCABULARY=bytes"], "needs VOCABULARY = sentencepiece (got bytes). Use --set=VOCABULARY=sentencepiece"),
+        (["VOCABULARY_PATH=none"], "VOCABULARY_PATH must be a path on a local disk, for the trained model (got None)"),
+        (["VOCABULARY_PATH=gs://bucket/words.model"], "for the trained model (got gs://bucket/words.model)"),
         (["VOCABULARY_PATH=text.txt/words.model"], "cannot be written: File exists."),
-        (["DATA=synthetic"], "this has no text that a vocabulary could be trained on."),
+        (["DATA=synthetic"], "has no text to train a vocabulary on."),
         (["DATA_PATH=no/such"], "The text file 'no/such' cannot be read"),
         (["SENTENCEPIECE_MODEL=word"], "SENTENCEPIECE_MODEL takes one of 'bpe', 'unigram'"),
     ],
@@ -118,7 +118,7 @@ def test_what_cannot_be_measured_is_no_failure(folder, capsys, monkeypatch, erro
     code, out, err = run(capsys)
     assert code == 0, err
     assert "Trained 40 pieces" in out
-    assert "How it does on held-out text is not known. " in out
+    assert "Bytes per token on held-out text are unknown: " in out
     assert "Traceback" not in out + err
     assert SentencePieceVocabulary("out/words.model").size == 40
 
@@ -241,7 +241,7 @@ def test_a_vocabulary_that_has_changed_is_refused(trained, capsys, tmp_path):
         for mode in ("sample", "validation", "train"):
             code, _, err = again(capsys, workdir, f"--mode={mode}")
             assert code == 2
-            assert f"SentencePiece '{model}' is no longer the vocabulary that the run in '{workdir}' has learned" in err
+            assert f"SentencePiece '{model}' has changed since the run in '{workdir}' began" in err
             assert err.count("\n") == 1
         model.unlink()
         code, _, err = again(capsys, workdir, *SAMPLE)
@@ -260,5 +260,6 @@ def test_a_model_with_too_few_tokens_is_refused(trained, capsys, tmp_path):
     code = main(["--exp=tiny.StdlibTiny", "--smoke", f"--workdir={tmp_path / 'run'}", *flags])
     said = capsys.readouterr().err
     assert code == 2
-    assert f"VOCAB_SIZE = 59 holds not all 60 tokens of SentencePiece '{trained[1]}': say --set=VOCAB_SIZE=60." in said
+    assert "VOCAB_SIZE = 59 is smaller than the vocabulary, SentencePiece '" in said
+    assert f"'{trained[1]}' (60 tokens). Set VOCAB_SIZE=60." in said
     assert not (tmp_path / "run").exists()

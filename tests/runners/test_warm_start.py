@@ -189,7 +189,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
     assert "tokens" in record["starts"][0]["data"]["train.input"]["fingerprint"]
     new = tmp_path / "new"
     assert main([*SMOKE, *sets, f"--workdir={new}"]) == 2
-    assert "There is no folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert not new.exists()
 
 
@@ -197,16 +197,16 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
     ("sets", "says"),
     [
         (["NUM_LAYERS=1"], "has more layers than this experiment: params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
-        (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here, and only the number of"),
-        (["POSITIONS=learned"], "has no params/positions/position_tm, which is 32x32 here."),
+        (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here; only the number of"),
+        (["POSITIONS=learned"], "lacks params/positions/position_tm, which is 32x32 here."),
         (["TIE_EMBEDDINGS=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),
         (
             ["OPTIMIZER=lion", "WARM_START_OPTIMIZER=true"],
-            "has optimizer/1/nu/.*, which this experiment lacks. WARM_START_OPTIMIZER=false begins with a fresh",
+            "has optimizer/1/nu/.*, which this experiment lacks. Set WARM_START_OPTIMIZER=false to begin with",
         ),
-        (["CLIP_NORM=none", "WARM_START_OPTIMIZER=true"], "WARM_START_OPTIMIZER=false begins with a fresh optimizer."),
-        (["WARM_START_CHECKPOINT=3"], "There is no checkpoint '3': choose last, best or one of 2, 4"),
-        (["WARM_START=no/such"], "WARM_START = no/such: There is no folder 'no/such'"),
+        (["CLIP_NORM=none", "WARM_START_OPTIMIZER=true"], "Set WARM_START_OPTIMIZER=false to begin with a fresh opt"),
+        (["WARM_START_CHECKPOINT=3"], "Unknown checkpoint '3'. Choose last, best or one of 2, 4"),
+        (["WARM_START=no/such"], "WARM_START = no/such: The workdir 'no/such' does not exist"),
     ],
 )
 def test_what_does_not_fit(trained, tmp_path, sets, says):
@@ -227,7 +227,7 @@ def test_folders_without_whole_checkpoints(trained, tmp_path):
     assert "\n" not in str(error.value)
     shutil.rmtree(copy / "checkpoints" / "2")
     shutil.rmtree(copy / "checkpoints" / "4")
-    with pytest.raises(UsageError, match="holds no checkpoint yet: train first"):
+    with pytest.raises(UsageError, match=r"has no checkpoint yet\. Train first"):
         begin(session)
 
 
@@ -246,12 +246,12 @@ def test_tokens_that_stand_for_other_text(trained, tmp_path, capsys):
     run.append(f"--workdir={tmp_path / 'run'}")
     assert main(run) == 2
     error = capsys.readouterr().err
-    assert "tokens are those of SentencePiece 'there.model' (fingerprint 01234567), and here of bytes (" in error
+    assert "the tokens of SentencePiece 'there.model' (fingerprint 01234567), and this run those of bytes (" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
     assert main([*run, "--allow_changes"]) == 0
     out = capsys.readouterr().out
-    assert "going on, as --allow_changes says." in out
+    assert "Continuing because of --allow_changes." in out
     assert f"Weights from {other} (step 4)" in out
     assert main(run) == 0, "a run that goes on from its own checkpoints does not look there again"
 

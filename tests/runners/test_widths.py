@@ -196,18 +196,18 @@ def test_widths_and_rates_as_they_are_written():
     assert parse_rates("0.01,2^-3") == (0.01, 0.125)
     assert [rate_text(rate) for rate in (0.125, 0.01)] == ["2^-3", "0.01"]
     for text, says in (
-        ("64", "is one width"),
-        ("64,64", "names 64 twice"),
-        ("64,b", "'b' is no"),
-        ("0,64", "'0' is no"),
+        ("64", "at least two widths"),
+        ("64,64", "got 64 twice"),
+        ("64,b", "got 'b'"),
+        ("0,64", "got '0'"),
     ):
         with pytest.raises(UsageError, match=says):
             parse_widths(text, tiny)
-    for text, says in (("2^-1..2^-3", r"as in 2\^-3..2\^-1"), ("0.1..0.3", "one power of two to another")):
+    for text, says in (("2^-1..2^-3", r"Set --rates=2\^-3..2\^-1"), ("0.1..0.3", "a range between powers of two")):
         with pytest.raises(UsageError, match=says):
             parse_rates(text)
     for text in ("x", "0^-1", "-1^0.5", "-1,2", "", "2^-3..", "1,1e999", "nan,1"):
-        with pytest.raises(UsageError, match="is no rate"):
+        with pytest.raises(UsageError, match="must be positive numbers"):
             parse_rates(text)
 
 
@@ -224,7 +224,7 @@ def test_a_sweep_is_what_training_gives_and_goes_on(tmp_path, capsys):
     grid = ["--widths=64,128", "--rates=2^-6,2^-4", f"--workdir={folder}"]
     assert main([*SWEEP, *grid]) == 0
     out = capsys.readouterr().out
-    assert "A best rate lies at the edge of the grid" in out  # of two rates, one must
+    assert "A best rate is at the edge of the grid" in out  # of two rates, one must
     lines = (folder / RESULTS).read_text().splitlines()
     assert len(lines) == 4
     found = {(line["width"], line["learning_rate"]): line for line in map(json.loads, lines)}
@@ -242,7 +242,7 @@ def test_a_sweep_is_what_training_gives_and_goes_on(tmp_path, capsys):
     capsys.readouterr()
     assert main([*SWEEP, *grid, "--seeds=2"]) == 0
     out = capsys.readouterr().out
-    assert out.count("(as before)") == 3
+    assert out.count("(from sweep.jsonl)") == 3
     again = [
         json.loads(line) for line in (folder / RESULTS).read_text().splitlines() if not line.endswith(lines[-1][:40])
     ]
@@ -366,7 +366,7 @@ def test_tables_of_sweeps_and_checks_keep_every_loss_at_a_width(capsys, monkeypa
     tables = out.partition("From width")[0]
     assert max(map(len, tables.splitlines())) <= width
     assert said["experiment"] in text
-    for whole in ("2^-14", "2^-5", "parabola's log2", "loss lost at 128's best"):
+    for whole in ("2^-14", "2^-5", "parabola, log2", "regret at 128's best"):
         assert whole in text
     for value in ("diverged", "5.000*", *(f"{loss:.3f}" for loss in row["losses"][1:]), "-12.51", "0.034"):
         assert text.count(value) >= 2, value

@@ -75,7 +75,7 @@ def test_what_is_learned_may_not(tmp_path, capsys, now):
     opened(tmp_path)
     with pytest.raises(UsageError, match="this experiment with other settings"):
         opened(tmp_path, *now)
-    assert "Config: what follows from it" in capsys.readouterr().out
+    assert "Config fields that differ" in capsys.readouterr().out
     assert record(tmp_path)["overrides"] == []
     opened(tmp_path, *now, allow_changes=True)
     assert record(tmp_path)["overrides"] == now

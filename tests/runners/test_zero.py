@@ -350,7 +350,7 @@ def test_dropout_differs_between_devices():
             "WEIGHTS.ffn_in_mf = P(None, ('data', 'model')) splits one dimension over ZERO_AXIS = data and another",
         ),
         ({"ZERO_STAGE": 4}, "ZERO_STAGE = 4 must be 0, 1, 2, 3 or none"),
-        ({"ZERO_AXIS": "dta"}, "ZERO_AXIS = dta is no axis of the mesh. Did you mean 'data'"),
+        ({"ZERO_AXIS": "dta"}, "ZERO_AXIS = dta is not an axis of the mesh. Did you mean 'data'"),
         ({"ZERO_AXIS": "model"}, "ZERO_AXIS = model must split the rows of the batch"),
     ],
 )

@@ -69,7 +69,7 @@ def test_hosts_read_disjoint_rows_that_make_the_batch(text, count):
 
 
 def test_a_batch_must_be_shared_equally(text):
-    with pytest.raises(UsageError, match="batch of 4 rows cannot be shared by 3 hosts"):
+    with pytest.raises(UsageError, match="batch of 4 rows cannot be split equally over 3 hosts"):
         text_input(text).batch(0, Shard(0, 3))
 
 
@@ -154,8 +154,8 @@ def test_standard_library_splits_are_disjoint_and_large():
         (None, {}, "cannot be read: No such file"),
         (b"", {}, "is empty"),
         (b"short", {}, r"train split of .* has 4 tokens, fewer than the 9 needed"),
-        (b"x" * 100, {"split_fractions": (0.5, 0.1, 0.1)}, "must be three numbers from 0 up that add to 1"),
-        (b"x" * 100, {"split": "valid"}, r"no split 'valid'. Did you mean 'validation'"),
+        (b"x" * 100, {"split_fractions": (0.5, 0.1, 0.1)}, "must be three numbers of at least 0 with sum 1"),
+        (b"x" * 100, {"split": "valid"}, r"Unknown split 'valid'. Did you mean 'validation'"),
     ],
 )
 def test_bad_text(tmp_path, content, fields, says):

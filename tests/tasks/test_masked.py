@@ -47,7 +47,7 @@ def test_it_is_as_long_as_its_source():
     [
         ({"mask_rate": 0.99}, "shares with a sum of at most 1"),
         ({"same_rate": -0.1}, "shares with a sum of at most 1"),
-        ({"mask_id": 1000}, "mask_id = 1000 must be a token below vocab_size = 1000"),
+        ({"mask_id": 1000}, r"mask_id must be a token below vocab_size = 1000 \(got 1000\)"),
     ],
 )
 def test_bad_settings(fields, says):

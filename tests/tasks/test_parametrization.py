@@ -134,7 +134,7 @@ def test_adafactor_moves_in_proportion_to_the_weight():
         ({"OPTIMIZER": "sgd"}, "adamw, lion or adafactor"),
         (
             {"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "fan_in", "TIE_EMBEDDINGS": False},
-            "Take inverse_fan_in or zero",
+            "Set UNEMBEDDING_INIT to inverse_fan_in or zero",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_widths_keep_heads_and_proportions():
     assert (wide.num_heads, wide.head_dim, wide.NUM_KV_HEADS, wide.hidden_dim) == (16, 4, 8, 128)
     assert VQLm.derive(MODEL_DIM=256).of_width(512)().value_dim == 1024
     assert VQMultiHeadLm.derive(MODEL_DIM=256, HEADS="mha").of_width(512)().num_heads == 4
-    with pytest.raises(UsageError, match="NUM_HEADS = 4 at MODEL_DIM = 16 does not come out whole at width 18"):
+    with pytest.raises(UsageError, match="NUM_HEADS = 4 at MODEL_DIM = 16 is not an integer when scaled to width 18"):
         Small.of_width(18)
 
 

@@ -197,7 +197,7 @@ def test_imagenet_is_pixels_and_its_training_split_is_cut(prepared, cache):
 
 
 def test_a_data_set_that_is_not_there_is_said(prepared, tmp_path):
-    with pytest.raises(UsageError, match=r"TFDS finds no data set 'pg19' in .*tfds build pg19"):
+    with pytest.raises(UsageError, match=r"TFDS has no data set 'pg19' in .*tfds build pg19"):
         pg19(str(tmp_path)).tokens("train")
 
 

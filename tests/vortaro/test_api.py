@@ -96,6 +96,6 @@ def test_commands_of_the_runner_replace_the_process(monkeypatch, capsys):
         ["-m", "launch", "local", "--num_processes=2"],
     ]
     assert command_line.main(["traim"]) == 2
-    assert capsys.readouterr().err == "vortaro: There is no command 'traim'. Did you mean 'train' or 'train_vocab'?\n"
+    assert capsys.readouterr().err == "vortaro: Unknown command 'traim'. Did you mean 'train' or 'train_vocab'?\n"
     assert command_line.main(["show", "tiny.StdlibTiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["experiment"] == "tiny.StdlibTiny"

@@ -1,1 +1,1 @@
-"""Data sets with a preparation of their own: enwik8, ImageNet64."""
+"""Data sets with their own preparation: enwik8, ImageNet64."""

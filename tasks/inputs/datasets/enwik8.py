@@ -15,9 +15,9 @@ VOCABULARY = ByteVocabulary(special_tokens=3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Enwik8:
-    """The first 100 million bytes of a Wikipedia dump, from its raw file: 90% train, 5% validate, 5% test, in order."""
+    """enwik8 from its raw file, cut in order: 90% train, 5% validation, 5% test."""
 
-    path: str | None  # the file named enwik8, as unpacked from enwik8.zip
+    path: str | None  # the file enwik8 from enwik8.zip
 
     def tokens(self, split: str) -> Tokens:
         return Tokens(
@@ -31,11 +31,9 @@ class Enwik8:
         return texts_between(b"\n", self._read(split))
 
     def _read(self, split: str) -> np.ndarray:
-        """The bytes of a split, uint8 (N,)."""
+        """Returns the bytes of a split: uint8 (N,)."""
         if self.path is None:
-            raise UsageError(
-                "enwik8 needs its raw file: --set=DATA_PATH=/where/it/is/enwik8 (http://mattmahoney.net/dc)."
-            )
+            raise UsageError("enwik8 needs its raw file (http://mattmahoney.net/dc). Set DATA_PATH=/path/to/enwik8.")
         return TextFile(self.path, is_text=False).read(split)
 
     def describe(self) -> str:

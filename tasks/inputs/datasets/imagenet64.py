@@ -1,4 +1,4 @@
-"""ImageNet64: images as token ids, pixel by pixel."""
+"""ImageNet64: images as token ids, one per color value."""
 
 import dataclasses
 import functools
@@ -18,10 +18,10 @@ IMAGES_PER_PART = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageNet64(DocumentSource):
-    """Pixels of 64 x 64 images in raster order, red, green, blue: 12,288 tokens an image, from TFDS.
+    """Pixels of 64 x 64 images in raster order, red, green, blue: 12,288 tokens per image, from TFDS.
 
-    The first 1,200,000 images of the official training split train, the rest of it validates, and the official
-    validation split tests.
+    The train split is the first 1,200,000 images of the official training split, the validation split is the rest of
+    it, and the test split is the official validation split.
     """
 
     path: str | None  # folder of TFDS data sets

@@ -1,1 +1,1 @@
-"""Files by name, pattern or archive, local or remote; compressed files; rows in files of torch."""
+"""File access: local or remote files by name or pattern, compressed files, torch files of token ids."""

@@ -1,6 +1,7 @@
-"""Files by name, pattern, braces or list, here or far away: what sources of many files share.
+"""Local and remote files by name, pattern, braces or list: shared code of the sources that read files.
 
-Names with `://` go through fsspec (gs://, s3://, hf://, memory://), whose packages for them are the user's to install.
+Names with `://` are opened with fsspec (gs://, s3://, hf://, memory://); its packages for them are not dependencies of
+this project.
 """
 
 import contextlib
@@ -25,25 +26,25 @@ from layers.errors import UsageError, did_you_mean, first_line
 from tasks.inputs.files.unpacking import PACKED, unpacked
 from tasks.storage.files import is_remote, require_package, sweep_abandoned
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin UTF-8 files with it; it is no text
-END_BYTES = 1 << 16  # at each end of a file, which its version looks at
-TAGS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")  # what servers call a mark of the content
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
+END_BYTES = 1 << 16  # bytes at each end of a file that its version depends on
+TAGS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")  # names that servers use for a hash of the content
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file that is there, and what was learned of it on the way."""
+    """An existing file and its metadata."""
 
-    name: str  # as it was named
-    info: Any  # os.stat_result of a local file; of a remote one what its server lists
+    name: str  # as given
+    info: Any  # os.stat_result of a local file, or the info dict that fsspec returns for a remote one
     linked: bool = False  # a symbolic link
 
     @property
     def version(self) -> str:
-        """Changes when the file is written again: what its server knows; of a local file size, time and both ends.
+        """A string that changes when the file is written again: size and server tag, or size, time and both ends.
 
         Raises:
-          UsageError: it cannot be read (any more).
+          UsageError: the file cannot be read.
         """
         with _opening(self.name):
             if "://" not in self.name:
@@ -56,19 +57,19 @@ class File:
 
 
 def find(names: str | Sequence[str], what: str) -> dict[str, File]:
-    """Files that the names stand for: names, `*` patterns, `{000..017}` and `{a,b}` braces, commas, `@file` of names.
+    """Returns the files for names, `*` patterns, `{000..017}` and `{a,b}` braces, comma lists and `@file` lists.
 
-    Sorted within each pattern, in the order of the names. A name that is a file as it stands, is that file.
+    Files are sorted within each pattern, in the order of the names. A name that exists literally is that file.
 
     Args:
-      names: one or several; an index file (`@shards.txt`) has one name a line, `#` begins a comment.
-      what: what the files are, for the message ("JSON lines").
+      names: one or several; a list file (`@shards.txt`) has one name per line, `#` starts a comment.
+      what: kind of the files, for messages ("JSON lines").
 
     Returns:
-      The files by where they are, so that one comes once that several names stand for: `a`, `./a`, a link to it.
+      The files by their resolved path, so that a file with several names (`a`, `./a`, a link) occurs once.
 
     Raises:
-      UsageError: a name stands for no file, or for a folder.
+      UsageError: a name matches no file, or is a folder.
     """
     folder_of = functools.cache(lambda folder: os.path.realpath(folder))
     found: dict[str, File] = {}
@@ -81,15 +82,15 @@ def find(names: str | Sequence[str], what: str) -> dict[str, File]:
 
 
 def expand(names: str | Sequence[str], what: str) -> list[str]:
-    """The names of the files that `find` finds, as they are written."""
+    """Returns the names of the files that `find` returns, as given."""
     return [file.name for file in find(names, what).values()]
 
 
 def look(name: str) -> File:
-    """The file of a name.
+    """Returns the file `name`.
 
     Raises:
-      UsageError: there is no such file, or it is a folder.
+      UsageError: the file does not exist, or is a folder.
     """
     with _opening(name):
         if "://" not in name:
@@ -100,17 +101,17 @@ def look(name: str) -> File:
             file = File(name, system.info(path))
             folder = file.info["type"] == "directory"
     if folder:
-        raise UsageError(f"'{name}' is a folder, but files are read here: say '{name.rstrip('/')}/*'.")
+        raise UsageError(f"'{name}' is a folder, not a file. Use '{name.rstrip('/')}/*' for its files.")
     return file
 
 
 def version(name: str) -> str:
-    """The version of a file by name; a UsageError where there is none."""
+    """Returns the version of a file by name; raises a UsageError if the file does not exist."""
     return look(name).version
 
 
 def shown(names: str | Sequence[str]) -> str:
-    """The names in few words, for a person."""
+    """Returns the names, shortened for messages."""
     if isinstance(names, str):
         return f"'{names}'"
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
@@ -118,7 +119,7 @@ def shown(names: str | Sequence[str]) -> str:
 
 
 def braces(pattern: str) -> list[str]:
-    """`a-{00..02}.tar` as three names, `{a,b}.txt` as two; several braces give every combination."""
+    """Expands braces: `a-{00..02}.tar` to three names, `{a,b}.txt` to two, several braces to every combination."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if not found:
         return [pattern]
@@ -135,10 +136,10 @@ def braces(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def reading(name: str, ending: str | None = None) -> Iterator[Any]:
-    """The file's bytes as a stream, unpacked if its name ends in .gz, .tgz, .bz2, .xz or .zst, or if `ending` does.
+    """Yields the file as a byte stream, decompressed if `ending` or else its name is .gz, .tgz, .bz2, .xz or .zst.
 
     Raises:
-      UsageError: it cannot be opened, or what is read turns out to be damaged or cut off (from inside the block).
+      UsageError: the file cannot be opened, or is damaged or cut off (raised from inside the block).
     """
     with contextlib.ExitStack() as streams:
         with _opening(name):
@@ -153,10 +154,10 @@ def reading(name: str, ending: str | None = None) -> Iterator[Any]:
 
 
 def lines(name: str) -> Iterator[bytes]:
-    """The file's lines without their ends, a byte order mark left out.
+    """Yields the file's lines without line ends and byte order mark.
 
     Raises:
-      UsageError: it cannot be read to its end, or is empty.
+      UsageError: the file cannot be read to its end, or is empty.
     """
     with reading(name) as stream:
         line = stream.readline().removeprefix(BYTE_ORDER_MARK)
@@ -168,7 +169,7 @@ def lines(name: str) -> Iterator[bytes]:
 
 
 def size(name: str) -> int:
-    """Bytes in a file, unpacked."""
+    """Returns the number of bytes in a file after decompression."""
     with reading(name) as stream:
         if stream.seekable() and not name.endswith(PACKED):
             return stream.seek(0, os.SEEK_END)
@@ -176,16 +177,16 @@ def size(name: str) -> int:
 
 
 def whole(name: str) -> bytes:
-    """All bytes of a file, a byte order mark left out; a UsageError where it cannot be read."""
+    """Returns all bytes of a file without byte order mark; raises a UsageError if it cannot be read."""
     with reading(name) as stream:
         return stream.read().removeprefix(BYTE_ORDER_MARK)
 
 
 def local_copy(name: str, cache: Path) -> str:
-    """The path of a copy of a remote file, made once for each version of it.
+    """Returns the path of a local copy of a remote file, made once for each version.
 
     Raises:
-      UsageError: it cannot be read, or changes while it is copied.
+      UsageError: the file cannot be read, or changes while it is copied.
     """
     found = look(name)
     key = hashlib.sha256(f"{name}\n{found.version}".encode()).hexdigest()[:16]
@@ -197,22 +198,22 @@ def local_copy(name: str, cache: Path) -> str:
             system, path = fsspec.url_to_fs(name)
             system.get_file(path, str(part))
         if part.stat().st_size != found.info["size"] or look(name).version != found.version:
-            raise UsageError(f"The file '{name}' changed while it was copied: start again.")
+            raise UsageError(f"The file '{name}' changed while it was copied. Run the command again.")
     return str(target)
 
 
 def on_this_machine(name: str, cache: Path) -> str:
-    """The path of a file here, or of the local copy of a remote one."""
+    """Returns the path of a local file, or of the local copy of a remote one."""
     return local_copy(name, cache) if is_remote(name) else name
 
 
 @contextlib.contextmanager
 def filled(target: Path, prefix: str) -> Iterator[Path]:
-    """A path to write a file to, which becomes `target` if nothing fails, and is removed otherwise.
+    """Yields a path to write a file to, which is renamed to `target` after the block, or removed after an error.
 
     Args:
-      target: where the file shall be; parts that killed processes left in its folder a day ago are removed.
-      prefix: how the temporary folder's name begins, one of `tasks.storage.files.TEMPORARY`.
+      target: path of the file; temporary files in its folder that killed processes left over a day ago are removed.
+      prefix: prefix of the temporary folder's name, one of `tasks.storage.files.TEMPORARY`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep_abandoned(target.parent)
@@ -231,22 +232,22 @@ def _open(name: str) -> Any:
 
 @contextlib.contextmanager
 def _opening(name: str) -> Iterator[None]:
-    """Errors of finding a file, as one sentence each."""
+    """Turns errors of finding and opening a file into UsageErrors."""
     require_package(name)
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"There is no file '{name}' (any more).{_near(name)}") from error
+        raise UsageError(f"The file '{name}' does not exist.{_near(name)}") from error
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"The file '{name}' cannot be read: {first_line(error)}.") from error
-    except Exception as error:  # packages for servers raise their own: no credentials, no such bucket
+    except Exception as error:  # storage packages have their own errors: no credentials, no such bucket
         if "://" not in name:
             raise
         raise UsageError(f"The file '{name}' cannot be read: {first_line(error)}.") from error
 
 
 def _near(name: str) -> str:
-    """The file of that folder that was meant, as a sentence behind a space."""
+    """Returns a space and a "Did you mean" sentence with the most similar name in the folder, or an empty string."""
     folder, last = os.path.split(name)
     if "://" in name or not os.path.isdir(folder or "."):
         return ""
@@ -255,7 +256,7 @@ def _near(name: str) -> str:
 
 
 def _listed(name: str, what: str) -> Iterator[File]:
-    """The files of one name, which may be several with commas, or a list."""
+    """Yields the files of one argument: a name, names separated by commas, or an `@file` list."""
     if not name.startswith("@"):
         file = _regular(name)
         yield from [file] if file else itertools.chain.from_iterable(_braced(part, what) for part in _apart(name))
@@ -263,14 +264,14 @@ def _listed(name: str, what: str) -> Iterator[File]:
     try:
         listing = whole(name[1:]).decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"The list '{name[1:]}' of {what} is no text: it has one file name a line.") from error
+        raise UsageError(f"The list '{name[1:]}' of {what} is not text. Write one file name per line.") from error
     for line in listing.splitlines():
         if entry := line.partition("#")[0].strip():
             yield from _braced(entry, what)
 
 
 def _apart(names: str) -> list[str]:
-    """Names between commas outside of braces."""
+    """Splits names at commas outside of braces."""
     return [part.strip() for part in re.split(r",(?![^{]*\})", names) if part.strip()]
 
 
@@ -296,7 +297,7 @@ def _matches(pattern: str, what: str) -> list[File]:
 
 
 def _regular(name: str) -> File | None:
-    """The local file of that very name, if there is one; one call to the system where it is no link."""
+    """Returns the local file with exactly this name, or None; one system call unless it is a link."""
     if "://" in name:
         return None
     try:
@@ -309,7 +310,7 @@ def _regular(name: str) -> File | None:
 
 
 def _place(file: File, folder_of: Callable[[str], str]) -> str:
-    """The same for all names of a file."""
+    """Returns the resolved path, which is the same for all names of a file."""
     protocol, far, path = file.name.partition("://")
     if far:
         return os.path.realpath(path) if protocol in ("file", "local") else file.name
@@ -320,9 +321,9 @@ def _place(file: File, folder_of: Callable[[str], str]) -> str:
 
 
 def _ends(name: str, info: os.stat_result) -> str:
-    """A hash of the first and last bytes: copies keep time and size, and so may another file in the same place."""
+    """Returns a hash of the first and last bytes, because another file may have the same size and time."""
     if not stat.S_ISREG(info.st_mode):
-        return ""  # what is read from a pipe is gone
+        return ""  # reading a pipe would consume its content
     with Path(name).open("rb") as file:
         digest = hashlib.sha256(file.read(END_BYTES))
         if info.st_size > END_BYTES:

@@ -1,4 +1,4 @@
-"""A text file as a local file of plain UTF-8: copied from a store, unpacked, checked once for each version."""
+"""Preparation of text files: copied from remote storage, decompressed, and checked for UTF-8 once per version."""
 
 import codecs
 import functools
@@ -12,19 +12,19 @@ from tasks.inputs.files.files import filled, look, on_this_machine, reading
 from tasks.inputs.files.unpacking import packing
 
 CHUNK = 1 << 24  # bytes read at a time
-REMEMBERED = 1 << 28  # bytes from which a file's check is recorded in the cache folder: about a second of reading
+REMEMBERED = 1 << 28  # least bytes of a file whose check is recorded in the cache folder: about a second of reading
 
 
 def plain_text(name: str, cache: Path) -> str:
-    """The path of a local file that holds the text of `name`, not packed.
+    """Returns the path of a local file with the decompressed text of `name`.
 
     Args:
-      name: a file here or on a store; packed files (gzip, bzip2, xz, Zstandard) are unpacked into `cache`, once for
-        each version.
-      cache: a folder for copies.
+      name: a local or remote file; compressed files (gzip, bzip2, xz, Zstandard) are decompressed into `cache`, once
+        for each version.
+      cache: folder for copies.
 
     Raises:
-      UsageError: the file cannot be read, or does not hold UTF-8 text.
+      UsageError: the file cannot be read, or is not UTF-8 text.
     """
     here = on_this_machine(name, cache)
     if os.path.isfile(here):  # a pipe cannot be read twice
@@ -59,7 +59,7 @@ def _check(path: str, name: str, cache: Path) -> None:
 def _check_version(path: str, name: str, cache: Path, size: int, mtime_ns: int) -> None:
     """Raises a UsageError at the first NUL byte or the first byte that is not UTF-8.
 
-    A character that the end of the file cuts off is accepted: enwik8 ends in one.
+    A character cut off by the end of the file is accepted: enwik8 ends in one.
     """
     mark = cache / "checked" / _key(path) if size >= REMEMBERED else None
     if mark is not None and mark.exists():

@@ -1,9 +1,9 @@
-"""One row of integers from a file of torch.save, without torch and without running what a pickle asks for.
+"""Reader of 1-D integer tensors in files of torch.save, without torch and without executing code from the pickle.
 
-Format (torch.serialization since PyTorch 1.6, held to files of 2.15): a zip archive NAME/data.pkl, NAME/byteorder,
-NAME/data/KEY with the bytes of storages; before that, and with `_use_new_zipfile_serialization=False`, pickles one
-after the other (a magic number, the protocol, the system, the object, the keys of storages), and for each key a count
-and bytes.
+Format (torch.serialization since PyTorch 1.6, checked against files of 2.15): a zip archive of NAME/data.pkl,
+NAME/byteorder and NAME/data/KEY with the bytes of storages. Before 1.6, and with
+`_use_new_zipfile_serialization=False`: consecutive pickles (a magic number, the protocol, the system, the object, the
+keys of storages), followed by a count and bytes for each key.
 """
 
 import io
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-# The only names that a pickle may use beside the rebuilding of tensors, and the dtype that each stands for.
+# The only names that a pickle may use, except for the functions that rebuild tensors, and the dtype of each.
 DTYPES = {
     ("torch", "ByteStorage"): "uint8",
     ("torch", "CharStorage"): "int8",
@@ -36,7 +36,7 @@ class _Storage(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A tensor before its bytes are known: they stand behind it in the old format."""
+    """A tensor without its bytes, which follow the tensor in the old format."""
 
     storage: _Storage
     dtype: str
@@ -46,24 +46,24 @@ class _Row(NamedTuple):
 
 
 def load_row(content: bytes) -> np.ndarray:
-    """The 1-D integer tensor in a file of torch.save.
+    """Returns the 1-D integer tensor in a file of torch.save.
 
     Args:
-      content: the whole file.
+      content: the bytes of the file.
 
     Raises:
-      ValueError: it is no such file, is damaged, or holds something else; the message is a few words for a count.
+      ValueError: not a torch file, damaged, or with other content; the message is a short reason for a tally.
     """
     try:
         return _from_zip(content) if content[:4] == b"PK\x03\x04" else _from_pickles(content)
     except _Refused as error:
         raise ValueError(str(error)) from error
-    except Exception as error:  # damaged pickles and archives raise whatever their bytes lead to
-        raise ValueError("a damaged file of torch") from error
+    except Exception as error:  # damaged pickles and archives raise arbitrary exceptions
+        raise ValueError("a damaged torch file") from error
 
 
 class _Refused(Exception):
-    """A whole file, but not of one row of integers."""
+    """An undamaged file whose content is not a 1-D integer tensor."""
 
 
 def _from_zip(content: bytes) -> np.ndarray:
@@ -71,7 +71,7 @@ def _from_zip(content: bytes) -> np.ndarray:
         folder = next(name for name in archive.namelist() if name.endswith("/data.pkl")).removesuffix("data.pkl")
         order = f"{folder}byteorder"
         if order in archive.namelist() and archive.read(order) != b"little":
-            raise _Refused("a big-endian file of torch")
+            raise _Refused("a big-endian torch file")
         row = _tensor(_Unpickler(io.BytesIO(archive.read(f"{folder}data.pkl"))).load())
         return _values(row, archive.read(f"{folder}data/{row.storage.key}"))
 
@@ -80,7 +80,7 @@ def _from_pickles(content: bytes) -> np.ndarray:
     stream = io.BytesIO(content)
     magic, _, system, found, keys = (_Unpickler(stream).load() for _ in range(5))
     if magic != LEGACY_MAGIC or not system["little_endian"]:
-        raise _Refused("no file of torch")
+        raise _Refused("not a torch file")
     row = _tensor(found)
     for key in keys:
         (count,) = struct.unpack("<q", stream.read(8))
@@ -111,12 +111,12 @@ def _values(row: _Row, storage: bytes) -> np.ndarray:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows tensors and nothing else: no name in the pickle is ever imported."""
+    """An unpickler for tensors only: it never imports a name from the pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
             return _Rebuild()
-        if (module, name) == ("collections", "OrderedDict"):  # of the hooks of a tensor, of which there are none
+        if (module, name) == ("collections", "OrderedDict"):  # type of a tensor's hooks, which are empty
             return dict
         if (module, name) in DTYPES:
             return DTYPES[module, name]
@@ -129,7 +129,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Rebuild:
-    """Stands for torch's rebuild functions; without attributes, so that a pickle cannot change anything here."""
+    """Replacement for torch's rebuild functions; without attributes, so that a pickle cannot modify it."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Packed files as streams of what is in them: gzip, bzip2, xz, Zstandard."""
+"""Decompression of files as streams: gzip, bzip2, xz, Zstandard."""
 
 import bz2
 import gzip
@@ -11,12 +11,12 @@ MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2
 
 
 def packing(head: bytes) -> str | None:
-    """The ending that a packed file with these first bytes should have; None for other files."""
+    """Returns the file extension of the compression format with these first bytes; None for other files."""
     return next((ending for magic, ending in MAGIC.items() if head.startswith(magic)), None)
 
 
 def unpacked(name: str, stream: Any) -> Any:
-    """The stream, through the unpacker that the end of the file's name asks for; it is read, not sought in.
+    """Returns the stream, decompressed according to the extension of `name`; the result may not be seekable.
 
     Raises:
       ImportError: the name ends in .zst, and zstandard is not installed.
@@ -33,13 +33,16 @@ def unpacked(name: str, stream: Any) -> Any:
 
 
 class _Zstandard(io.RawIOBase):
-    """All frames of a Zstandard file. (zstandard's own reader stops after one, and takes a cut-off file for whole.)"""
+    """Reader of all frames of a Zstandard file.
+
+    zstandard's own reader stops after one frame and does not detect cut-off files.
+    """
 
     def __init__(self, stream: Any):
         try:
             import zstandard
         except ImportError as error:
-            raise ImportError("files in .zst need zstandard: pip install zstandard") from error
+            raise ImportError(".zst files need the package zstandard. Run pip install zstandard") from error
         self._stream = stream
         self._error = zstandard.ZstdError
         self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj

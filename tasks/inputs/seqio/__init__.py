@@ -1,1 +1,1 @@
-"""Everything that knows seqio: registration, pipelines, rows, vocabularies."""
+"""seqio integration: registration, pipelines, rows, vocabularies."""

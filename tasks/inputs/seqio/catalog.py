@@ -1,6 +1,6 @@
 """seqio Tasks of well-known TFDS data sets, as bytes: `seqio_cache_tasks --module_import=tasks.inputs.seqio.catalog`.
 
-The data sets are those that TFDS has prepared in its folder (TFDS_DATA_DIR; `tfds build NAME` prepares one).
+TFDS must have prepared the data sets in its folder (TFDS_DATA_DIR); `tfds build NAME` prepares one.
 """
 
 from typing import Any
@@ -26,11 +26,11 @@ CATALOG: dict[str, dict[str, Any]] = {
 
 
 def register_catalog() -> None:
-    """Registers each entry as `vortaro_tfds:NAME`, where no task has that name yet; reads no data."""
+    """Registers each entry as `vortaro_tfds:NAME`, unless a task has that name already; reads no data."""
     seqio, _ = libraries()
     for name, fields in CATALOG.items():
         if f"vortaro_tfds:{name}" not in seqio.TaskRegistry.names():
             tfds_task(name, **fields)
 
 
-register_catalog()  # what the caching tool imports this module for
+register_catalog()  # the caching tool imports this module for its registrations

@@ -9,10 +9,10 @@ from tasks.quiet_imports import quiet_native_code, tensorflow
 
 
 def libraries() -> tuple[Any, Any]:
-    """The modules seqio and tensorflow; TensorFlow leaves the accelerators to jax.
+    """Returns the modules seqio and tensorflow; TensorFlow does not use the accelerators, which JAX needs.
 
     Raises:
-      UsageError: they are not installed.
+      UsageError: one of them is not installed.
     """
     with quiet_native_code() if "seqio" not in sys.modules else contextlib.nullcontext():
         try:

@@ -1,4 +1,4 @@
-"""From a registered seqio task to a tf.data pipeline of rows."""
+"""tf.data pipelines of rows, built from registered seqio tasks."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,7 +17,7 @@ NO_MASK = -1
 
 
 def converter(objective: Objective, pack: bool, *, mask_id: int | None, loss_on_targets_only: bool) -> Any:
-    """seqio's feature converter for the objective."""
+    """Returns seqio's feature converter for the objective."""
     seqio, _ = libraries()
     if objective == "encoder":
         return seqio.EncoderFeatureConverter(mask_id=NO_MASK if mask_id is None else mask_id, pack=pack)
@@ -33,7 +33,7 @@ def check_features(task: Any, objective: Objective) -> None:
 
 
 def pick_split(task: Any, split: str, instead: str | None) -> str:
-    """The split to read: `instead` where the task has no `split`.
+    """Returns the split to read: `split`, or `instead` if the task has no `split`.
 
     Raises:
       UsageError: the task has neither.
@@ -46,7 +46,7 @@ def pick_split(task: Any, split: str, instead: str | None) -> str:
 
 
 def check_cached(task: Any, cache_dir: str | None) -> None:
-    """Makes seqio look for caches in `cache_dir` too; raises a UsageError unless the task's is there."""
+    """Adds `cache_dir` to seqio's cache folders; raises a UsageError unless the task is cached in one of them."""
     seqio, _ = libraries()
     if cache_dir is not None and cache_dir not in seqio.utils.get_global_cache_dirs():
         seqio.add_global_cache_dirs([cache_dir])
@@ -54,13 +54,13 @@ def check_cached(task: Any, cache_dir: str | None) -> None:
     for part in seqio.get_subtasks(task):
         if not part.supports_caching:
             raise UsageError(
-                f"seqio task '{part.name}' cannot be cached: its preprocessors hold no seqio.CacheDatasetPlaceholder()."
+                f"seqio task '{part.name}' cannot be cached: its preprocessors have no seqio.CacheDatasetPlaceholder()."
             )
         if part.cache_dir is None:
             where = " or ".join(f"'{folder}'" for folder in folders) or "any folder (SEQIO_CACHE_DIR names one)"
             raise UsageError(
-                f"seqio task '{part.name}' is not cached in {where}: run `seqio_cache_tasks --tasks={part.name} "
-                f"--output_cache_dir={cache_dir or 'DIR'} --module_import=MODULE`, or say --set=SEQIO_CACHED=false."
+                f"seqio task '{part.name}' is not cached in {where}. Run `seqio_cache_tasks --tasks={part.name} "
+                f"--output_cache_dir={cache_dir or 'DIR'} --module_import=MODULE`, or set SEQIO_CACHED=false."
             )
 
 
@@ -76,9 +76,9 @@ def rows_of(
     num_epochs: int | None,
     shard: Shard,
 ) -> Any:
-    """A tf.data.Dataset of single rows, in an order that follows from the seed.
+    """Returns a tf.data.Dataset of single rows, in an order determined by the seed.
 
-    With several parts, seqio gives each its own files, or every n-th example where there are fewer files than parts.
+    With several shards, seqio assigns each its own files, or every n-th example if there are fewer files than shards.
     """
     seqio, tf = libraries()
     mixture = {"log_mixing_proportions": False} if isinstance(task, seqio.Mixture) else {}
@@ -91,21 +91,21 @@ def rows_of(
             seed=seed,
             shard_info=seqio.ShardInfo(shard.index, shard.count) if shard.count > 1 else None,
             num_epochs=num_epochs,
-            try_in_mem_cache=False,  # a cache in memory would be saved with the iterator
+            try_in_mem_cache=False,  # a cache in memory would be part of every snapshot
             **mixture,
         )
         dataset = feature_converter(dataset, lengths)
     options = tf.data.Options()
     options.deterministic = True
-    # Snapshots hold what shuffle buffers hold. TensorFlow's symbolic ones (experimental_symbolic_checkpoint) are small,
-    # but drag the state of a whole buffer along with each element: a hundred times slower, minutes for mixtures.
+    # Snapshots contain the shuffle buffers. TensorFlow's symbolic ones (experimental_symbolic_checkpoint) are small,
+    # but attach the state of the entire buffer to each element: a hundred times slower, minutes for mixtures.
     return dataset.with_options(options)
 
 
 def batch_of(element: Mapping[str, np.ndarray], objective: Objective, mask_id: int | None) -> Batch:
-    """What a feature converter made of some rows, as a Batch; rows of zeros stay padding.
+    """Converts the output of a feature converter for some rows to a Batch; rows of zeros remain padding.
 
-    Without packing, rows of language models need no segment ids: padding stands behind what counts.
+    Without packing, rows of language models need no segment ids, because padding follows the tokens.
     """
     side = "encoder" if objective == "encoder" else "decoder"
     part = lambda name: np.asarray(element[f"{side}_{name}"], np.int32)

@@ -1,4 +1,4 @@
-"""Tasks and Mixtures that are registered with seqio: lookup by name, features, splits."""
+"""Lookup of registered seqio Tasks and Mixtures: by name, their features and splits."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from tasks.inputs.seqio.registration import unprepared
 
 
 def find_task(name: str) -> Any:
-    """The registered seqio Task or Mixture of that name; those of tasks.inputs.seqio.catalog are always there.
+    """Returns the registered seqio Task or Mixture `name`; those of tasks.inputs.seqio.catalog are always registered.
 
     Raises:
-      UsageError: there is none.
+      UsageError: unknown name.
     """
     seqio, _ = libraries()
     from tasks.inputs.seqio.catalog import register_catalog  # registers on import: needs TensorFlow
@@ -20,17 +20,17 @@ def find_task(name: str) -> Any:
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if name not in names:
         raise UsageError(
-            f"There is no seqio Task or Mixture '{name}'. {did_you_mean(name, names)} The module that registers it is "
-            f"named by --import=MODULE."
+            f"Unknown seqio Task or Mixture '{name}'. {did_you_mean(name, names)} Import the module that registers it "
+            f"with --import=MODULE."
         )
     return seqio.get_mixture_or_task(name)
 
 
 def feature_of(task: Any, feature: str, purpose: str) -> Any:
-    """The seqio Feature that a task calls so; `purpose` says what it is needed for.
+    """Returns the seqio Feature `feature` of a task; `purpose` names its use in the error message.
 
     Raises:
-      UsageError: the task has none of that name.
+      UsageError: the task has no such feature.
     """
     features = task.output_features
     if feature not in features:
@@ -40,10 +40,10 @@ def feature_of(task: Any, feature: str, purpose: str) -> Any:
 
 
 def splits_of(task: Any) -> list[str]:
-    """Names of a task's splits.
+    """Returns the names of a task's splits.
 
     Raises:
-      UsageError: its data is not there to be asked.
+      UsageError: the task's data cannot be read.
     """
     with unprepared(task.name):
         return sorted(task.splits)

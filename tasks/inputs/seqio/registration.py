@@ -1,7 +1,7 @@
-"""Registering seqio Tasks: text lines, TFDS, TFExamples and functions, as tokens of one vocabulary.
+"""Registration of seqio Tasks: text lines, TFDS, TFExamples and functions, as tokens of one vocabulary.
 
-A module that calls these functions serves the runner (`--import=MODULE`) and seqio's own caching tool
-(`seqio_cache_tasks --module_import=MODULE`) alike. Tasks written with seqio itself do as well.
+A module that calls these functions works with the runner (`--import=MODULE`) and with seqio's caching tool
+(`seqio_cache_tasks --module_import=MODULE`). So do Tasks written with seqio itself.
 """
 
 import contextlib
@@ -12,22 +12,22 @@ from typing import Any, Literal
 from layers.errors import UsageError
 from tasks.inputs.seqio.library import libraries
 
-TEXT = {"targets": "text"}  # feature of the task: field of the source
+TEXT = {"targets": "text"}  # {feature of the task: field of the source}
 
 
 def lines_task(
     name: str, files: Mapping[str, str | Sequence[str]], vocabulary: Any = "bytes", features: Mapping[str, str] = TEXT
 ) -> str:
-    """Registers the lines of text files, by split, as `vortaro_lines:NAME`; returns that name.
+    """Registers the lines of text files as `vortaro_lines:NAME`; returns that name.
 
     Args:
       name: letters, digits, `_`, `.` and `:`.
-      files: path or pattern, or several, of each split.
+      files: for each split, one or several paths or patterns.
       vocabulary: "bytes", the path of a SentencePiece model, or a seqio Vocabulary.
-      features: the one feature, by default "targets", that a line becomes.
+      features: the feature that contains a line, by default "targets".
 
     Raises:
-      UsageError: the name is taken or not valid, or seqio is not installed.
+      UsageError: the name is registered already or invalid, or seqio is not installed.
     """
     seqio, _ = libraries()
     field = next(iter(features.values()))
@@ -50,20 +50,20 @@ def tfds_task(
 
     Args:
       name: letters, digits, `_`, `.` and `:`.
-      dataset: as TFDS calls it, with configuration and version where wanted: `imagenet_resized/64x64:0.1.0`. Without
-        a version it is the newest there.
-      data_dir: the folder of TFDS data sets, local or gs://; None is TFDS's own (TFDS_DATA_DIR).
-      splits: TFDS split or slice (`train[:90%]`) of each split; None is TFDS's own.
+      dataset: its TFDS name, with optional configuration and version: `imagenet_resized/64x64:0.1.0`. Without a
+        version, the newest prepared one.
+      data_dir: the folder of TFDS data sets, local or gs://; None is TFDS's default (TFDS_DATA_DIR).
+      splits: for each split, a TFDS split or slice (`train[:90%]`); None is TFDS's splits.
       vocabulary: as in `lines_task`.
-      features: field of the data set that each feature comes from.
-      content: text, or pixels in raster order: the bytes of one image, with no end token behind them.
+      features: for each feature, its field in the data set.
+      content: text, or pixels in raster order: the bytes of one image, without an end token.
 
     Raises:
-      UsageError: as in `lines_task`. Whether the data is there shows when it is read.
+      UsageError: as in `lines_task`. Missing data is an error only when it is read.
     """
     seqio, _ = libraries()
     chosen = None if splits is None else dict(splits)
-    dataset = dataset if ":" in dataset else f"{dataset}:*.*.*"  # seqio wants a version
+    dataset = dataset if ":" in dataset else f"{dataset}:*.*.*"  # seqio requires a version
     source = seqio.TfdsDataSource(dataset, tfds_data_dir=data_dir, splits=chosen, read_only=True)
     return _register(f"vortaro_tfds:{name}", source, features, vocabulary, content=content)
 
@@ -71,7 +71,7 @@ def tfds_task(
 def tfexample_task(
     name: str, files: Mapping[str, str | Sequence[str]], vocabulary: Any = "bytes", features: Mapping[str, str] = TEXT
 ) -> str:
-    """Registers TFRecord files of tf.Examples with fields of text as `vortaro_tfexamples:NAME`; as `lines_task`."""
+    """Registers TFRecord files of tf.Examples with text fields as `vortaro_tfexamples:NAME`; like `lines_task`."""
     seqio, tf = libraries()
     fields = {field: tf.io.FixedLenFeature([], tf.string) for field in features.values()}
     source = seqio.TFExampleDataSource(dict(files), feature_description=fields)
@@ -85,10 +85,10 @@ def function_task(
     vocabulary: Any = "bytes",
     features: Mapping[str, str] = TEXT,
 ) -> str:
-    """Registers what a function of the split's name yields, dicts of text, as `vortaro_function:NAME`.
+    """Registers `function(split)`, which yields dicts of text, as `vortaro_function:NAME`; returns that name.
 
-    The function must yield the same at every call: that is what a resumed run and several hosts rely on. Its Python
-    runs outside of what TensorFlow can save, so that a resumed run reads through from the start unless it is cached.
+    The function must yield the same values at every call, because resumed runs and several hosts depend on it.
+    TensorFlow cannot save its position, so that a resumed run reads from the start unless the task is cached.
 
     Raises:
       UsageError: as in `lines_task`.
@@ -104,14 +104,16 @@ def function_task(
 
 
 def seqio_vocabulary(vocabulary: Any) -> Any:
-    """The seqio Vocabulary: bytes behind three special tokens, that of a SentencePiece file, or what is given."""
+    """Returns the seqio Vocabulary: bytes after three special tokens, that of a SentencePiece file, or the argument."""
     seqio, tf = libraries()
     if vocabulary == "bytes":
         return seqio.ByteVocabulary()
     if not isinstance(vocabulary, str):
         return vocabulary
     if not tf.io.gfile.exists(vocabulary):
-        raise UsageError(f"There is no SentencePiece model '{vocabulary}': name its file, or say \"bytes\".")
+        raise UsageError(
+            f"The SentencePiece model '{vocabulary}' does not exist. Pass the path of a model, or \"bytes\"."
+        )
     return seqio.SentencePieceVocabulary(vocabulary)
 
 
@@ -123,10 +125,10 @@ def _register(
     before: Sequence[Callable] = (),
     content: Literal["text", "pixels"] = "text",
 ) -> str:
-    """Adds the Task: fields renamed and tokenized before the cache, ended and cut to rows behind it."""
+    """Adds the Task: renames and tokenizes fields before the cache, appends end tokens and cuts to rows after it."""
     seqio, _ = libraries()
     if name in seqio.TaskRegistry.names():
-        raise UsageError(f"A seqio task '{name}' is registered already: choose another name.")
+        raise UsageError(f"The seqio task '{name}' is already registered. Choose another name.")
     rename = functools.partial(seqio.preprocessors.rekey, key_map=dict(features))
     if content == "pixels":
         encode, after = _pixels, [cut_to_rows]
@@ -143,14 +145,14 @@ def _register(
             output_features={key: feature() for key in features},
         )
     except ValueError as error:
-        raise UsageError(f"seqio does not take the task '{name}': {str(error).rstrip('.')}.") from error
+        raise UsageError(f"seqio rejected the task '{name}': {str(error).rstrip('.')}.") from error
     return name
 
 
 def cut_to_rows(dataset: Any, sequence_length: Mapping[str, int] | None = None) -> Any:
     """Cuts "targets" longer than a row into consecutive pieces of its length, the last one shorter.
 
-    A preprocessor for behind the cache: documents longer than a row train as a whole, where seqio would trim them.
+    A preprocessor to run after the cache: all tokens of long documents are used, where seqio would trim them.
     """
     if sequence_length is None or "targets" not in sequence_length:
         return dataset
@@ -167,7 +169,7 @@ def cut_to_rows(dataset: Any, sequence_length: Mapping[str, int] | None = None) 
 
 
 def _pixels(dataset: Any) -> Any:
-    """Images as the tokens of their bytes, in raster order: the three special tokens of bytes stand before."""
+    """Converts images to tokens of their bytes in raster order: byte b is token b + 3, after three special tokens."""
     _, tf = libraries()
     encode = lambda image: tf.reshape(tf.cast(image, tf.int32), [-1]) + 3
     return _map(dataset, lambda example: {"targets": encode(example["targets"])})
@@ -180,7 +182,7 @@ def _map(dataset: Any, function: Callable) -> Any:
 
 @contextlib.contextmanager
 def unprepared(task: str) -> Iterator[None]:
-    """Turns what data libraries raise where data is missing into one sentence."""
+    """Turns the errors that data libraries raise for missing data into a UsageError."""
     _, tf = libraries()
     known = (ValueError, OSError, AssertionError, KeyError, ImportError, tf.errors.OpError)
     try:
@@ -188,5 +190,5 @@ def unprepared(task: str) -> Iterator[None]:
     except known as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         if ("unexpected" in reason and "seed" in reason) or "'seed'" in reason:
-            reason = "its source is a function without the argument `seed`: add `seed=None`"
+            reason = "its source is a function without a `seed` argument. Add `seed=None`"
         raise UsageError(f"seqio cannot read the data of task '{task}': {reason}.") from error

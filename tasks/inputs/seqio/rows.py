@@ -26,41 +26,43 @@ from tasks.inputs.seqio.tf_cursor import TfCursor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioInput(IndexedInput):
-    """Batches of a seqio task, by seqio's feature converter for the objective.
+    """Batches of a seqio task, made by seqio's feature converter for the objective.
 
-    "lm" packs "targets" into rows, each segment predicted from seqio's start token 0; "prefix_lm" packs "inputs" and
-    "targets" joined, the loss on targets; "encoder" packs both side by side, the loss where `mask_id` stands in
-    "inputs", or at all targets where that is None.
+    "lm" packs "targets" into rows, each segment predicted from seqio's start token 0. "prefix_lm" packs "inputs" and
+    "targets" concatenated, with the loss on targets. "encoder" packs both in parallel, with the loss at the positions
+    of `mask_id` in "inputs", or at all targets if it is None.
 
-    With `num_epochs` None it never ends: each host reads its own files, or every n-th example, so what a batch holds
-    depends on the number of hosts. Otherwise it ends, the last batch padded with rows of weight 0, and every host reads
-    everything and keeps its rows: all have the same batches on any number of hosts. Batches are read in order: any
-    other is reached by reading through, from the last snapshot where a run goes on from a checkpoint.
+    With `num_epochs` None the input is infinite: each host reads its own files, or every n-th example, so the content
+    of a batch depends on the number of hosts. Otherwise the input is finite, the last batch is padded with rows of
+    weight 0, and every host reads all rows and keeps its own: batches are the same for any number of hosts. Batches are
+    read in order; access to another batch reads from the start, or from the last snapshot in a resumed run.
     """
 
     task: str  # name of a registered Task or Mixture
     split: str = "train"
-    split_instead: str | None = None  # what to read where the task has no such split
+    split_instead: str | None = None  # split to read if the task has no such split
     objective: Objective = "lm"
-    pack: bool = True  # several examples a row
+    pack: bool = True  # several examples per row
     inputs_len: int | None = None  # positions of "inputs" in a row of prefix_lm; None is half of it
     loss_on_targets_only: bool = True  # of prefix_lm
     mask_id: int | None = None  # of encoder
     shuffle: bool = True
     seed: int = 0
-    num_epochs: int | None = None  # None is without end
-    max_rows: int | None = None  # of what ends: the first so many rows; None is all
-    use_cached: bool = False  # read what seqio_cache_tasks wrote
-    cache_dir: str | None = None  # where; None is the folders that a module added
+    num_epochs: int | None = None  # None is infinite
+    max_rows: int | None = None  # for a finite input: number of first rows to read; None is all
+    use_cached: bool = False  # read the output of seqio_cache_tasks
+    cache_dir: str | None = None  # cache folder; None is the folders added with seqio.add_global_cache_dirs
     snapshot_every: int = 100  # batches between snapshots of the reader
 
     def __post_init__(self):
         super().__post_init__()
         for name in ("num_epochs", "max_rows", "snapshot_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
         if self.inputs_len is not None and not 1 <= self.inputs_len < self.seq_len:
-            raise ValueError(f"inputs_len = {self.inputs_len} must lie between 1 and seq_len = {self.seq_len}")
+            raise ValueError(
+                f"inputs_len must be at least 1 and below seq_len = {self.seq_len} (got {self.inputs_len})"
+            )
 
     @functools.cached_property
     def _task(self) -> Any:
@@ -111,27 +113,28 @@ class SeqioInput(IndexedInput):
         return self._cursors[shard]
 
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
-        """The shard's rows of batch `index`.
+        """Returns the shard's rows of batch `index`.
 
         Raises:
-          UsageError: the task cannot be read, or this shard of it is empty.
+          UsageError: the task cannot be read, or this shard is empty.
+          IndexError: `index` is after the last batch.
         """
         reads = shard if self.num_epochs is None else Shard()
         element = self._cursor(reads).element(index)
         if self.num_epochs is None:
             if element is None:
                 whose = f"Part {shard.index + 1} of {shard.count} of " if shard.count > 1 else ""
-                raise UsageError(f"{whose}{self.describe()} holds no example: read it on fewer hosts.")
+                raise UsageError(f"{whose}{self.describe()} has no examples. Read it on fewer hosts.")
             return batch_of(element, self.objective, self.mask_id)
         if element is None:
-            raise IndexError(f"batch {index} is behind the end")
+            raise IndexError(f"batch {index} is after the last batch")
         rows, size = shard.rows(self.batch_size), self.batch_size
         whole = {name: np.pad(array, ((0, size - len(array)), (0, 0))) for name, array in element.items()}
         part = {name: array[rows.start : rows.stop] for name, array in whole.items()}
         return batch_of(part, self.objective, self.mask_id)
 
     def num_batches(self) -> int | None:
-        """Batches until the end, counted once by reading; None where there is none."""
+        """Returns the number of batches, counted once by reading the data; None if the input is infinite."""
         return None if self.num_epochs is None else -(-self._count // self.batch_size)
 
     @functools.cached_property
@@ -143,10 +146,10 @@ class SeqioInput(IndexedInput):
             return int(rows.reduce(np.int64(0), lambda count, _: count + 1).numpy())
 
     def require_data(self) -> None:
-        """Reads one batch's rows, or counts those until the end.
+        """Reads the rows of one batch, or counts all rows of a finite input.
 
         Raises:
-          UsageError: the task, its split, its cache or its data is not there, or holds less than one batch.
+          UsageError: the task, its split, its cache or its data is missing, or has fewer rows than one batch.
         """
         if self.num_epochs is not None:
             found, need = self._count, 1
@@ -168,14 +171,14 @@ class SeqioInput(IndexedInput):
 
     def snapshot(self, shard: Shard) -> dict[str, Any]:
         cursor = self._cursors.get(shard if self.num_epochs is None else Shard())
-        taken = None if cursor is None else cursor.snapshot()
-        return {"snapshot": None if taken is None else taken | {"of": self._fingerprint(shard)}}
+        snapshot = None if cursor is None else cursor.snapshot()
+        return {"snapshot": None if snapshot is None else snapshot | {"of": self._fingerprint(shard)}}
 
     def resume(self, state: dict[str, Any], shard: Shard) -> None:
         snapshot = state.get("snapshot")
         if snapshot is None:
             return
         if snapshot["of"] != self._fingerprint(shard):
-            print("The input's state was saved under other settings: it is read through from the start.", flush=True)
+            print("The input's state was saved under other settings. Reading from the start.", flush=True)
         elif not self._cursor(shard if self.num_epochs is None else Shard()).restore(snapshot):
-            print("TensorFlow cannot read the input's state: it is read through from the start.", flush=True)
+            print("TensorFlow cannot read the input's state. Reading from the start.", flush=True)

@@ -1,4 +1,4 @@
-"""A tf.data pipeline read by number: batches in order, and snapshots to go on from."""
+"""Access to a tf.data pipeline by element number, with snapshots to resume from."""
 
 import base64
 import os
@@ -14,31 +14,31 @@ from layers.errors import first_line
 from tasks.quiet_imports import tensorflow
 
 Element = dict[str, np.ndarray]
-NAME = "iterator"  # of the files that TensorFlow writes
+NAME = "iterator"  # prefix of the files that TensorFlow writes
 
 
 class TfCursor:
-    """Reads a pipeline that `make` builds, the same at every call; going back means reading from the start.
+    """A reader of the pipeline that `make` builds, the same at every call; earlier elements are read from the start.
 
-    Snapshots are clu's checkpoints of the iterator, compressed and in base64, so that they fit in JSON. They are taken
-    every `snapshot_every` batches, for they cost a moment; from one on, the rest is read through.
+    Snapshots are clu's checkpoints of the iterator, compressed and base64-encoded for JSON. They are taken every
+    `snapshot_every` elements, because they take time; the elements after a snapshot are read again.
     """
 
     def __init__(self, make: Callable[[], Any], snapshot_every: int):
         self._make, self._every = make, snapshot_every
         self._iterator: Any = None
         self._next = 0
-        self._last: Element | None = None  # element _next - 1, where it was read
+        self._last: Element | None = None  # element _next - 1, if it was read
         self._snapshot: dict[str, Any] | None = None
 
     def element(self, index: int) -> Element | None:
-        """Element `index`; None behind the end."""
+        """Returns element `index`; None after the last one."""
         iterator = self._iterator
         if iterator is None or index < self._next - 1 or (index == self._next - 1 and self._last is None):
             iterator = self._open()
         while self._next <= index:
             if self._next and self._next % self._every == 0:
-                self._take()  # before the element is read: whoever has it may ask for it again when resumed
+                self._take()  # before reading the element: a resumed run may need it again
             self._last = next(iterator, None)
             if self._last is None:
                 self._iterator = None
@@ -47,11 +47,11 @@ class TfCursor:
         return self._last
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The last snapshot: the number of the element it stands before, and its files; None before the first."""
+        """Returns the last snapshot: the number of its next element, and its files; None if there is none yet."""
         return self._snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> bool:
-        """Goes on from a snapshot; returns whether TensorFlow could read it."""
+        """Resumes from a snapshot; returns whether TensorFlow could read it."""
         tf = tensorflow()
         self._open()
         with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,9 @@ class TfCursor:
                 self._iterator.save(os.path.join(folder, NAME))
             except tf.errors.OpError as error:
                 message = first_line(error.message, 120)
-                print(f"TensorFlow cannot save the input's position ({message}). A resumed run reads from the start.")
+                print(
+                    f"TensorFlow cannot save the input's position ({message}). Resumed runs will read from the start."
+                )
                 self._every = 2**62
                 return
             files = {path.name: _packed(path.read_bytes()) for path in Path(folder).iterdir()}

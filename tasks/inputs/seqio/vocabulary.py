@@ -1,4 +1,4 @@
-"""The vocabulary of a seqio task, as tasks and sampling want it."""
+"""Vocabularies of seqio tasks, in the project's Vocabulary protocol."""
 
 import dataclasses
 import functools
@@ -16,25 +16,26 @@ from tasks.vocabularies.vocabulary import IdVocabulary, Vocabulary, fingerprint_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioVocabulary:
-    """The vocabulary of a seqio Task's or Mixture's "targets"; it is looked up when first asked for.
+    """The vocabulary of a seqio Task's or Mixture's "targets", looked up on first use.
 
-    Texts start with seqio's padding, 0, which its feature converters put in front of each.
+    Texts start with seqio's padding token 0, because its feature converters prepend it.
     """
 
     task: str  # name of the Task or Mixture
-    rows: int  # of the embedding: the vocabulary must not be larger
+    rows: int  # embedding rows, at least the size of the vocabulary
 
     @functools.cached_property
     def inner(self) -> Any:
         """seqio's own Vocabulary.
 
         Raises:
-          UsageError: there is no such task, or the vocabulary has more tokens than the embedding rows.
+          UsageError: unknown task, or a vocabulary with more tokens than `rows`.
         """
         found = feature_of(find_task(self.task), "targets", "its vocabulary").vocabulary
         if found.vocab_size > self.rows:
             raise UsageError(
-                f"VOCAB_SIZE = {self.rows} must be at least {found.vocab_size}, the tokens of seqio task '{self.task}'."
+                f"VOCAB_SIZE = {self.rows} is smaller than the vocabulary of seqio task '{self.task}' "
+                f"({found.vocab_size} tokens). Set VOCAB_SIZE={found.vocab_size}."
             )
         return found
 
@@ -45,7 +46,7 @@ class SeqioVocabulary:
     @property
     def stop_id(self) -> int | None:
         end = self.inner.eos_id
-        return None if end is None or end < 0 else end  # SentencePiece says -1
+        return None if end is None or end < 0 else end  # SentencePiece has -1 for none
 
     @property
     def start_id(self) -> int | None:
@@ -66,7 +67,7 @@ class SeqioVocabulary:
         if isinstance(self.inner, seqio.ByteVocabulary):
             parts = ["bytes"]
         elif isinstance(self.inner, seqio.SentencePieceVocabulary):
-            parts = ["sentencepiece", self.inner.sp_model]  # as it was loaded, with the Task's extra ids
+            parts = ["sentencepiece", self.inner.sp_model]  # the loaded model, with the Task's extra ids
         else:
             parts = [type(self.inner).__qualname__, *_pieces(self.inner)]
         ids = (self.inner.vocab_size, self.inner.extra_ids, self.start_id, self.stop_id, self.inner.unk_id)
@@ -89,7 +90,7 @@ class SeqioVocabulary:
         return text if isinstance(text, str) else " ".join(map(str, known))
 
     def token_bytes(self) -> np.ndarray:
-        """float32 (rows,): for bytes and SentencePiece, whose "▁" is a space; of other vocabularies all zero."""
+        """Returns float32 (rows,): bytes per token for byte and SentencePiece ("▁" is a space) vocabularies, else 0."""
         seqio, _ = libraries()
         sizes = np.zeros(self.rows, np.float32)
         if isinstance(self.inner, seqio.ByteVocabulary):
@@ -101,12 +102,12 @@ class SeqioVocabulary:
 
 
 def _pieces(inner: Any) -> list[bytes]:
-    """What each token stands for; nothing where tokens are numbers."""
+    """Returns the text of each token, in UTF-8; empty for a vocabulary of numbers."""
     seqio, _ = libraries()
     if isinstance(inner, seqio.PassThroughVocabulary):
         return []
-    # Half a surrogate pair may be a token.
+    # A token may be one half of a surrogate pair.
     return [str(inner.decode([token])).encode("utf-8", "surrogatepass") for token in range(inner.vocab_size)]
 
 
-_MEETS: Callable[..., Vocabulary] = SeqioVocabulary  # the type checker holds it to the protocol
+_MEETS: Callable[..., Vocabulary] = SeqioVocabulary  # makes the type checker compare the class with the protocol

@@ -1,1 +1,1 @@
-"""Where documents come from: files, shards, data sets."""
+"""Sources of documents: files, shards, data sets."""

@@ -1,4 +1,4 @@
-"""What a source of documents is: parts that are read one by one, and what may be wrong with a document."""
+"""Interface of document sources: parts that are read one by one, and reasons to skip a document."""
 
 import abc
 import dataclasses
@@ -9,44 +9,44 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """Stands where a document cannot be used; the rest of the part goes on."""
+    """Placeholder for a document that cannot be used; reading continues with the next one."""
 
-    reason: str  # a few words that can be counted: "invalid UTF-8"
+    reason: str  # short, for a tally: "invalid UTF-8"
 
 
-Document = str | np.ndarray | Skipped  # text, or token ids that somebody else made
+Document = str | np.ndarray | Skipped  # text, or token ids that need no tokenising
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Documents that are read in one go: a file, a shard, a range of rows."""
+    """Documents that are read together: a file, a shard, a range of rows."""
 
-    name: str  # for a person; no two parts of a source share it
+    name: str  # for messages; unique within a source
     version: str  # changes when the content does
-    read: Callable[[], Iterator[Document]]  # documents in order; a UsageError where the part itself is unreadable
+    read: Callable[[], Iterator[Document]]  # yields documents in order; raises a UsageError if the part is unreadable
 
 
 class DocumentSource(abc.ABC):
-    """Documents in parts. A part is the unit of tokenising: parts are done by different processes, in any order."""
+    """Documents in parts, the units of tokenising: different processes handle parts in any order."""
 
     @property
     @abc.abstractmethod
     def has_splits(self) -> bool:
-        """Whether the source itself says what trains, validates and tests; otherwise documents go by their hash."""
+        """Whether the source has train, validation and test splits; otherwise documents are divided by their hash."""
 
     @property
     def is_running_text(self) -> bool:
-        """Whether what is called documents are mere stretches of one text, without an end behind each."""
+        """Whether the documents are consecutive chunks of one text, without end tokens."""
         return False
 
     @abc.abstractmethod
     def parts(self, split: str | None) -> list[Part]:
-        """The parts of a split ("train", "validation", "test"); of everything (None) where the source has no splits.
+        """Returns the parts of a split ("train", "validation", "test"), or of all data (None) without splits.
 
         Raises:
-          UsageError: there is no such source or split, or nothing in it.
+          UsageError: missing source, unknown split, or no data in it.
         """
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What is read, for a person: "JSON lines 'logs/*.jsonl'"."""
+        """Returns a description for messages: "JSON lines in 'logs/*.jsonl'"."""

@@ -1,4 +1,4 @@
-"""What sources have in common whose parts are files."""
+"""Base class of sources whose parts are files."""
 
 import abc
 import functools
@@ -10,14 +10,14 @@ from tasks.inputs.files.files import File
 from tasks.inputs.sources.documents import Document, DocumentSource, Part
 from tasks.inputs.sources.splits import check_request
 
-Names = str | Sequence[str]  # what `files.expand` takes
+Names = str | Sequence[str]  # argument of `files.expand`
 
 
 def refuse_shared(found: Mapping[str, Mapping[str, File]]) -> None:
-    """Raises a UsageError where a file is found both to train on and to validate or test on.
+    """Raises a UsageError if a training file is also a validation or test file.
 
     Args:
-      found: for each split that is named, its files by where they are.
+      found: for each split with files, its files by their resolved path.
     """
     for split in ("validation", "test"):
         held_out = found.get(split, {})
@@ -25,24 +25,26 @@ def refuse_shared(found: Mapping[str, Mapping[str, File]]) -> None:
         if both is not None:
             name, again = found["train"][both].name, held_out[both].name
             also = "" if name == again else f" as '{again}'"
-            raise UsageError(f"The file '{name}' is named to train on and{also} for the {split} split.")
+            raise UsageError(
+                f"The file '{name}' is named to train on and{also} for the {split} split. Remove it from one of them."
+            )
 
 
 class FileSource(DocumentSource):
-    """Documents in files, one part for each; splits where files to validate or test on are named."""
+    """Documents in files, one part per file; has splits if validation or test files are named."""
 
     @property
     @abc.abstractmethod
     def kind(self) -> str:
-        """What the files are and what is taken from them, for a person and for the version of parts."""
+        """Kind of the files and of their documents, for messages and for the version of parts."""
 
     @abc.abstractmethod
     def named(self) -> dict[str, Names | None]:
-        """The names of the train, validation and test files."""
+        """Returns the names of the train, validation and test files."""
 
     @abc.abstractmethod
     def read_file(self, name: str) -> Iterator[Document]:
-        """The documents of one file."""
+        """Yields the documents of one file."""
 
     @property
     def has_splits(self) -> bool:
@@ -53,17 +55,17 @@ class FileSource(DocumentSource):
         return f"{self.kind} in {files.shown(self.named()['train'] or '')}"
 
     def files_of(self, split: str | None) -> list[File]:
-        """The files of a split; of everything (None) where there are no splits.
+        """Returns the files of a split, or all files (None) without splits.
 
         Raises:
-          UsageError: a name stands for no file, no files are named for that split, or one of them trains as well.
+          UsageError: a name matches no file, the split has no files, or shares one with the train split.
         """
         check_request(split, self.has_splits, self.describe())
         named = {key: names for key, names in self.named().items() if names is not None}
         wanted = split or "train"
         if wanted not in named:
-            there = " and ".join(f"{key} files" for key in named)
-            raise UsageError(f"There is no {split} split: {self.describe()} names {there}, and no {split} files.")
+            kinds = " and ".join(f"{key} files" for key in named)
+            raise UsageError(f"The {split} split has no files: {self.describe()} names only {kinds}.")
         found = {key: files.find(names, self.kind) for key, names in named.items()}
         refuse_shared(found)
         return list(found[wanted].values())

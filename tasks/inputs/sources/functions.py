@@ -1,4 +1,4 @@
-"""Documents that a function of the user's makes."""
+"""Documents from a function of the user."""
 
 import dataclasses
 import functools
@@ -19,15 +19,15 @@ from tasks.inputs.sources.values import as_document
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FromFunction(DocumentSource):
-    """What `documents(split)` yields: str, 1-D integer arrays of token ids, or Skipped. One part a split.
+    """Documents that `function(split)` yields: str, 1-D integer arrays of token ids, or Skipped. One part per split.
 
-    What is kept of it is made anew when the text of the function's file changes; say by `version` when something else
-    does that it reads. What the function raises goes through as it is.
+    Cached documents are rebuilt when the source file of the function changes; change `version` when its data change.
+    Exceptions of the function are not converted.
     """
 
-    function: str  # "module:name"; the module is found like any that is imported
-    has_splits: bool = False  # whether it is called with "train", "validation" and "test"; otherwise with None, once
-    version: str = ""  # of what the function reads: change it, and the documents are made anew
+    function: str  # "module:name"; the module must be importable
+    has_splits: bool = False  # whether the argument is "train", "validation" or "test"; otherwise it is None
+    version: str = ""  # of the data that the function reads; a change rebuilds the documents
 
     def describe(self) -> str:
         return f"documents of {self.function}"
@@ -43,13 +43,15 @@ class FromFunction(DocumentSource):
     def _find(self) -> Callable[[str | None], Any]:
         module, colon, name = self.function.partition(":")
         if not colon or not module or not name:
-            raise UsageError(f"'{self.function}' names no function: write module:name, like my_data:documents.")
+            raise UsageError(
+                f"'{self.function}' does not name a function. Write module:name, for example my_data:documents."
+            )
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # it is there, and what it imports is not
-            raise UsageError(f"There is no module '{module}' for the documents of '{self.function}'.") from error
+                raise  # the module exists, but one of its imports does not
+            raise UsageError(f"The module '{module}' of the function '{self.function}' cannot be found.") from error
         function = getattr(imported, name, None)
         if not callable(function):
             there = [key for key, value in vars(imported).items() if callable(value)]
@@ -59,11 +61,11 @@ class FromFunction(DocumentSource):
     def _documents(self, split: str | None) -> Iterator[Document]:
         found = self._find()(split)
         if isinstance(found, str) or not hasattr(found, "__iter__"):
-            raise UsageError(f"{self.function} returns {type(found).__name__}, and should yield documents.")
+            raise UsageError(f"{self.function} must yield documents (got {type(found).__name__}).")
         for number, value in enumerate(found):
             if not isinstance(value, str | list | np.ndarray | Skipped):
                 raise UsageError(
-                    f"{self.function} yields {type(value).__name__} as document {number}: text or 1-D arrays of token "
-                    f"ids are read."
+                    f"{self.function} must yield text or 1-D arrays of token ids (got {type(value).__name__} as "
+                    f"document {number})."
                 )
             yield value if isinstance(value, Skipped) else as_document(value)

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face `datasets` library: from the hub, from its cache, or from local files and folders."""
+"""Data sets of the Hugging Face `datasets` library: from the hub, its cache, or local files and folders."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ from tasks.inputs.sources.splits import are_splits, check_request, official, pic
 from tasks.inputs.sources.values import as_document, no_column
 
 ROWS_PER_PART = 10_000
-ROWS_PER_SLICE = 1_000  # read at once: one call of the library for each row would take most of the time
-# What reads files that end so; .gz and the like behind it are the library's business.
+ROWS_PER_SLICE = 1_000  # read in one call, because one call per row would take most of the time
+# Reader of the library for each file extension; the library handles a further .gz or similar extension.
 READERS = {
     ".arrow": "arrow",
     ".csv": "csv",
@@ -26,15 +26,15 @@ READERS = {
     ".tsv": "csv",
     ".txt": "text",
 }
-SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in a folder
+SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFace(DocumentSource):
     """One column of a data set: text, or lists of token ids. A part is a range of its rows.
 
-    The data set's own splits count where it has one to train on and another ("valid", "val" and "dev" validate);
-    otherwise all its rows are read.
+    The data set's own splits are used if it has a train split and another one ("valid", "val" and "dev" are validation
+    splits); otherwise all its rows are read.
     """
 
     dataset: str  # name on the hub; or a folder, of data files or from save_to_disk; or files by name or pattern
@@ -64,7 +64,7 @@ class HuggingFace(DocumentSource):
 
     @functools.cached_property
     def _tables(self) -> dict[str, Any]:
-        """The data set's splits by its own names."""
+        """The data set's splits by their names."""
         loaded = _load(self)
         return dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
 
@@ -87,12 +87,12 @@ class HuggingFace(DocumentSource):
 
 
 def _documents(table: Any, start: int, stop: int) -> Iterator[Document]:
-    """The rows of a table of one column, which formats as Arrow."""
+    """Yields rows start ... stop - 1 of a table with one column in Arrow format."""
     import pyarrow
 
     for first in range(start, stop, ROWS_PER_SLICE):
         for value in table[first : min(first + ROWS_PER_SLICE, stop)].column(0):
-            # A list's values stay one array: as Python numbers they would be a hundred times as large.
+            # Keep a list's values as one array: Python numbers would be a hundred times as large.
             array = value.values if isinstance(value, pyarrow.ListScalar) else None
             yield as_document(value.as_py() if array is None else array.to_numpy(zero_copy_only=False))
 
@@ -102,7 +102,9 @@ def _load(source: HuggingFace) -> Any:
         import datasets
         import datasets.exceptions
     except ImportError as error:
-        raise UsageError(f"The {source.describe()} is read by datasets: pip install 'vortaro[hf]'.") from error
+        raise UsageError(
+            f"The {source.describe()} needs the package datasets. Run pip install 'vortaro[hf]'."
+        ) from error
     reader = functools.partial(_from_files if _are_files(source.dataset) else _from_name, datasets, source)
     try:
         return reader()
@@ -110,11 +112,11 @@ def _load(source: HuggingFace) -> Any:
         raise
     except ConnectionError as error:
         raise UsageError(
-            f"The {source.describe()} is not in the local cache and the hub cannot be reached ({first_line(error)}): "
-            f"download it where there is internet, or name a local folder or files."
+            f"The {source.describe()} is not in the local cache and the hub cannot be reached ({first_line(error)}). "
+            f"Download it on a machine with internet access, or name a local folder or files."
         ) from error
     except FileNotFoundError as error:
-        raise UsageError(f"There is no {source.describe()}: {first_line(error)}.") from error
+        raise UsageError(f"The {source.describe()} cannot be found: {first_line(error)}.") from error
     except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
         raise _config_error(datasets, source) or UsageError(
             f"The {source.describe()} cannot be read: {first_line(error.__cause__ or error)}."
@@ -133,7 +135,7 @@ def _reader(name: str) -> str | None:
 
 def _from_files(datasets: Any, source: HuggingFace) -> Any:
     if source.config or source.revision:
-        raise UsageError(f"'{source.dataset}' names files: a configuration or revision is of data sets on the hub.")
+        raise UsageError(f"'{source.dataset}' names files, which have no configuration or revision. Remove them.")
     names = files.expand(source.dataset, "a Hugging Face data set")
     readers = {_reader(name) for name in names}
     reader = readers.pop()
@@ -150,10 +152,10 @@ def _from_name(datasets: Any, source: HuggingFace) -> Any:
 
 
 def _config_error(datasets: Any, source: HuggingFace) -> UsageError | None:
-    """The sentence for a configuration that is missing or not there, if that is what is wrong."""
+    """Returns the error for a missing or unknown configuration, or None if the configuration is valid."""
     try:
         there = datasets.get_dataset_config_names(source.dataset, revision=source.revision)
-    except Exception:  # whatever it is, the error at hand is the one to tell
+    except Exception:  # the caller reports the original error
         return None
     if source.config in there or (source.config is None and len(there) < 2):
         return None

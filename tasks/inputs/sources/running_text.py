@@ -1,4 +1,4 @@
-"""Text without documents of its own: a file in stretches of lines, or the standard library file by file."""
+"""Running text: a file in chunks of lines, or the standard library file by file."""
 
 import dataclasses
 import functools
@@ -16,14 +16,14 @@ STRETCH_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunningText(DocumentSource):
-    """The text that ByteText reads, for vocabularies of larger tokens; splits are the same bytes.
+    """The text that ByteText reads, for vocabularies other than bytes; splits contain the same bytes.
 
-    A text file is read in stretches of whole lines, which are no documents: they have no end token behind them. Bytes
-    that are no UTF-8 are read as U+FFFD.
+    A text file is read in chunks of complete lines, which are not documents and have no end token. Bytes that are not
+    UTF-8 are read as U+FFFD.
     """
 
     path: str | None = None  # a text file; None is the source of Python's standard library
-    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # how a file is cut, in this order
+    fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of a file, for train, validation and test, in this order
 
     @property
     def has_splits(self) -> bool:
@@ -58,7 +58,7 @@ class RunningText(DocumentSource):
 
 
 def _line_end(data: np.ndarray, start: int) -> int:
-    """Behind the first line that ends at `start` or later; 0 for 0."""
+    """Returns the position after the first line that ends at `start` or later; 0 for 0."""
     if start == 0:
         return 0
     for low in range(start - 1, len(data), STRETCH_BYTES):

@@ -1,4 +1,4 @@
-"""Text in files: one document a line, a file, or a line of JSON."""
+"""Text in files: each document is a line, a file, or a line of JSON."""
 
 import dataclasses
 import functools
@@ -11,14 +11,16 @@ from tasks.inputs.sources.documents import Document, Part, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.values import as_document, json_object, no_column
 
-FILES_PER_PART = 256  # of files that are a document each: thousands of small ones would be as many entries in a cache
+FILES_PER_PART = 256  # files of one document each in a part; a part per file would make thousands of cache entries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Files(FileSource):
-    files: Names  # names, patterns, braces, or @file with one name a line
-    validation_files: Names | None = None  # files that validate; None, and no test files: documents go by their hash
-    test_files: Names | None = None  # files that test
+    files: Names  # names, patterns, braces, or @file with one name per line
+    validation_files: Names | None = (
+        None  # validation files; without these and test files, documents are divided by hash
+    )
+    test_files: Names | None = None  # test files
 
     def named(self) -> dict[str, Names | None]:
         return {"train": self.files, "validation": self.validation_files, "test": self.test_files}
@@ -26,7 +28,7 @@ class _Files(FileSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextLines(_Files):
-    """Every line of a file is a document, in UTF-8; a file may be packed (.gz, .bz2, .xz, .zst)."""
+    """Every line of a file is a document, in UTF-8; a file may be compressed (.gz, .bz2, .xz, .zst)."""
 
     @property
     def kind(self) -> str:
@@ -38,7 +40,7 @@ class TextLines(_Files):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFiles(_Files):
-    """Every file is a document, in UTF-8. A part is a few hundred of them; empty ones are skipped (`__init__.py`)."""
+    """Every file is a document, in UTF-8. A part is a few hundred files; empty ones (`__init__.py`) are skipped."""
 
     @property
     def kind(self) -> str:
@@ -66,13 +68,13 @@ class TextFiles(_Files):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonLines(_Files):
-    """Every line of a file is a JSON object, and one field of it (text, or a list of token ids) the document.
+    """Every line of a file is a JSON object, and one of its fields (text, or a list of token ids) is the document.
 
-    A line that is broken or has no such field is skipped, unless the first object has none or no line is an object:
-    then it is the wrong field, or the wrong kind of file.
+    An invalid line or one without the field is skipped. It is an error if the first object lacks the field, or if no
+    line is an object, because then the field or the kind of file is wrong.
     """
 
-    column: str = "text"  # the field of each object that is read
+    column: str = "text"  # the field to read
 
     @property
     def kind(self) -> str:
@@ -90,4 +92,4 @@ class JsonLines(_Files):
             seen = True
             yield as_document(found[self.column]) if self.column in found else Skipped("no such column")
         if not seen:
-            raise UsageError(f"No line of '{name}' is a JSON object: JSON lines have one object in each line.")
+            raise UsageError(f"No line of '{name}' is a JSON object. JSON lines have one object per line.")

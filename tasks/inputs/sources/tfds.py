@@ -1,4 +1,4 @@
-"""Data sets that TensorFlow Datasets has prepared."""
+"""Data sets prepared by TensorFlow Datasets (TFDS)."""
 
 import dataclasses
 import functools
@@ -14,15 +14,15 @@ from tasks.quiet_imports import tensorflow, tensorflow_datasets
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tfds(DocumentSource):
-    """One column of a data set of TFDS: text, or a row of token ids. A part is one of its shards, read in order.
+    """One column of a TFDS data set: text, or a row of token ids. A part is one of its shards, read in order.
 
-    The data set's own splits count where it has one to train on and another ("valid" and "dev" validate); otherwise
-    everything is read.
+    The data set's own splits are used if it has a train split and another one ("valid", "val" and "dev" are validation
+    splits); otherwise all its examples are read.
     """
 
-    name: str  # as TFDS calls it: "pg19", "lm1b", "wikipedia/20230601.en", "c4/en:3.0.1"
-    data_dir: str | None = None  # where it is prepared; None is TFDS's default folder
-    column: str = "text"  # the feature that is read; "book_text" for pg19
+    name: str  # its TFDS name: "pg19", "lm1b", "wikipedia/20230601.en", "c4/en:3.0.1"
+    data_dir: str | None = None  # folder of prepared data sets; None is TFDS's default
+    column: str = "text"  # the feature to read; "book_text" for pg19
     splits: Mapping[str, str] | None = None  # train, validation, test to the data set's names; None: the usual ones
 
     def describe(self) -> str:
@@ -56,7 +56,7 @@ class Tfds(DocumentSource):
         return official(self._builder.info.splits, self.splits, f"The {self.describe()}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: a builder is found anew by whoever reads a part."""
+        """Returns the fields only: each process that reads a part creates its own builder."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _shards(self, name: str) -> list[Part]:
@@ -83,21 +83,21 @@ class Tfds(DocumentSource):
                 yield as_document(example[self.column])
         except (tf.errors.OpError, OSError) as error:
             raise UsageError(
-                f"The {self.describe()} cannot be read behind example {start + count} of {name} "
-                f"({str(error).partition(' [')[0].partition('; ')[0][:200]}): prepare it again."
+                f"The {self.describe()} cannot be read after example {start + count} of {name} "
+                f"({str(error).partition(' [')[0].partition('; ')[0][:200]}). Prepare it again."
             ) from error
 
 
 def prepared(name: str, data_dir: str | None) -> Any:
-    """The builder of a data set that is ready to be read.
+    """Returns the builder of a prepared data set.
 
     Raises:
-      UsageError: tensorflow_datasets is not installed, or has no such data set prepared there.
+      UsageError: tensorflow_datasets is not installed, or the data set is not prepared in the folder.
     """
     try:
         tfds = tensorflow_datasets()
     except ImportError as error:
-        raise UsageError(f"{name} is read by TFDS: pip install 'vortaro[tfds]'.") from error
+        raise UsageError(f"{name} needs the package tensorflow_datasets. Run pip install 'vortaro[tfds]'.") from error
     try:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (tfds.core.DatasetNotFoundError, OSError, ValueError, AssertionError) as error:
@@ -110,6 +110,6 @@ def prepared(name: str, data_dir: str | None) -> Any:
 def _how(name: str, data_dir: str | None, reason: Any) -> str:
     where = "TFDS's default folder" if data_dir is None else f"'{data_dir}'"
     return (
-        f"TFDS finds no data set '{name}' in {where} ({first_line(reason, 120)}). Run `tfds build {name}` with "
-        f"internet access, or name its folder with --set=DATA_PATH=..."
+        f"TFDS has no data set '{name}' in {where} ({first_line(reason, 120)}). Run `tfds build {name}` with "
+        f"internet access, or set DATA_PATH to its folder."
     )

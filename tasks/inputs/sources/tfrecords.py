@@ -17,21 +17,23 @@ from tasks.inputs.sources.values import NO_DOCUMENT, as_document, no_column
 from tasks.quiet_imports import tensorflow
 
 FRAME = 16  # bytes around each record: its length and two checksums
-BLOCK = 1 << 24  # bytes that are unpacked at once
+BLOCK = 1 << 24  # bytes decompressed at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfExamples(FileSource):
-    """One feature of each tf.train.Example is the document: bytes are text, a list of int64 token ids.
+    """One feature of each tf.train.Example is the document: bytes are text, int64 lists are token ids.
 
-    A record that is cut off or fails its checksum is an error of the whole file: what follows it cannot be found, and
-    training on the part of a file that a broken copy left over would go unnoticed.
+    A record that is cut off or fails its checksum is an error of the complete file, because the records after it cannot
+    be found, and training on the remains of a broken copy would go unnoticed.
     """
 
-    files: Names  # names, patterns, braces, or @file with one name a line; packed ones too
-    column: str = "text"  # the feature that is read
-    validation_files: Names | None = None  # files that validate; None, and no test files: documents go by their hash
-    test_files: Names | None = None  # files that test
+    files: Names  # names, patterns, braces, or @file with one name per line; may be compressed
+    column: str = "text"  # the feature to read
+    validation_files: Names | None = (
+        None  # validation files; without these and test files, documents are divided by hash
+    )
+    test_files: Names | None = None  # test files
 
     @property
     def kind(self) -> str:
@@ -44,12 +46,12 @@ class TfExamples(FileSource):
         try:
             tf = tensorflow()
         except ImportError as error:
-            raise UsageError(f"'{name}' is read by TensorFlow: pip install 'vortaro[tfds]'.") from error
+            raise UsageError(f"'{name}' needs the package tensorflow. Run pip install 'vortaro[tfds]'.") from error
         with _readable(name) as path:
             yield from self._examples(tf, path, name)
 
     def _examples(self, tf: Any, path: str, name: str) -> Iterator[Document]:
-        """The documents of a file that TensorFlow can read; `name` is what messages call it."""
+        """Yields the documents of a file that TensorFlow can read; messages refer to it as `name`."""
         count, read, size = 0, 0, files.size(path)
         try:
             packing = "GZIP" if path.endswith(".gz") else None
@@ -57,17 +59,17 @@ class TfExamples(FileSource):
             for record in records:
                 yield self._document(_example(tf, record, count, name), name, count > 0)
                 count, read = count + 1, read + FRAME + len(record)
-            if read != size:  # TensorFlow takes a file that ends inside a record's header for a whole one
+            if read != size:  # TensorFlow reports no error if the file ends inside a record's header
                 raise tf.errors.DataLossError(None, None, "")
         except (tf.errors.OpError, OSError) as error:
             raise UsageError(
-                f"The file '{name}' is cut off or damaged behind its record {count:,}: copy or write it again."
+                f"The file '{name}' is cut off or damaged after record {count:,}. Copy or write it again."
             ) from error
         if not count:
             raise UsageError(f"The file '{name}' is empty.")
 
     def _document(self, example: Any, name: str, go_on: bool) -> Document:
-        """The document in an example; without `go_on`, one that lacks the feature is an error."""
+        """Returns the document in an example; without the feature it is skipped, or an error unless `go_on` is set."""
         features = example.features.feature
         if self.column not in features:
             if go_on:
@@ -84,9 +86,9 @@ class TfExamples(FileSource):
 
 @contextlib.contextmanager
 def _readable(name: str) -> Iterator[str]:
-    """A name that TensorFlow can read: the file's, or for as long as the block lasts that of an unpacked copy here.
+    """Yields a name that TensorFlow can read: the file's, or that of a decompressed local copy, removed at the end.
 
-    TensorFlow unpacks gzip alone, and knows the servers that it was built for.
+    TensorFlow decompresses gzip only, and supports the remote file systems that it was built for.
     """
     if "://" not in name and not name.endswith(tuple(ending for ending in PACKED if ending != ".gz")):
         yield name
@@ -104,18 +106,18 @@ def _readable(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _to_temporary(name: str) -> Iterator[None]:
-    """Errors of writing a copy, as one sentence."""
+    """Turns errors of writing the temporary copy into a UsageError."""
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"'{name}' is copied into '{tempfile.gettempdir()}' to be read, which fails ({error.strerror}): set "
-            f"TMPDIR to a folder with room for it."
+            f"'{name}' cannot be copied into '{tempfile.gettempdir()}' ({error.strerror}). Set TMPDIR to a folder with "
+            f"enough space for it."
         ) from error
 
 
 def _example(tf: Any, record: bytes, number: int, name: str) -> Any:
     try:
         return tf.train.Example.FromString(record)
-    except Exception as error:  # protobuf's DecodeError, whose place depends on its version
-        raise UsageError(f"The record {number + 1:,} of '{name}' is no tf.train.Example.") from error
+    except Exception as error:  # protobuf's DecodeError, whose module depends on the version
+        raise UsageError(f"Record {number + 1:,} of '{name}' is not a tf.train.Example.") from error

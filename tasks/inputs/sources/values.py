@@ -1,4 +1,4 @@
-"""What stands in a file or column, as a document."""
+"""Conversion of the values in files and columns to documents."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,17 +14,17 @@ INVALID_UTF8 = Skipped("invalid UTF-8")
 NULL = Skipped("null")
 NO_DOCUMENT = Skipped("neither text nor a row of token ids")
 BROKEN_JSON = Skipped("broken JSON")
-NO_OBJECT = Skipped("JSON that is no object")
+NO_OBJECT = Skipped("JSON that is not an object")
 
 
 def as_document(value: Any) -> Document:
-    """Text (str, or bytes as UTF-8) or token ids (a list or 1-D array of integers); Skipped where it is neither."""
+    """Converts str or UTF-8 bytes to text, a list or 1-D array of integers to token ids, other values to Skipped."""
     if value is None:
         return NULL
     if isinstance(value, bytes):
         return _text(value)
     if isinstance(value, str):
-        # JSON can spell half a character, which no tokenizer takes.
+        # JSON can contain half of a surrogate pair, which tokenizers reject.
         return value if value and (value.isascii() or _encodes(value)) else (INVALID_UTF8 if value else EMPTY)
     if isinstance(value, list | np.ndarray):
         return _ids(value)
@@ -32,7 +32,7 @@ def as_document(value: Any) -> Document:
 
 
 def json_object(line: bytes) -> Mapping[str, Any] | Skipped:
-    """The object that a line or file of JSON holds, or why there is none."""
+    """Returns the JSON object in a line or file, or the reason to skip it."""
     if not line.strip():
         return EMPTY
     try:
@@ -45,7 +45,7 @@ def json_object(line: bytes) -> Mapping[str, Any] | Skipped:
 
 
 def no_column(column: str, there: Iterable[str], where: str) -> UsageError:
-    """The sentence for a column that is not there."""
+    """Returns the error for a missing column."""
     there = list(there)
     names = ", ".join(repr(name) for name in there) or "none"
     return UsageError(f"{where} has no column '{column}', only {names}. {did_you_mean(column, there)}")

@@ -1,7 +1,7 @@
-"""Samples in tar files, as webdataset writes them: files that share a name up to its first dot are one sample.
+"""Samples in tar files of webdataset: files whose names are equal up to the first dot are one sample.
 
-The library groups files into samples; reading them is tarfile's, because the library's own reader takes a shard that is
-cut off between two files, or has a damaged header, for one that ends there.
+The library groups files into samples, but tarfile reads them, because the library's reader does not detect shards that
+are cut off between two files or have a damaged header.
 """
 
 import dataclasses
@@ -21,22 +21,24 @@ from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
 from tasks.inputs.sources.values import as_document, json_object, no_column
 
-META = re.compile(r"__[^/]*__($|/)")  # names of what is no sample
+META = re.compile(r"__[^/]*__($|/)")  # names of files that are not samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WebDatasetShards(FileSource):
-    """One file of each sample of tar shards (.tar, .tar.gz, .tgz, .tar.zst) is the document; a part is a shard.
+    """One file of each sample in tar shards (.tar, .tar.gz, .tgz, .tar.zst) is the document; a part is a shard.
 
-    By its ending a file is a torch or numpy array of token ids (.pth, .pt, .npy; torch is not needed), a JSON object,
-    or text. Samples without that file are skipped, unless no sample of a shard has it.
+    The extension selects the format: a torch or numpy array of token ids (.pth, .pt, .npy; torch is not needed), a JSON
+    object, or text. Samples without that file are skipped; a shard without any is an error.
     """
 
-    shards: Names  # names, patterns, `{000..017}`, or @index with one name a line; gs:// and the like go through fsspec
-    member: str = "txt"  # what follows the first dot in the file's name: "txt", "json", "input_id.pth"
-    column: str = "text"  # of JSON objects, the field that is read
-    validation_shards: Names | None = None  # shards that validate; None, and none to test on: samples go by their hash
-    test_shards: Names | None = None  # shards that test
+    shards: Names  # names, patterns, `{000..017}`, or @file with one name per line; remote ones through fsspec
+    member: str = "txt"  # the file name after its first dot: "txt", "json", "input_id.pth"
+    column: str = "text"  # for JSON objects, the field to read
+    validation_shards: Names | None = (
+        None  # validation shards; without these and test shards, samples are divided by hash
+    )
+    test_shards: Names | None = None  # test shards
 
     @property
     def kind(self) -> str:
@@ -47,11 +49,11 @@ class WebDatasetShards(FileSource):
         return {"train": self.shards, "validation": self.validation_shards, "test": self.test_shards}
 
     def read_file(self, name: str) -> Iterator[Document]:
-        whole, found, others = 0, False, set()
+        count, found, others = 0, False, set()
         with files.reading(name) as stream:
             try:
                 for sample in _samples(stream, name):
-                    whole += 1
+                    count += 1
                     value = sample.get(self._member)
                     if value is None:
                         others |= {key for key in sample if not key.startswith("__")}
@@ -61,13 +63,13 @@ class WebDatasetShards(FileSource):
                         found = True
             except (tarfile.TarError, EOFError, zlib.error) as error:
                 raise UsageError(
-                    f"The shard '{name}' is cut off or damaged ({error}): {whole} samples were read before."
+                    f"The shard '{name}' is cut off or damaged after {count} samples ({error}). Copy or write it again."
                 ) from error
-        if not whole:
+        if not count:
             raise UsageError(f"The shard '{name}' has no samples.")
         if not found:
             hint = did_you_mean(self._member, others)
-            raise UsageError(f"None of the {whole} samples in '{name}' has a .{self._member} member. {hint}")
+            raise UsageError(f"None of the {count} samples in '{name}' has a .{self._member} member. {hint}")
 
     @property
     def _member(self) -> str:
@@ -78,7 +80,7 @@ class WebDatasetShards(FileSource):
         return self._member.rpartition(".")[2]
 
     def _document(self, value: bytes, where: str, go_on: bool) -> Document:
-        """The document in a member; without `go_on`, a JSON object that lacks the column is an error."""
+        """Returns the document in a member; JSON without the column is skipped, or an error unless `go_on` is set."""
         try:
             if self._ending in ("pth", "pt"):
                 return as_document(load_row(value))
@@ -97,7 +99,7 @@ class WebDatasetShards(FileSource):
 
 
 class _Entry(tarfile.TarInfo):
-    """A tar header. Only the mark of the end ends a shard: tarfile would take any broken header for it."""
+    """A tar header reader that raises an error for a broken header, where tarfile would end the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: Any) -> Any:
@@ -110,15 +112,17 @@ class _Entry(tarfile.TarInfo):
 
 
 def _samples(stream: Any, name: str) -> Iterator[dict[str, Any]]:
-    """What belongs together: {"__key__": "000017", "txt": b"...", ...}."""
+    """Yields samples: {"__key__": "000017", "txt": b"...", ...}."""
     try:
         from webdataset.tariterators import group_by_keys
     except ImportError as error:
-        raise UsageError(f"The shard '{name}' is read by webdataset: pip install 'vortaro[webdataset]'.") from error
+        raise UsageError(
+            f"The shard '{name}' needs the package webdataset. Run pip install 'vortaro[webdataset]'."
+        ) from error
     try:
         yield from group_by_keys(_members(stream, name))
-    except ValueError as error:  # two files of one name
-        raise UsageError(f"The shard '{name}' is no webdataset: {error.args[0]}.") from error
+    except ValueError as error:  # two files with the same name
+        raise UsageError(f"The shard '{name}' is not a webdataset: {error.args[0]}.") from error
 
 
 def _members(stream: Any, name: str) -> Iterator[dict[str, Any]]:
@@ -128,4 +132,4 @@ def _members(stream: Any, name: str) -> Iterator[dict[str, Any]]:
             content = archive.extractfile(entry) if entry.isreg() else None
             if content is not None and not META.match(entry.name):
                 yield {"fname": entry.name, "data": content.read(), "__url__": name}
-            archive.members.clear()  # which would grow with the shard
+            archive.members.clear()  # otherwise this list grows with the shard

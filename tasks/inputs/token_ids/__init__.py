@@ -1,1 +1,1 @@
-"""Token ids that other programs wrote: numpy, nanoGPT, llm.c, Megatron, torch."""
+"""Token ids written by other programs: numpy, nanoGPT, llm.c, Megatron, torch."""

@@ -1,4 +1,4 @@
-"""Token ids that others made, in files that are mapped into memory: numpy, nanoGPT, llm.c, Megatron."""
+"""Memory-mapped files of token ids written by other programs: numpy, nanoGPT, llm.c, Megatron."""
 
 import dataclasses
 import os
@@ -13,45 +13,46 @@ from tasks.inputs.files.files import File
 from tasks.inputs.sources.file_source import Names, refuse_shared
 from tasks.inputs.token_ids.megatron import document_ends
 
-HEADER_BYTES = 1024  # of llm.c's files: 256 int32, the first a magic number, the third the number of ids
-HEADERS = {20240520: "uint16", 20240801: "uint32"}  # llm.c, dev/data/data_common.py: of GPT-2's and of Llama 3's ids
+HEADER_BYTES = 1024  # of llm.c files: 256 int32, the first a magic number, the third the number of ids
+HEADERS = {20240520: "uint16", 20240801: "uint32"}  # llm.c, dev/data/data_common.py: ids of GPT-2 and of Llama 3
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 class Tokens(NamedTuple):
-    """The ids of one file, or of a stretch of it."""
+    """The ids of one file, or of a range of it."""
 
     ids: np.ndarray  # (N,) integers of the file's dtype, memory-mapped
-    ends: np.ndarray | None  # (D,) int64, behind the last id of each document; None where the file does not say
+    ends: np.ndarray | None  # (D,) int64, ends of the documents, exclusive; None if the file does not contain them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFiles:
-    """Files of token ids, in the order of their names: not documents to tokenise, but what comes of it.
+    """Files of token ids, in the order of their names.
 
     * `.npy`: a 1-D array of integers.
-    * `.bin`: ids of `dtype` one after the other (nanoGPT); or behind llm.c's header, which is recognised; or with an
-      index beside it that ends in `.idx` (Megatron), which knows the dtype and the documents. `.idx` names that pair.
+    * `.bin`: consecutive ids of `dtype` (nanoGPT); or ids after an llm.c header, which is detected; or ids with an
+      index file `.idx` of the same name (Megatron), which contains the dtype and the documents.
+    * `.idx`: the same pair of Megatron files.
 
-    Without files to validate or test on, the ids are cut in order by `fractions`: where documents are known, between
-    two of them.
+    Without validation and test files, the ids are cut in order by `fractions`, at the end of a document if those are
+    known.
     """
 
-    files: Names  # names, patterns, braces, or @file with one name a line; here, not on a server: they are mapped
-    dtype: str = "uint16"  # of `.bin` files that do not say: little-endian
-    validation_files: Names | None = None  # files that validate
-    test_files: Names | None = None  # files that test
-    fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)  # of the ids, where no such files are named
+    files: Names  # local names, patterns, braces, or @file with one name per line
+    dtype: str = "uint16"  # of `.bin` files without header or index, little-endian
+    validation_files: Names | None = None  # files of the validation split
+    test_files: Names | None = None  # files of the test split
+    fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)  # of the ids, if no such files are named
 
     def describe(self) -> str:
-        """What is read, for a person."""
+        """Returns a description of the data for messages."""
         return f"token ids in {files.shown(self.files)}"
 
     def arrays(self, split: str) -> list[Tokens]:
-        """The ids of a split, and where documents end, for each file that has some of it.
+        """Returns the ids of a split and the ends of its documents, for each file with ids of the split.
 
         Raises:
-          UsageError: there is no such split or file, or a file is not what its name says.
+          UsageError: unknown split, missing file, or a file whose content does not match its extension.
         """
         check_split(split)
         if self.validation_files is None and self.test_files is None:
@@ -59,12 +60,12 @@ class TokenFiles:
         named = {"train": self.files, "validation": self.validation_files, "test": self.test_files}
         found = {key: self._find(names) for key, names in named.items() if names is not None}
         if split not in found:
-            raise UsageError(f"There is no {split} split: no {split} files of token ids are named beside the others.")
+            raise UsageError(f"The {split} split of {self.describe()} has no files. Set {split.upper()}_PATH.")
         refuse_shared(found)
         return self._read(found[split])
 
     def version(self) -> str:
-        """Changes when one of the files does."""
+        """Returns a string that changes when one of the files does."""
         named = (self.files, self.validation_files, self.test_files)
         found = [file for names in named if names is not None for file in self._find(names).values()]
         indexes = (f"{file.name[:-4]}.idx" for file in found)
@@ -73,11 +74,11 @@ class TokenFiles:
 
     def _carved(self, split: str) -> list[Tokens]:
         check_fractions(self.fractions)
-        whole = self._read(self._find(self.files))
-        total, place = sum(len(tokens.ids) for tokens in whole), SPLITS.index(split)
+        complete = self._read(self._find(self.files))
+        total, place = sum(len(tokens.ids) for tokens in complete), SPLITS.index(split)
         start, stop = (round(total * sum(self.fractions[:i])) for i in (place, place + 1))
         found, before = [], 0
-        for tokens in whole:
+        for tokens in complete:
             part = _stretch(tokens, start - before, stop - before)
             before += len(tokens.ids)
             if len(part.ids):
@@ -90,7 +91,7 @@ class TokenFiles:
         return [_read(file.name, self.dtype) for file in found.values()]
 
     def _find(self, names: Names) -> dict[str, File]:
-        """The files that the names stand for, by where they are; of an index and its ids the ids."""
+        """Returns the files by their resolved path; for an index, the file of its ids."""
         found: dict[str, File] = {}
         for place, file in files.find(names, "token ids").items():
             index = file.name.endswith(".idx")
@@ -100,7 +101,7 @@ class TokenFiles:
 
 
 def _stretch(tokens: Tokens, start: int, stop: int) -> Tokens:
-    """The ids from `start` to `stop`, which may lie outside; both moved to the next end of a document."""
+    """Returns the ids start ... stop - 1, clipped to the file; both bounds are moved to the next document end."""
     start, stop = (min(max(place, 0), len(tokens.ids)) for place in (start, stop))
     if tokens.ends is None:
         return Tokens(tokens.ids[start:stop], None)
@@ -111,7 +112,7 @@ def _stretch(tokens: Tokens, start: int, stop: int) -> Tokens:
 
 def _read(name: str, dtype: str) -> Tokens:
     if "://" in name:
-        raise UsageError(f"'{name}' is on a server, and files of token ids are mapped into memory: copy it here.")
+        raise UsageError(f"'{name}' is remote, but files of token ids are mapped into memory. Copy it to this machine.")
     size = os.path.getsize(name)
     if not size:
         raise UsageError(f"The file of token ids '{name}' is empty.")
@@ -122,13 +123,13 @@ def _read(name: str, dtype: str) -> Tokens:
             return _raw(name, dtype, size)
     except (OSError, ValueError, EOFError) as error:
         raise UsageError(f"The file of token ids '{name}' cannot be read: {str(error).rstrip('.')}.") from error
-    raise UsageError(f"'{name}' is no file of token ids: their names end in .npy or .bin.")
+    raise UsageError(f"'{name}' is not a file of token ids. Their names end in .npy or .bin.")
 
 
 def _array(name: str) -> np.ndarray:
     array = np.load(name, mmap_mode="r", allow_pickle=False)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"'{name}' holds a {array.ndim}-D array of {array.dtype}, and token ids are 1-D of integers.")
+        raise UsageError(f"'{name}' holds a {array.ndim}-D array of {array.dtype}. Token ids must be 1-D integers.")
     if not len(array):
         raise UsageError(f"The file of token ids '{name}' is empty.")
     return array
@@ -143,11 +144,13 @@ def _raw(name: str, dtype: str, size: int) -> Tokens:
     if header[0] in HEADERS:
         ids = np.memmap(name, np.dtype(HEADERS[int(header[0])]), mode="r", offset=HEADER_BYTES)
         if len(ids) != header[2]:
-            raise UsageError(f"'{name}' is cut off: its header counts {header[2]:,} ids, and {len(ids):,} are there.")
+            raise UsageError(f"'{name}' is cut off: its header counts {header[2]:,} ids, but it has {len(ids):,}.")
         return Tokens(ids, None)
     if dtype not in DTYPES:
-        raise UsageError(f"Token ids of dtype '{dtype}' are not read: {', '.join(DTYPES)} are.")
+        raise UsageError(f"Token ids of dtype '{dtype}' are not supported. Valid: {', '.join(DTYPES)}.")
     width = np.dtype(dtype).itemsize
     if size % width:
-        raise UsageError(f"'{name}' has {size:,} bytes, no multiple of the {width} of {dtype}: is it cut off?")
+        raise UsageError(
+            f"'{name}' has {size:,} bytes, not a multiple of {width} ({dtype}). It is cut off, or has another dtype."
+        )
     return Tokens(np.memmap(name, dtype, mode="r"), None)

@@ -1,4 +1,4 @@
-"""Token ids that others made, as a source of rows."""
+"""A TokenSource of token ids written by other programs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,26 +13,26 @@ from tasks.vocabularies.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredTokens:
-    """A TokenSource: files of ids, which stand for what `vocabulary` says; its stop token ends documents.
+    """A TokenSource of files of ids of `vocabulary`, whose stop token ends documents.
 
-    How many bytes of text the ids stand for is counted by the vocabulary alone: the text itself is not there.
+    Bytes of text are counted by the vocabulary only, because the text itself is not available.
     """
 
     source: TokenFiles
     vocabulary: Vocabulary
 
     def tokens(self, split: str) -> Tokens:
-        """The split's ids, memory-mapped.
+        """Returns the split's ids, memory-mapped.
 
         Raises:
-          UsageError: the files cannot be read; or later, when one is read that the vocabulary does not have.
+          UsageError: the files cannot be read. Reading an id outside the vocabulary raises one later.
         """
         found = self.source.arrays(split)
         for array in found:
             if np.iinfo(array.ids.dtype).max < self.vocabulary.size - 1:
                 raise UsageError(
                     f"{self.describe()} are {array.ids.dtype}, which cannot hold the {self.vocabulary.size:,} tokens "
-                    f"of {self.vocabulary.describe()}: say --set=TOKEN_DTYPE=uint32, or name their VOCABULARY."
+                    f"of {self.vocabulary.describe()}. Set TOKEN_DTYPE=uint32, or the VOCABULARY of the ids."
                 )
         ends = [array.ends for array in found if array.ends is not None]
         return Tokens(
@@ -46,7 +46,7 @@ class StoredTokens:
         )
 
     def texts(self, split: str) -> Iterator[str]:
-        raise UsageError(f"{self.describe()}: there is no text to learn a vocabulary from.")
+        raise UsageError(f"The {self.describe()} have no text to train a vocabulary on.")
 
     def describe(self) -> str:
         return self.source.describe()

@@ -84,7 +84,7 @@ def test_text_is_copied_once_for_each_version_and_mapped(store, tmp_path):
 
 
 def test_text_that_is_missing_or_empty(store):
-    with pytest.raises(UsageError, match=f"There is no file '{store}/none.txt'"):
+    with pytest.raises(UsageError, match=f"The file '{store}/none.txt' does not exist"):
         ByteText(path=f"{store}/none.txt").text.read("train")
     system, path = fsspec.core.url_to_fs(f"{store}/empty.txt")
     system.pipe_file(path, b"")

@@ -220,13 +220,13 @@ def test_a_split_that_is_not_there_is_read_from_another(seqio_tasks):
 BAD = [
     (
         {"task": "vortaro_lines:tset"},
-        r"no seqio Task or Mixture 'vortaro_lines:tset'. Did you mean 'vortaro_lines:test",
+        r"Unknown seqio Task or Mixture 'vortaro_lines:tset'. Did you mean 'vortaro_lines:test",
     ),
     ({"split": "valid"}, r"no split 'valid'. Did you mean 'validation'\?"),
     ({"objective": "prefix_lm"}, r"no feature 'inputs', which the objective prefix_lm needs. Valid: 'targets'."),
     (
         {"use_cached": True, "cache_dir": "cache"},
-        r"not cached in .*'cache': run `seqio_cache_tasks --tasks=vortaro_lines:",
+        r"not cached in .*'cache'. Run `seqio_cache_tasks --tasks=vortaro_lines:",
     ),
     ({"batch_size": 400}, r"makes \d+ rows of 64 positions, fewer than the 400 of a batch"),
     ({"task": "vortaro_tfds:pg19"}, r"cannot read the data of task 'vortaro_tfds:pg19'"),
@@ -242,12 +242,12 @@ def test_what_cannot_be_read_is_one_sentence(seqio_tasks, fields, message):
 
 def test_a_part_without_examples_is_one_sentence(seqio_tasks):
     source = rows(seqio_tasks.masked, objective="encoder", batch_size=4)
-    with pytest.raises(UsageError, match=r"Part 4 of 4 of seqio task 'test_masked', .* holds no example"):
+    with pytest.raises(UsageError, match=r"Part 4 of 4 of seqio task 'test_masked', .* has no examples"):
         source.batch(0, Shard(3, 4))
 
 
 def test_a_task_that_cannot_be_cached_says_why(seqio_tasks):
-    with pytest.raises(UsageError, match=r"its preprocessors hold no seqio.CacheDatasetPlaceholder"):
+    with pytest.raises(UsageError, match=r"its preprocessors have no seqio.CacheDatasetPlaceholder"):
         rows(seqio_tasks.masked, objective="encoder", use_cached=True).require_data()
 
 
@@ -263,5 +263,5 @@ def test_a_function_without_a_seed_says_what_it_lacks(seqio_tasks):
         preprocessors=[],
         output_features={"targets": seqio.Feature(seqio.PassThroughVocabulary(20), add_eos=False)},
     )
-    with pytest.raises(UsageError, match="a function without the argument `seed`: add `seed=None`"):
+    with pytest.raises(UsageError, match=r"a function without a `seed` argument. Add `seed=None`"):
         rows("test_seedless").require_data()

@@ -61,7 +61,7 @@ def test_a_data_set_saved_with_splits(tmp_path):
         HuggingFace(dataset=source.dataset, splits={"train": "exta"}).parts(None)
     with pytest.raises(UsageError, match=r"splits of its own"):
         source.parts(None)
-    with pytest.raises(UsageError, match=r"no split 'dev'"):
+    with pytest.raises(UsageError, match=r"Unknown split 'dev'"):
         source.parts("dev")
 
 
@@ -134,7 +134,7 @@ def test_a_data_set_without_validation_says_the_knob_that_goes_on(tmp_path, monk
         jsonl(tmp_path / "two" / f"{split}.jsonl", [f"{split} {i}" for i in range(3)])
     knobs = ["DATA=huggingface", f"DATASET={tmp_path}/two"]
     source = lambda *sets: build(resolve("gpt.GptStdlib", [*knobs, *sets]).documents("huggingface", None), "source")
-    with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'test': say what stands") as error:
+    with pytest.raises(UsageError, match=r"has no validation split, only 'train', 'test'. Assign one with") as error:
         source().parts("validation")
     instead, all_of_one = [shlex.split(flag)[0] for flag in re.findall(r"--set='[^']*'", str(error.value))]
     assert instead == '--set=DATA_SPLITS=(("train","train"),("validation","test"),("test","test"))'
@@ -144,11 +144,11 @@ def test_a_data_set_without_validation_says_the_knob_that_goes_on(tmp_path, monk
     assert texts["train"] == [f"train {i}" for i in range(3)]
     assert texts["validation"] == texts["test"] == [f"test {i}" for i in range(3)]
     assert read(source(all_of_one.removeprefix("--set="))) == texts["train"]
-    with pytest.raises(UsageError, match=r"none that trains: say --set='DATA_SPLITS=\(\(\"train\",\"train\"\),"):
+    with pytest.raises(UsageError, match=r"no train split in DATA_SPLITS. .*'DATA_SPLITS=\(\(\"train\",\"train\"\),"):
         source('DATA_SPLITS=(("test","test"),)').parts("test")
-    with pytest.raises(UsageError, match=r"two splits for 'test', 'test' and 'train': choose one"):
+    with pytest.raises(UsageError, match=r"two splits for 'test', 'test' and 'train'. Choose one"):
         source('DATA_SPLITS=(("test","test"),("test","train"))')
-    with pytest.raises(UsageError, match=r"no split 'valid'. Did you mean 'validation'"):
+    with pytest.raises(UsageError, match=r"Unknown split 'valid'. Did you mean 'validation'"):
         source('DATA_SPLITS=(("valid","test"),)')
 
 
@@ -173,11 +173,11 @@ def test_what_can_be_wrong(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["a"])
     with pytest.raises(UsageError, match=r"no column 'txt', only 'text', 'n'. Did you mean 'text'"):
         HuggingFace(dataset=path, column="txt").parts(None)
-    with pytest.raises(UsageError, match=r"a configuration or revision is of data sets on the hub"):
+    with pytest.raises(UsageError, match=r"names files, which have no configuration or revision"):
         HuggingFace(dataset=path, config="en").parts(None)
     with pytest.raises(UsageError, match=r"'some/thing' is not in the local cache and the hub cannot be reached"):
         HuggingFace(dataset="some/thing").parts(None)
-    with pytest.raises(UsageError, match=r"There is no Hugging Face data set '/no/such/folder'"):
+    with pytest.raises(UsageError, match=r"The Hugging Face data set '/no/such/folder' cannot be found"):
         HuggingFace(dataset="/no/such/folder").parts(None)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UsageError, match=r"cannot be read: Parquet"):

@@ -46,7 +46,7 @@ def test_files_as_documents_in_groups(tmp_path, monkeypatch):
     changed = [old.version != new.version for old, new in zip(parts, source.parts(None), strict=True)]
     assert changed == [False, True, False]
     (tmp_path / "d").unlink()
-    with pytest.raises(UsageError, match=r"There is no file '.*/d' \(any more\)"):
+    with pytest.raises(UsageError, match=r"file '.*/d' does not exist"):
         list(parts[1].read())
 
 
@@ -59,7 +59,7 @@ def test_json_lines(tmp_path):
         "one",
         Skipped("null"),
         Skipped("no such column"),
-        Skipped("JSON that is no object"),
+        Skipped("JSON that is not an object"),
         Skipped("broken JSON"),
         Skipped("empty"),
         Skipped("invalid UTF-8"),
@@ -91,10 +91,10 @@ def test_files_to_validate_and_test_on(tmp_path):
     assert [read(source, split) for split in ("train", "validation", "test")] == [["train"], ["validate"], ["test"]]
     with pytest.raises(UsageError, match=r"one of train, validation, test must be named"):
         source.parts(None)
-    with pytest.raises(UsageError, match=r"no split 'val'"):
+    with pytest.raises(UsageError, match=r"Unknown split 'val'"):
         source.parts("val")
     one = TextLines(files=at("a"), validation_files=at("v"))
-    with pytest.raises(UsageError, match=r"no test split: .* names train files and validation files, and no test"):
+    with pytest.raises(UsageError, match=r"test split has no files: .* names only train files and validation files"):
         one.parts("test")
     both = TextLines(files=at("*"), validation_files=at("v"))
     with pytest.raises(UsageError, match=r"'.*/v' is named to train on and for the validation split"):

@@ -58,7 +58,7 @@ def test_text_in_order_one_part_a_shard(tmp_path):
     indexed = WebDatasetShards(shards=f"@{tmp_path}/index", validation_shards=f"@{tmp_path}/held")
     assert read(indexed, "train") == ["3 a", "3 b", "1 a", "1 b"]
     assert read(indexed, "validation") == ["0 a", "0 b"]
-    with pytest.raises(UsageError, match=r"no test split"):
+    with pytest.raises(UsageError, match=r"test split has no files"):
         indexed.parts("test")
 
 
@@ -76,7 +76,7 @@ def test_members_of_other_kinds(tmp_path):
     assert read(WebDatasetShards(shards=path)) == ["é", Skipped("invalid UTF-8"), Skipped("no .txt member")]
     rows = read(WebDatasetShards(shards=path, member="input_id.pth"))
     assert rows[0].tolist() == [50256, 5, 70000]
-    assert rows[1:] == [Skipped("a tensor that is not of integers"), Skipped("a damaged file of torch")]
+    assert rows[1:] == [Skipped("a tensor that is not of integers"), Skipped("a damaged torch file")]
     arrays = read(WebDatasetShards(shards=path, member=".NPY"))
     assert arrays[0].tolist() == [0, 1, 2]
     assert arrays[1:] == [Skipped("neither text nor a row of token ids"), Skipped("a damaged .npy file")]
@@ -117,15 +117,15 @@ def test_a_shard_that_is_cut_off_anywhere_says_so(tmp_path):
         (4 * size, 3),
     ]:
         path.write_bytes(content[:cut])
-        with pytest.raises(UsageError, match=rf"s.tar' is cut off or damaged \(.*\): {whole} samples were read before"):
+        with pytest.raises(UsageError, match=rf"s.tar' is cut off or damaged after {whole} samples \("):
             read(WebDatasetShards(shards=str(path)))
     path.write_bytes(content[: 2 * size] + b"x" * 512 + content[2 * size + 512 :])
-    with pytest.raises(UsageError, match=r"damaged \(.* at byte [0-9,]+\): 1 samples were"):
+    with pytest.raises(UsageError, match=r"damaged after 1 samples \(.* at byte [0-9,]+\)"):
         read(WebDatasetShards(shards=str(path)))
     path.write_bytes(content)
     part = WebDatasetShards(shards=str(path)).parts(None)[0]
     path.unlink()
-    with pytest.raises(UsageError, match=r"There is no file '.*s.tar' \(any more\)"):
+    with pytest.raises(UsageError, match=r"file '.*s.tar' does not exist"):
         list(part.read())
     write(path)
     with pytest.raises(UsageError, match=r"s.tar' has no samples"):
@@ -133,7 +133,7 @@ def test_a_shard_that_is_cut_off_anywhere_says_so(tmp_path):
     with tarfile.open(path, "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("a.txt"))
-    with pytest.raises(UsageError, match=r"is no webdataset: a.txt: duplicate file name"):
+    with pytest.raises(UsageError, match=r"is not a webdataset: a.txt: duplicate file name"):
         read(WebDatasetShards(shards=str(path)))
 
 
@@ -150,7 +150,7 @@ def test_rows_that_torch_saved():
     for name in ("int64", "int32_legacy"):
         content = (DATA / f"{name}.pth").read_bytes()
         for cut in (0, 3, 60, len(content) - 8):
-            with pytest.raises(ValueError, match="a damaged file of torch"):
+            with pytest.raises(ValueError, match="a damaged torch file"):
                 load_row(content[:cut])
 
 
@@ -178,7 +178,7 @@ def test_no_code_in_a_pickle_is_run(tmp_path):
             archive.writestr("a/data.pkl", code)
             archive.writestr("a/data/0", bytes(24))
         for content in (stream.getvalue(), code):
-            with pytest.raises(ValueError, match=r"something other|damaged|no file of torch|beyond its storage"):
+            with pytest.raises(ValueError, match=r"something other|damaged|not a torch file|beyond its storage"):
                 load_row(content)
     assert not (tmp_path / "made").exists()
     assert load_row((DATA / "int64.pth").read_bytes()).tolist() == [50256, 5, 70000]

@@ -195,7 +195,7 @@ def test_skipped_documents_are_counted_and_said(tmp_path, capsys):
     documents = ("good", Skipped("invalid UTF-8"), Skipped("empty"), Skipped("invalid UTF-8"))
     assert len(cached(tmp_path, documents, fractions=EVERYTHING).tokens("train")) == 5
     assert "Skipped 3 documents: 2 for invalid UTF-8, 1 for empty." in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"lists holds no document: .* Skipped 1 documents: 1 for empty"):
+    with pytest.raises(UsageError, match=r"lists has no documents. .* Skipped 1 documents: 1 for empty"):
         cached(tmp_path / "none", (Skipped("empty"),)).tokens("train")
 
 
@@ -203,7 +203,7 @@ def test_ids_of_others_keep_their_end_and_must_be_in_the_vocabulary(tmp_path):
     ids = (np.array([5, 6, 1], np.uint16), np.array([7], np.int64))
     tokens = cached(tmp_path, ids, fractions=EVERYTHING).tokens("train")
     assert tokens.read(0, 9).tolist() == [5, 6, 1, 7, 1]
-    with pytest.raises(UsageError, match=r"list 0 None has the token 300, .* tokens 0 to 258: name the VOCABULARY"):
+    with pytest.raises(UsageError, match=r"list 0 None has the token 300, .* tokens 0 to 258. Set the VOCABULARY"):
         cached(tmp_path / "wrong", (np.array([5, 300]),)).tokens("train")
     assert not list((tmp_path / "wrong").rglob("part.json"))
 
