@@ -39,12 +39,15 @@ class Experiment:
       UsageError: an undeclared knob or row, or a value of the wrong type or of a mutable type.
     """
 
+    # Placement
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
     DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; a single -1 takes all that remain
     DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
     WEIGHTS: Specs = Specs()  # placement of each weight; every row must place a weight
     OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that exist only with some knob values
     ACTIVATIONS: Specs = Specs()  # placement of activations; `tokens_bs` places the batch
+
+    # Optimization
     SEED: int = 0  # seed of initial weights, data order and dropout
 
     overrides: ClassVar[tuple[str, ...]] = ()  # the --set values that made this class from the registered one

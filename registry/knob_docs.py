@@ -24,8 +24,12 @@ def meanings(cls: type[Experiment]) -> dict[str, str]:
 
 
 def groups(cls: type[Experiment]) -> dict[str, str]:
-    """Returns the group of each knob: the nearest comment above its declaration that is one of GROUPS, or "Model"."""
-    return {name: group for name, (_, group) in _declared(cls).items()}
+    """Returns the group of each knob, in the order of GROUPS.
+
+    It is the nearest comment above the declaration that is one of GROUPS; without one, "Model".
+    """
+    found = {name: group for name, (_, group) in _declared(cls).items()}
+    return dict(sorted(found.items(), key=lambda item: GROUPS.index(item[1])))
 
 
 def _declared(cls: type[Experiment]) -> dict[str, tuple[str, str]]:

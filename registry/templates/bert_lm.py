@@ -24,6 +24,8 @@ class BertEncoder(GShardLm):
     BATCH_SIZE = 1024
     LOSS_NORMALIZER = "weights"
     Z_LOSS = 0.0
+
+    # Data
     MASK_RATE: float = 0.12  # share of tokens replaced by MASK_ID
     RANDOM_RATE: float = 0.015  # share of tokens replaced by a random token
     SAME_RATE: float = 0.015  # share of tokens that stay unchanged but are predicted

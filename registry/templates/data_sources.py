@@ -32,6 +32,7 @@ HAVE_COLUMNS = ("jsonl", "huggingface", "tfds", "tfrecord", "webdataset")
 class DataSources(Experiment):
     """The knobs of real data: files, folders and data sets of libraries."""
 
+    # Data
     VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"  # kind of vocabulary
     VOCABULARY_PATH: str | None = None  # a .model file; a tokenizer.json, its folder or a hub name; GPT-2's folder
     DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; None is the standard library for text

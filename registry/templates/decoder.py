@@ -32,7 +32,7 @@ class DecoderLm(LanguageTraining):
 
     DEVICE_MESH_SHAPE = (-1, 1)
 
-    # Sizes
+    # Model
     NUM_LAYERS: Positive = 4  # number of layers
     MODEL_DIM: Positive = 128  # width of the residual stream
     NUM_HEADS: Positive | None = 4  # query heads; None is MODEL_DIM / HEAD_DIM
@@ -40,8 +40,6 @@ class DecoderLm(LanguageTraining):
     HEAD_DIM: Positive | None = None  # size of a head; None is MODEL_DIM / NUM_HEADS
     FFN_DIM: Positive | None = None  # hidden units; None is FFN_MULTIPLE * MODEL_DIM, rounded down
     FFN_MULTIPLE: PositiveFloat = 4.0  # hidden units over MODEL_DIM, if FFN_DIM is None
-
-    # Structure
     ACTIVATION: str = "gelu_tanh"  # a name in layers.feed_forward.activations
     GATED: bool = False  # whether feed-forward layers are gated (GLU)
     NORM: Literal["rms", "layer"] = "rms"  # kind of normalization
@@ -60,7 +58,7 @@ class DecoderLm(LanguageTraining):
     EMBEDDING_DROPOUT: float | None = None  # dropout rate on the embedding; None is DROPOUT
     HIDDEN_DROPOUT: float | None = None  # dropout rate on the hidden layer; None is DROPOUT
 
-    # Initial values and learning rates by width
+    # Optimization
     PARAMETRIZATION: Literal["standard", "mup", "abs_mup"] = "standard"  # scaling by width: see tasks.parametrization
     BASE_WIDTH: Positive | None = None  # the width at which learning rates are tuned, under muP
     INIT_STDDEV: float | None = None  # standard deviation of matrices; None is fan_in^-1/2
@@ -71,6 +69,7 @@ class DecoderLm(LanguageTraining):
     REMAT: str = "none"  # what the backward pass recomputes: a name in layers.remat
     UNROLL: Positive = 1  # layers per iteration of the scan over layers
 
+    # Placement
     WEIGHTS: Specs = Specs(
         embedding_vm=P("model", "data"),
         query_mnd=P("data", "model", None),

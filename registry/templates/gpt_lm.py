@@ -53,6 +53,7 @@ class GptLm(DecoderLm):
     SAVE_EVERY = 500
     DTYPE = "bfloat16"
 
+    # Placement
     OPTIONAL_WEIGHTS: Specs = DecoderLm.OPTIONAL_WEIGHTS | Specs(
         pointer_query_mc=P("data", None), pointer_key_mc=P("data", None)
     )

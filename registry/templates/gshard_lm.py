@@ -53,6 +53,8 @@ class GShardLm(DecoderLm):
     OPTIMIZER = "adafactor"
     LEARNING_RATE = 0.01
     SCHEDULE = "inverse_sqrt"
+
+    # Optimization
     TIMESCALE: Positive = 10_000  # updates before the learning rate falls as the inverse square root
     WARMUP_STEPS = 0
     BETA2 = 0.999  # of adamw; adafactor has 1 - t^-0.8
@@ -70,6 +72,7 @@ class GShardLm(DecoderLm):
     DTYPE = "bfloat16"
     REMAT = "full"
 
+    # Placement
     WEIGHTS: Specs = Specs(
         embedding_vm=P(None, "model"),
         query_ma=P("data", "model"),
@@ -198,6 +201,7 @@ class MoeLm(GShardLm):
     ROUTER_Z_LOSS: float = 0.0  # factor of the mean squared log-sum of router logits
     JITTER: float = 0.0  # half-width of the multiplicative noise on router inputs
 
+    # Placement
     WEIGHTS: Specs = GShardLm.WEIGHTS | Specs(
         query_ma=P(None, "model"),
         key_ma=P(None, "model"),

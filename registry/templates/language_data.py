@@ -20,35 +20,38 @@ from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 class LanguageData(DataSources):
     """The data knobs of the template: documents as tokens, rows of a seqio task, or synthetic packed rows."""
 
-    # Sizes of the data
+    # Data
     VOCAB_SIZE: Positive = 256  # tokens of synthetic data, seqio tasks and vocabularies in files; 256 for bytes
     SEQ_LEN: Positive = 128  # positions per row
     TBPTT_LEN: Positive | None = None  # positions per update: reads rows in chunks with carried state (TBPTT)
     BATCH_SIZE: Positive = 16  # rows per update
 
-    # Length curriculum: short rows first
     LENGTH_STAGES: tuple[Positive, ...] = ()  # positions per row in stages of equally many updates, before SEQ_LEN
     LENGTH_START: Positive | None = None  # first length of stages that grow up to SEQ_LEN by LENGTH_MULTIPLE
     LENGTH_MULTIPLE: Positive = 64  # difference of length between stages from LENGTH_START
     STAGED_STEPS: Positive | None = None  # total updates of all stages
     STAGED_ROWS: Literal["truncate", "reshape"] = "truncate"  # cut rows to the stage, or split them into more rows
 
-    # Training of a vocabulary
     SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # model type of --mode=train_vocab, with VOCAB_SIZE pieces
     VOCABULARY_BYTES: int = 10**9  # bytes of training text that --mode=train_vocab reads
 
-    # Data and program
     DATA: Literal[Data] = "text"  # kind of data source: see docs/data.md
     EVAL_ROWS: int | None = 512  # rows of the validation split that are evaluated; None is all
     SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
     SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # training objective; see tasks.inputs.seqio.rows
     SEQIO_CACHED: bool = False  # read the cache that seqio_cache_tasks wrote
     SEQIO_CACHE_DIR: str | None = None  # folder of that cache, local or gs://; None is those that modules register
+
+    # Optimization
     NUM_STEPS: Positive = 1000  # number of updates
+
+    # Computation
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
     STEP_TIMEOUT: float | None = 1800.0  # seconds after which a hung update ends the run; None never
+
+    # Optimization
     WARM_START: str | None = None  # folder of a run with as many layers or fewer, whose weights replace initial ones
     WARM_START_CHECKPOINT: str = "last"  # checkpoint of WARM_START: last, best or a step number
     WARM_START_OPTIMIZER: bool = False  # restore the optimizer's moments and update count too

@@ -26,7 +26,7 @@ class MuLm(DecoderLm):
     MESH_AXES = ("X", "Y")
     DEVICE_MESH_SHAPE = (-1, 1)
 
-    # Structure
+    # Model
     PARAMETRIZATION = "mup"
     BASE_WIDTH = 128
     NUM_LAYERS = 24
@@ -53,7 +53,7 @@ class MuLm(DecoderLm):
     DECAY_ROLES = ("embedding", "hidden", "output", "scale", "bias")
     LOSS_NORMALIZER = "positions"
 
-    # Data and computation
+    # Data
     SEQ_LEN = 256
     BATCH_SIZE = 1024
     NUM_STEPS = 125_000
@@ -64,6 +64,7 @@ class MuLm(DecoderLm):
     DTYPE = "bfloat16"
     REMAT = "full"
 
+    # Placement
     WEIGHTS: Specs = Specs(
         embedding_vm=P(None, "Y"),
         query_mnd=P("X", "Y", None),

@@ -18,6 +18,7 @@ from tasks.zero import Zero
 class LanguageTraining(LanguageData):
     """The training knobs of the template, and Task()."""
 
+    # Optimization
     OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"  # update rule: see tasks.optimizers.optimizer
     LEARNING_RATE: float = 1e-3  # peak learning rate
     SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"  # learning rate after warm-up
@@ -43,10 +44,11 @@ class LanguageTraining(LanguageData):
     Z_LOSS: float = 0.0  # weight of log(Z)^2 in the objective
     LABEL_SMOOTHING: float = 0.0  # weight of the uniform distribution in the target
 
-    # Sharding of the training state over the data axis, in addition to WEIGHTS (see tasks.zero)
+    # Placement
     ZERO_STAGE: int | None = None  # splits 0 nothing, 1 optimizer slots, 2 also gradients, 3 also weights; None: off
     ZERO_AXIS: str = "data"  # the mesh axis of ZeRO
 
+    # Computation
     LOSS_CHUNK: Positive | None = None  # positions whose logits are computed at once; None is all
 
     def Task(self) -> fdl.Config:

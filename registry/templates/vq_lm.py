@@ -40,7 +40,7 @@ class VQLm(DecoderLm):
     MESH_AXES = ("data", "sequence", "model")
     DEVICE_MESH_SHAPE = (-1, 1, 1)
 
-    # Structure
+    # Model
     ATTENTION: Literal["vq", "full"] = "vq"  # vq is linear-time, full is quadratic
     HEADS: Literal["shga", "mqa", "mha"] = "shga"  # gated single-head units, multi-query or multi-head
     NUM_HEADS = 1  # of shga; mqa and mha have MODEL_DIM / KEY_DIM
@@ -55,7 +55,6 @@ class VQLm(DecoderLm):
     TIE_EMBEDDINGS = True
     LOGITS_SCALE: float = 1.0  # factor on the logits
 
-    # Quantised keys
     BLOCK_LEN: Positive = 512  # tokens processed at once; does not change outputs
     MEMORY_LEN: Positive | None = None  # last keys attended individually, largest distinct distance; None: BLOCK_LEN
     NUM_CODES: Positive = 512  # codewords per codebook
@@ -68,7 +67,6 @@ class VQLm(DecoderLm):
     RESEED_BELOW: float | None = None  # reset codes with a smaller running count to a random key of the batch
     CODEBOOK_METRICS: bool = False  # log distances and angles of codewords too
 
-    # Dropout
     EMBEDDING_DROPOUT = 0.0
     SINUSOID_DROPOUT: float = 0.0  # dropout rate on the sines of distances; one mask per row
     HIDDEN_DROPOUT = 0.0
@@ -82,11 +80,12 @@ class VQLm(DecoderLm):
     CLIP_NORM = None
     LOSS_NORMALIZER = "positions"
 
-    # Data and computation
+    # Data
     DATA: Literal[Data, "enwik8", "pg19", "imagenet64"] = "text"
     DTYPE = "bfloat16"
     REMAT = "full"
 
+    # Placement
     WEIGHTS: Specs = Specs(
         embedding_vm=P(None, "model"),
         query_mnd=P("data", None, None),

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -87,13 +87,15 @@ def entries(rows: list[dict[str, Any]]) -> None:
     if not rows:
         print("No experiment meets the condition of --where.")
         return
-    columns: tuple[str, ...] = ("name", "parameters", "bytes", "devices", "mesh", "extends", "description")
-    cells: Iterable[tuple[Any, ...]] = map(_entry_cells, rows)
+    out, families = console(), dict.fromkeys(row["name"].rpartition(".")[0] for row in rows)
     unknown = [row for row in rows if row["parameters"] is None]
-    if len(unknown) == len(rows):
-        columns, cells = (columns[0], *columns[3:]), ((row[0], *row[3:]) for row in cells)
-    out, numbers = console(), ("parameters", "bytes", "devices")
-    out.print(table(columns, cells, right=numbers, flexible={"description": 30}))
+    columns = ("name", "parameters", "mesh", "description")
+    for family in families:
+        cells = [_entry_cells(row) for row in rows if row["name"].rpartition(".")[0] == family]
+        if len(unknown) == len(rows):
+            cells = [(name, *rest) for name, _, *rest in cells]
+        shown = columns if len(unknown) < len(rows) else (columns[0], *columns[2:])
+        out.print(table(shown, cells, title=family, right=("parameters",), flexible={"description": 30}))
     if unknown:
         out.print(TOTALS_HINT)
 
@@ -106,9 +108,37 @@ TOTALS_HINT = (
 
 def _entry_cells(row: dict[str, Any]) -> tuple[Any, ...]:
     mesh = "x".join("*" if n == -1 else str(n) for n in row["mesh"])
-    known = row["parameters"] is not None
-    held = (amount(row["parameters"]), size(row["bytes"])) if known else ("", "")
-    return row["name"], *held, row["devices"], mesh, row["base"], row["doc"]
+    parameters = "" if row["parameters"] is None else amount(row["parameters"])
+    return row["name"], parameters, mesh, row["doc"]
+
+
+TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
+
+
+def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanings: Mapping[str, str]) -> None:
+    """Prints `show`: the knobs that differ from the template, by group, and the totals.
+
+    Args:
+      data: a snapshot.
+      doc: the docstring of the class.
+      groups: the group of each knob (registry.knob_docs).
+      meanings: the meaning of each knob.
+    """
+    out = console()
+    out.print(f"{data['experiment']}: {' '.join(doc.split())}\n", markup=False)
+    own = {name: knob for name, knob in data["knobs"].items() if not knob["owner"].startswith(TEMPLATES)}
+    for group in dict.fromkeys(groups.values()):
+        rows = [
+            (name, knob["value"], meanings.get(name, ""), knob["owner"])
+            for name, knob in own.items()
+            if groups.get(name) == group
+        ]
+        if rows:
+            flexible = {"value": 16, "meaning": None}
+            out.print(table(("knob", "value", "meaning", "set by"), rows, title=group, flexible=flexible))
+    rest = len(data["knobs"]) - len(own)
+    out.print(_totals(data))
+    out.print(f"{rest} other knobs are as in the template, and the config follows: --all shows them.")
 
 
 def experiment(data: dict[str, Any], out: Console | None = None) -> None:

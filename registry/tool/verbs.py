@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--where", metavar="EXPRESSION", help="list: filter by a condition on params, bytes and devices"
     )
+    parser.add_argument("--all", action="store_true", help="show: also what is as in the template, and the config")
     parser.add_argument("--update", action="store_true", help="golden: write the files")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
@@ -137,7 +138,7 @@ def _each(
     made: Callable[[listing.Row], listing.Row | None], rows: Sequence[listing.Row], errors: list[UsageError]
 ) -> Iterator[listing.Row]:
     """Yields `made(row)` for each row, without None; errors of single experiments are appended to `errors`."""
-    for row in rows:
+    for row in _tracked(rows, "Reading"):
         try:
             if (found := made(row)) is not None:
                 yield found
@@ -167,11 +168,16 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from registry.knob_docs import groups, meanings
     from registry.snapshot import snapshot
     from registry.tool import json_values
 
     (name,) = _names(options, 1, 1, "one name")
-    return _print(options, snapshot(_resolve(options, name)), render.experiment, json_values.of_snapshot)
+    experiment = _resolve(options, name)
+    cls = type(experiment)
+    summary = partial(render.summary, doc=cls.__doc__ or "", groups=groups(cls), meanings=meanings(cls))
+    draw = render.experiment if options.all else summary
+    return _print(options, snapshot(experiment), draw, json_values.of_snapshot)
 
 
 def _weights(options: argparse.Namespace) -> int:
@@ -260,10 +266,20 @@ def _check(options: argparse.Namespace) -> int:
     for module in options.imports:
         add(module, partial(load, module))
     rows = [row for row in rows if not row["ok"]]  # a module is listed only if it fails
-    for name in options.names or _known_keys(options):
+    for name in _tracked(options.names or _known_keys(options), "Checking"):
         add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2
+
+
+def _tracked(items: Sequence[Any], description: str) -> Iterable[Any]:
+    """The items, with a progress bar on a terminal."""
+    if len(items) < 2 or not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, description=description, console=Console(stderr=True), transient=True)
 
 
 def _tree(options: argparse.Namespace) -> int:
@@ -284,16 +300,26 @@ def _tree(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from registry.explain import explain
+    from registry.knob_docs import meanings
     from registry.tool import json_values
 
     name, path = _names(options, 2, 2, "a name and a path")
-    return _print(options, explain(_resolve(options, name), path), render.steps, json_values.of_steps)
+    experiment = _resolve(options, name)
+    meaning = meanings(type(experiment)).get(path.partition(".")[0], "")
+
+    def draw(steps: list[dict[str, Any]]) -> None:
+        if meaning:
+            print(f"{path.partition('.')[0]}: {meaning}")
+        render.steps(steps)
+
+    return _print(options, explain(experiment, path), draw, json_values.of_steps)
 
 
 def _golden(options: argparse.Namespace) -> int:
     from registry.tool import golden
 
-    rows = [golden.compare(_resolve(options, name), update=options.update) for name in options.names or _keys(options)]
+    names = _tracked(options.names or _keys(options), "Comparing")
+    rows = [golden.compare(_resolve(options, name), update=options.update) for name in names]
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 1
 

@@ -47,7 +47,7 @@ class Peers:
         """The name of this process in messages: its index and host."""
         return f"process {self.index} ({self.host})"
 
-    def tell(self, key: str, value: str, *, again: bool = False) -> bool:
+    def put(self, key: str, value: str, *, again: bool = False) -> bool:
         """Writes a value that all processes can read; returns False if the key already exists (unless `again`)."""
         try:
             self.client.key_value_set(f"{FOLDER}/{key}", value, allow_overwrite=again)
@@ -66,7 +66,7 @@ class Peers:
                 return None
             raise
 
-    def heard(self, key: str, seconds: float) -> str | None:
+    def get(self, key: str, seconds: float) -> str | None:
         """Waits for the value of a key for at most `seconds` and returns it; None if no process wrote it.
 
         Each wait that times out leaks some kB in JAX's client, so this is for questions that are answered soon.
@@ -78,7 +78,7 @@ class Peers:
                 return None
             raise
 
-    def all_said(self, folder: str) -> dict[int, str]:
+    def get_all(self, folder: str) -> dict[int, str]:
         """Returns the value that each process has written under `folder`, by process index."""
         return {
             int(key.rsplit("/", 1)[1]): value for key, value in self.client.key_value_dir_get(f"{FOLDER}/{folder}/")
@@ -93,14 +93,14 @@ class Peers:
             return judge([answer])
         self._asked += 1
         here = f"question{self._asked}"
-        self.tell(f"{here}/answers/{self.index}", answer)
+        self.put(f"{here}/answers/{self.index}", answer)
         self.client.key_value_increment(f"{FOLDER}/{here}/count", 1)
         if self.primary:
             while int(self.client.key_value_try_get(f"{FOLDER}/{here}/count")) < self.count:
                 time.sleep(0.02)
-            answers = self.all_said(f"{here}/answers")
-            self.tell(f"{here}/verdict", judge([answers[index] for index in range(self.count)]))
-        while (verdict := self.heard(f"{here}/verdict", 60)) is None:
+            answers = self.get_all(f"{here}/answers")
+            self.put(f"{here}/verdict", judge([answers[index] for index in range(self.count)]))
+        while (verdict := self.get(f"{here}/verdict", 60)) is None:
             pass
         return verdict
 
@@ -224,9 +224,9 @@ def lost_contact(error: BaseException) -> bool:
     return isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) and any(sign in text for sign in signs)
 
 
-def end(said: str, code: int = 1) -> NoReturn:
+def end(message: str, code: int = 1) -> NoReturn:
     """Prints a message to stderr and exits this process immediately."""
-    print(f"vortaro: {said}", file=sys.stderr, flush=True)
+    print(f"vortaro: {message}", file=sys.stderr, flush=True)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             if stream.isatty():

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from layers.errors import VortaroError
+from layers.errors import VortaroError, first_line
 from runners.processes.clock import CLOCK, Clock
 from runners.processes.coordination import Peers, end, lost_contact, peers
 from tasks.storage.files import Place, make_folder, write_whole
@@ -69,7 +69,7 @@ class Vigil:
         for thread in self._threads:
             thread.join(timeout=self._patience)  # a heartbeat in flight would overwrite "gone"
         with contextlib.suppress(Exception):
-            self._peers.tell(f"beats/{self._peers.index}", "gone", again=True)
+            self._peers.put(f"beats/{self._peers.index}", "gone", again=True)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Sends the error of this process to the others and exits."""
@@ -77,13 +77,13 @@ class Vigil:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
         if lost_contact(error):
-            self._lost = _first_line(error, 200)
-            print(f"{self._peers.name}: {_first_line(error, 1000)}", file=sys.stderr, flush=True)
+            self._lost = first_line(error, 200)
+            print(f"{self._peers.name}: {first_line(error, 1000)}", file=sys.stderr, flush=True)
             self._clock.sleep(self._patience + 30)  # meanwhile `_watch` exits and names the process that is lost
         message = str(error) if isinstance(error, VortaroError) else f"{type(error).__name__}: {error}"
-        record = {"by": self._peers.index, "said": message, "code": code, "name": self._peers.name}
+        record = {"by": self._peers.index, "message": message, "code": code, "name": self._peers.name}
         with contextlib.suppress(Exception):
-            if not self._peers.tell("stop", json.dumps(record)):
+            if not self._peers.put("stop", json.dumps(record)):
                 self._clock.sleep(5)  # `_watch` prints the earlier error of another process
         if not isinstance(error, VortaroError):
             traceback.print_exception(error)
@@ -95,7 +95,7 @@ class Vigil:
             number += 1
             try:
                 beat = json.dumps([number, watchdog().step, self._peers.host, self._lost])
-                self._peers.tell(f"beats/{self._peers.index}", beat, again=True)
+                self._peers.put(f"beats/{self._peers.index}", beat, again=True)
                 if self._peers.primary:
                     self._find_silent()
                 record = self._peers.known("stop")
@@ -116,7 +116,7 @@ class Vigil:
     def _find_silent(self) -> None:
         """Finds processes without a recent heartbeat and stops the run if there is one; process 0 only."""
         now = self._clock.now()
-        for index, beat in self._peers.all_said("beats").items():
+        for index, beat in self._peers.get_all("beats").items():
             if beat == "gone":
                 self._heard.pop(index, None)
             elif self._heard.get(index, ("", 0))[0] != beat:
@@ -134,8 +134,8 @@ class Vigil:
             index = complaints[0]
             self._call(f"Process {index} ({beats[index][2]}) lost contact with another one: {beats[index][3]}. {GO_ON}")
 
-    def _call(self, said: str) -> None:
-        self._peers.tell("stop", json.dumps({"said": said}))
+    def _call(self, message: str) -> None:
+        self._peers.put("stop", json.dumps({"message": message}))
 
     def _stop(self, word: Mapping[str, Any]) -> None:
         if word.get("stuck"):
@@ -143,15 +143,15 @@ class Vigil:
         if word.get("by") == self._peers.index:
             self._clock.sleep(60)  # `fail` is about to print the message and exit
         name = f"{word['name']} stopped: " if "name" in word else ""
-        self._end(f"{name[:1].upper()}{name[1:]}{word['said']}", word.get("code", 1))
+        self._end(f"{name[:1].upper()}{name[1:]}{word['message']}", word.get("code", 1))
 
-    def _end(self, said: str, code: int = 1) -> NoReturn:
+    def _end(self, message: str, code: int = 1) -> NoReturn:
         if not self._once.acquire(blocking=False):
             self._clock.sleep(60)
         if self._peers.primary:
             # The coordination service ends with this process: the others must read the reason before.
             self._clock.sleep(self._interval + 2)
-        end(said, code)
+        end(message, code)
 
 
 class Watchdog:
@@ -227,13 +227,13 @@ class Watchdog:
             _bounded(lambda: who.append(self._who()), seconds=5)
         message = f"{message}. {who[-1]}{stacks}Run the same command again to resume from the last checkpoint."
         if peers().several:
-            _bounded(lambda: peers().tell("stop", json.dumps({"said": message, "stuck": True})), seconds=5)
+            _bounded(lambda: peers().put("stop", json.dumps({"message": message, "stuck": True})), seconds=5)
             self._clock.sleep(15)  # meanwhile `Vigil._watch` exits this process
         end(message)
 
     def _who(self) -> str:
         """Returns a sentence with the slowest processes, from the steps in their last heartbeats."""
-        beats = {index: json.loads(beat) for index, beat in peers().all_said("beats").items() if beat != "gone"}
+        beats = {index: json.loads(beat) for index, beat in peers().get_all("beats").items() if beat != "gone"}
         last = min(beat[1] for beat in beats.values())
         slowest = [f"process {index} ({beat[2]})" for index, beat in sorted(beats.items()) if beat[1] == last]
         if len(slowest) == len(beats):
@@ -277,7 +277,3 @@ def _bounded(work: Callable[[], Any], seconds: float) -> None:
     thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
     thread.join(timeout=seconds)
-
-
-def _first_line(error: BaseException, length: int) -> str:
-    return str(error).strip().partition("\n")[0][:length]

@@ -55,7 +55,7 @@ class TrainingProgress:
         """Shows the training metrics at a step: all of them on a line, or those that fit in the bar."""
         left = f"{clock((self._total - step) * self._seconds_per_step(step, scalars))} left"
         if self._bar is None:
-            self.say(f"step {step:>6}/{self._total}  {left}  {summary(scalars)}")
+            self.print(f"step {step:>6}/{self._total}  {left}  {summary(scalars)}")
             return
         room = self._console.width - len(f"{self._total}/{self._total} {left}") - 3 - BAR
         self._bar.update(self._task, completed=step, description=f"{left}  {summary(scalars, room)}")
@@ -68,7 +68,7 @@ class TrainingProgress:
         began, first = self._first
         return (now - began) / (step - first) if step > first else 1 / scalars["steps_per_second"]
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Prints a line."""
         self._console.print(line, markup=False)
 

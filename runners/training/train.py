@@ -178,16 +178,16 @@ class _Run:
         table = self.session.task.weight_table()
         mesh = " ".join(f"{axis}={size}" for axis, size in self.session.mesh_shape.items())
         device = jax.devices()[0].device_kind
-        self.progress.say(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
+        self.progress.print(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
         if self.session.experiment.smoke:
             cls = type(self.session.experiment)
             small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
-            self.progress.say(f"Set by --smoke: {' '.join(small)}")
-        self.progress.say(f"Data: {self.program.input.describe()}")
+            self.progress.print(f"Set by --smoke: {' '.join(small)}")
+        self.progress.print(f"Data: {self.program.input.describe()}")
         if self.start:
-            self.progress.say(f"Resumed at step {self.start} from {self.workdir}")
+            self.progress.print(f"Resumed at step {self.start} from {self.workdir}")
         if self.origin is not None:
-            self.progress.say(self.origin.sentence)
+            self.progress.print(self.origin.sentence)
 
     def _loop(self) -> None:
         batches = self.session.batches(self.program.input, own(self.extra["input"]))
@@ -240,11 +240,11 @@ class _Run:
         self.session.mfu({batch.inputs.shape: 1}, 1.0)  # raises now, not at the first report, if FLOPs are unknown
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
-            self.progress.say(
+            self.progress.print(
                 f"Rows of {batch.inputs.shape[1]} positions from step {step} (compiled in {seconds:.1f} s)"
             )
         else:
-            self.progress.say(f"Compiled in {seconds:.1f} s")
+            self.progress.print(f"Compiled in {seconds:.1f} s")
 
     def _ask(self, step: int) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
@@ -312,7 +312,7 @@ class _Run:
         scalars = evaluate(self.session, self.state.variables, "validation")
         self.loss, self.loss_step = scalars["loss"], step
         self.log.write(step, "validation", scalars)
-        self.progress.say(f"step {step:>6} validation  {summary(scalars)}")
+        self.progress.print(f"step {step:>6} validation  {summary(scalars)}")
         if time.perf_counter() - self.report_written > REPORT_EVERY:
             self._write_report()
 

@@ -32,7 +32,7 @@ def test_a_meaning_stands_beside_a_declaration():
         "BELOW": "Below, in two lines.",
         "CALL": "of all rows",
     }
-    assert found["SEED"] == "seed of initial weights, data order and dropout"
+    assert "initial weights" in found["SEED"]
 
 
 def test_a_subclass_keeps_the_meaning_of_its_template():

@@ -175,7 +175,7 @@ def watch(index=0, count=3, patience=PATIENCE, store=None):
 
 
 def beat(one, index, number, lost=""):
-    one._peers.tell(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
+    one._peers.put(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
 
 
 def beats(one, clock, index, seconds, lost=""):
@@ -186,7 +186,7 @@ def beats(one, clock, index, seconds, lost=""):
 
 def stop_said(one):
     said = one._peers.client.values.get("vortaro/stop")
-    return said and json.loads(said)["said"]
+    return said and json.loads(said)["message"]
 
 
 def watched(one):
@@ -215,7 +215,7 @@ def test_who_never_says_a_word_is_missed(ends):
 
 def test_who_took_leave_is_not_missed(ends):
     one, clock = watch(count=2)
-    clock.at(3, lambda: one._peers.tell("beats/1", "gone", again=True))
+    clock.at(3, lambda: one._peers.put("beats/1", "gone", again=True))
     clock.at(20 * PATIENCE, one._closed.set)
     one._watch()
     assert stop_said(one) is None
