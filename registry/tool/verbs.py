@@ -20,7 +20,7 @@ from registry.tool.totals import TotalsCache
 USAGE = """python -m registry VERB ...
 
   list [PATTERN]      list experiments, or those whose name matches; --where filters by size
-  show NAME           show knobs, the class that sets each, and the resolved config
+  show NAME           show what differs from the template; --all shows all knobs and the resolved config
   weights NAME        show the weight table: shape, spec, role, bytes per device
   diff A [B]          show differences; A and B are names, run folders or experiment.json files
   check [NAME ...]    validate experiments (default: all) against their meshes

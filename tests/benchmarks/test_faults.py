@@ -16,7 +16,7 @@ def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("faults"), seed=1, small=True)
 
 
-# Notices, silent and stuck processes: tests/runners/test_processes_stop.py.
+# Notices, silent and stuck processes: tests/runners/processes/test_processes_stop.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("kill", 4), ("damage", 4), ("full", 1)])
 def test_disturbed_and_restarted_it_ends_in_the_same_bits(bench, kind, least):

@@ -12,7 +12,7 @@ from layers.positions.alibi import Alibi, alibi_slopes
 from layers.specs import Specs
 from registry.build import build
 from registry.templates.gpt_lm import GptLm
-from tests.layers.test_attention import attention, params_of
+from tests.layers.attention.test_attention import attention, params_of
 from tests.support.models import variables_of
 
 POINTING = {"NUM_LAYERS": 1, "MODEL_DIM": 16, "NUM_HEADS": 4, "VOCAB_SIZE": 40, "SEQ_LEN": 12, "HEAD_QK": 8}

@@ -9,7 +9,7 @@ import pytest
 
 import vortaro
 from tests.conftest import ROOT
-from tests.runners.golden_runs import STEPS, STOPPED_AT, unpack
+from tests.support.golden_runs import STEPS, STOPPED_AT, unpack
 from vortaro import command_line
 
 

@@ -1,6 +1,6 @@
 """Run folders of every family, written by an earlier version: later versions must be able to resume them.
 
-    python -m tests.runners.golden_runs FAMILY ...
+    python -m tests.support.golden_runs FAMILY ...
 
 writes those of some families again. Do so only on purpose: if a change makes it necessary, users cannot resume their
 older run folders. Each archive holds a run stopped at step 2 of 4, with the metrics of all four steps in metrics.jsonl.

@@ -20,7 +20,7 @@ from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.webdataset_shards import WebDatasetShards
 
 webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install -e '.[webdataset]'")
-DATA = Path(__file__).parent / "data"  # made by torch 2.15
+DATA = Path(__file__).parents[1] / "data"  # made by torch 2.15
 
 
 def read(source, split=None):

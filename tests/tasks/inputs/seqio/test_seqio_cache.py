@@ -1,7 +1,7 @@
 """seqio's own caching tool on our tasks."""
 
 from tasks.inputs.seqio.rows import SeqioInput
-from tests.tasks.inputs.test_seqio_input import texts_of
+from tests.tasks.inputs.seqio.test_seqio_input import texts_of
 
 MODULE = """
 from tasks.inputs.seqio.registration import lines_task

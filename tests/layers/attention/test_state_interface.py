@@ -21,7 +21,7 @@ from layers.weights.initializers import FanIn
 from registry.templates.gpt_lm import GptLm
 from registry.templates.gshard_lm import GShardLm
 from registry.templates.mu_lm import MuLm
-from tests.layers.test_attention import attention, params_of
+from tests.layers.attention.test_attention import attention, params_of
 from tests.support import vq
 
 LENGTH = 12

@@ -6,7 +6,7 @@ import pytest
 
 from registry.index import entries
 from runners.training.metrics_log import METRICS
-from tests.runners.golden_runs import EXPERIMENTS, STEPS, STOPPED_AT, unpack
+from tests.support.golden_runs import EXPERIMENTS, STEPS, STOPPED_AT, unpack
 
 
 def test_every_family_has_one():
