@@ -10,7 +10,7 @@ import mkdocs_gen_files
 
 from registry import templates
 from registry.experiment import Experiment
-from registry.knob_docs import meanings
+from registry.tool.knob_docs import meanings
 from registry.tool.verbs import USAGE
 from registry.values import show, show_type
 from runners.main import _parser

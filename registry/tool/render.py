@@ -121,7 +121,7 @@ def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanin
     Args:
       data: a snapshot.
       doc: the docstring of the class.
-      groups: the group of each knob (registry.knob_docs).
+      groups: the group of each knob (registry.tool.knob_docs).
       meanings: the meaning of each knob.
     """
     out = console()

@@ -168,9 +168,9 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from registry.knob_docs import groups, meanings
     from registry.snapshot import snapshot
     from registry.tool import json_values
+    from registry.tool.knob_docs import groups, meanings
 
     (name,) = _names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
@@ -300,8 +300,8 @@ def _tree(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from registry.explain import explain
-    from registry.knob_docs import meanings
     from registry.tool import json_values
+    from registry.tool.knob_docs import meanings
 
     name, path = _names(options, 2, 2, "a name and a path")
     experiment = _resolve(options, name)

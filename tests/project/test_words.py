@@ -36,8 +36,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                yield number, lines[number - 1]
+            yield from enumerate(node.value.splitlines(), node.lineno)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
