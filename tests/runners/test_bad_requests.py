@@ -19,7 +19,7 @@ def run(capsys, *arguments):
         (["--exp=tiny.StdlibTinny"], "Unknown experiment 'tiny.StdlibTinny'. Did you mean 'tiny.StdlibTiny'"),
         (["--mode=trian"], "Unknown mode 'trian'. Did you mean 'train'"),
         (["--set=LEARNINGRATE=1"], "no knob or config 'LEARNINGRATE'. Did you mean 'LEARNING_RATE'"),
-        (["--set=task.optimzer.beta1=1"], "no 'optimzer' in task. Did you mean 'optimizer'"),
+        (["--set=task.optimzer.beta1=1"], "Unknown field 'optimzer' in task. Did you mean 'optimizer'"),
         (["--set=NUM_LAYERS=two"], "NUM_LAYERS takes int above 0, not 'two'"),
         (["--set=DEVICE_MESH_SHAPE=2,2"], "needs 4 devices (DEVICE_MESH_SHAPE = (2, 2), got 8). Try --smoke"),
         (["--set=BATCH_SIZE=12"], "Dimension 12 of train.input: a batch of 12 rows"),
@@ -133,10 +133,10 @@ def run(capsys, *arguments):
             ["--set=LENGTH_STAGES=64"],
             "STAGED_STEPS = None and the lengths of its stages, LENGTH_STAGES or LENGTH_START",
         ),
-        (["--set=LENGTH_STAGES=512", "--set=STAGED_STEPS=9"], "a stage of 512 positions must lie between 1 and whole"),
+        (["--set=LENGTH_STAGES=512", "--set=STAGED_STEPS=9"], "a stage must have between 1 and seq_len = 256 positions (got 512)"),
         (
             ["--set=LENGTH_START=64", "--set=STAGED_STEPS=9", "--set=STAGED_ROWS=reshape"],
-            "a stage of 192 positions does not divide rows of 256",
+            "a stage with rows = reshape must divide seq_len = 256 (got 192 positions)",
         ),
         (
             ["--set=LENGTH_STAGES=64", "--set=STAGED_STEPS=9", "--set=TBPTT_LEN=64"],
