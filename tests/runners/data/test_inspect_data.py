@@ -54,7 +54,7 @@ def test_rows_lengths_padding_and_speed_are_shown(documents, capsys, tmp_path):
 
 def test_padding_is_remarked_upon(documents, capsys):
     assert inspect("ROWS=truncate", "SEQ_LEN=256") == 0
-    assert "of the positions of train are padding: --set=ROWS=pack" in capsys.readouterr().out
+    assert "of the positions of train are padding. --set=ROWS=pack" in capsys.readouterr().out
 
 
 def test_measures_are_those_of_the_rows_that_were_read(documents):

@@ -196,7 +196,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (["NUM_LAYERS=1"], "has more layers than this experiment: params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
+        (["NUM_LAYERS=1"], "has more layers than this experiment. params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
         (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here; only the number of"),
         (["POSITIONS=learned"], "lacks params/positions/position_tm, which is 32x32 here."),
         (["TIE_EMBEDDINGS=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),
@@ -264,7 +264,7 @@ def test_tokens_that_stand_for_no_text_are_not_compared(trained, tmp_path):
     del experiment["vocabulary"]["is_text"]
     (older / "experiment.json").write_text(json.dumps(experiment))
     session = session_of("tiny.StdlibTiny", f"WARM_START={older}")
-    with pytest.raises(UsageError, match="its tokens are those of SentencePiece"):
+    with pytest.raises(UsageError, match="has the tokens of SentencePiece"):
         check_warm_start(session, str(tmp_path))
     del experiment["vocabulary"]
     (older / "experiment.json").write_text(json.dumps(experiment))
