@@ -77,7 +77,7 @@ def test_the_filter_of_a_static_sgu(width, power, length):
 
 def test_channels_without_halves():
     layer = StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=0)
-    with pytest.raises(UsageError, match="filter width 0"):
+    with pytest.raises(UsageError, match=r"filter width of at least 1 \(got 0\)"):
         layer.init(jax.random.key(0), jnp.zeros((1, 4, 16)))
 
 

@@ -147,7 +147,10 @@ def test_held_out_data_follows_the_training_path():
         ("LEARNINGRATE=3", "no knob or config 'LEARNINGRATE'. Did you mean 'LEARNING_RATE'"),
         ("tsk.z_loss=1", "no knob or config 'tsk'. Did you mean 'task'"),
         ("task.optimzer.learning_rate=1", "Unknown field 'optimzer' in task. Did you mean 'optimizer'"),
-        ("task.optimizer.learning_rat=1", "Unknown field 'learning_rat' in task.optimizer. Did you mean 'learning_rate'"),
+        (
+            "task.optimizer.learning_rat=1",
+            "Unknown field 'learning_rat' in task.optimizer. Did you mean 'learning_rate'",
+        ),
         ("train.num_steps.x=1", "train.num_steps is one value, 1200, without fields"),
         ("task.optimizer=1", "task.optimizer is a config, not a field. Set one of its fields"),
         ("task=1", "'task' is a config, not a field"),

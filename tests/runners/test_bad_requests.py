@@ -133,7 +133,10 @@ def run(capsys, *arguments):
             ["--set=LENGTH_STAGES=64"],
             "STAGED_STEPS = None and the lengths of its stages, LENGTH_STAGES or LENGTH_START",
         ),
-        (["--set=LENGTH_STAGES=512", "--set=STAGED_STEPS=9"], "a stage must have between 1 and seq_len = 256 positions (got 512)"),
+        (
+            ["--set=LENGTH_STAGES=512", "--set=STAGED_STEPS=9"],
+            "a stage must have between 1 and seq_len = 256 positions (got 512)",
+        ),
         (
             ["--set=LENGTH_START=64", "--set=STAGED_STEPS=9", "--set=STAGED_ROWS=reshape"],
             "a stage with rows = reshape must divide seq_len = 256 (got 192 positions)",
