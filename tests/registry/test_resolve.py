@@ -105,7 +105,7 @@ def test_an_import_error_names_the_users_lines(user_module):
         ("import sys\nsys.exit(3)\n", r"failed: SystemExit: 3 \(\S+user_broken.py:2\)\.$"),
         (
             "from layers.specs import P, Specs\nSpecs(a_m=P())\n",
-            r"^\S+user_broken.py:2: Spec 'a_m' = P\(\) has 0",
+            r"^\S+user_broken.py:2: Spec 'a_m' = P\(\) must have one entry",
         ),
     ],
 )
