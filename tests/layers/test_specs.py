@@ -15,7 +15,9 @@ def test_later_rows_win_and_the_table_stays():
 
 
 def test_a_spec_must_have_one_entry_per_letter():
-    with pytest.raises(SpecError, match=r"'query_mnd' = P\('data'\) must have one entry per dimension of 'mnd' \(got 1\)"):
+    with pytest.raises(
+        SpecError, match=r"'query_mnd' = P\('data'\) must have one entry per dimension of 'mnd' \(got 1\)"
+    ):
         Specs(query_mnd=P("data"))
     with pytest.raises(UsageError, match="must be a P"):
         Specs(query_m=("data",))
