@@ -4,6 +4,7 @@ Run folders and users' modules may be older than a renaming. Records are transla
 class that uses an old name fails with an error that gives the new one.
 """
 
+import functools
 import re
 import sys
 from collections.abc import Mapping
@@ -82,6 +83,7 @@ MODULES = {
 }
 
 
+@functools.cache
 def _old_module() -> re.Pattern[str]:
     """Returns a pattern of old module names; it excludes current packages of such a name (`layers.attention.vq`)."""
     patterns = []
@@ -91,12 +93,9 @@ def _old_module() -> re.Pattern[str]:
     return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
 
 
-_OLD_MODULE = _old_module()
-
-
 def with_todays_modules(text: str) -> str:
     """Returns the text of a record with current module names."""
-    return _OLD_MODULE.sub(lambda match: MODULES[match[0]], text)
+    return _old_module().sub(lambda match: MODULES[match[0]], text)
 
 
 def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -107,12 +106,13 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
       place: the name of its file.
     """
     knobs = {KNOBS.get(name, name): value for name, value in record["knobs"].items()}
-    overrides = [_todays_override(override) for override in record.get("overrides", ())]
-    changed = [name for name in map(_knob_of, record.get("overrides", ())) if name in KNOBS]
+    overrides = record.get("overrides", [])
+    changed = [name for name in map(_knob_of, overrides) if name in KNOBS]
     if changed:
         renamings = ", ".join(f"{name} is now {KNOBS[name]}" for name in dict.fromkeys(changed))
         print(f"'{place}' was written with earlier knob names: {renamings}.", file=sys.stderr)
-    return {**record, "knobs": knobs, "overrides": overrides} if "overrides" in record else {**record, "knobs": knobs}
+    translated = {"overrides": list(map(_todays_override, overrides))} if overrides else {}
+    return {**record, "knobs": knobs, **translated}
 
 
 def knob_advice(name: str) -> str | None:

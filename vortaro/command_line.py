@@ -1,11 +1,11 @@
 """Command `vortaro`: the commands of the registry, the runner and the launcher under one name."""
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from layers.errors import did_you_mean
+from registry.tool import verbs
 from registry.tool.verbs import VERBS
 from runners.modes import MODES
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     if command in VERBS:
-        return importlib.import_module("registry.tool.verbs").main([command, *rest])
+        return verbs.main([command, *rest])
     if (module := module_of(command, rest)) is None:
         print(f"vortaro: Unknown command '{command}'. {did_you_mean(command, names())}", file=sys.stderr)
         return 2

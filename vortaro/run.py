@@ -91,8 +91,8 @@ class Run:
             "sampler": Sampler(**rules),
             "stop_id": task.vocabulary.stop_id,
             "new_tokens": max_new_tokens,
+            "capacity": tokens.shape[1] + max_new_tokens,
         }
-        chosen["capacity"] = tokens.shape[1] + max_new_tokens
         with self._session.placed():
             drawn, _ = generate(task, self.variables, tokens, real, jax.random.key(seed), **chosen)
         rows = zip(prompts, np.asarray(drawn).tolist(), strict=True)
