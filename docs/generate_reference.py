@@ -9,7 +9,7 @@ import pkgutil
 import mkdocs_gen_files
 
 from registry import templates
-from registry.experiment import Experiment
+from registry.experiment import Experiment, doc_line
 from registry.tool.knob_docs import meanings
 from registry.tool.verbs import USAGE
 from registry.values import show, show_type
@@ -72,8 +72,13 @@ def _template(cls: type[Experiment]) -> list[str]:
         )
         for name in names
     ]
-    doc = (cls.__doc__ or "").strip().partition("\n")[0]
-    heading = [f"## {cls.__name__}", "", f"{doc} (`{cls.__module__}`)", "", "| knob | type | default | meaning |"]
+    heading = [
+        f"## {cls.__name__}",
+        "",
+        f"{doc_line(cls)} (`{cls.__module__}`)",
+        "",
+        "| knob | type | default | meaning |",
+    ]
     return [*heading, "| --- | --- | --- | --- |", *(f"| {row} |" for row in rows), ""]
 
 

@@ -205,6 +205,11 @@ def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
     return [base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base)]
 
 
+def doc_line(cls: type) -> str:
+    """Returns the first line of a class's docstring."""
+    return (cls.__doc__ or "").strip().partition("\n")[0]
+
+
 def is_written(cls: type) -> bool:
     """Returns whether the class is defined in source text, not made by `derive`."""
     return "set_by" not in vars(cls)

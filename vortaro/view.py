@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, doc_line
 from registry.snapshot import snapshot
 from registry.tool import render
 from runners.reports import page
@@ -52,10 +52,9 @@ class View:
         return self.snapshot["totals"]
 
     def __repr__(self) -> str:
-        doc = (type(self.experiment).__doc__ or "").strip().partition("\n")[0]
         changed = f" with {', '.join(self.experiment.overrides)}" if self.experiment.overrides else ""
         mesh = render.mesh_text(self.snapshot["mesh"])
-        return f"{self.name}{changed}: {doc}\n{self.totals['parameters']:,} parameters on {mesh}"
+        return f"{self.name}{changed}: {doc_line(type(self.experiment))}\n{self.totals['parameters']:,} parameters on {mesh}"
 
     def _repr_html_(self) -> str:
         title, _, size = repr(self).partition("\n")

@@ -89,13 +89,12 @@ def entries(rows: list[dict[str, Any]]) -> None:
         return
     out, families = console(), dict.fromkeys(row["name"].rpartition(".")[0] for row in rows)
     unknown = [row for row in rows if row["parameters"] is None]
-    columns = ("name", "parameters", "mesh", "description")
+    parameters = ("parameters",) if len(unknown) < len(rows) else ()
+    columns = ("name", *parameters, "mesh", "description")
     for family in families:
-        cells = [_entry_cells(row) for row in rows if row["name"].rpartition(".")[0] == family]
-        if len(unknown) == len(rows):
-            cells = [(name, *rest) for name, _, *rest in cells]
-        shown = columns if len(unknown) < len(rows) else (columns[0], *columns[2:])
-        out.print(table(shown, cells, title=family, right=("parameters",), flexible={"description": 30}))
+        shown = map(_entry_cells, (row for row in rows if row["name"].rpartition(".")[0] == family))
+        cells = (tuple(map(entry.get, columns)) for entry in shown)
+        out.print(table(columns, cells, title=family, right=parameters, flexible={"description": 30}))
     if unknown:
         out.print(TOTALS_HINT)
 
@@ -106,10 +105,10 @@ TOTALS_HINT = (
 )
 
 
-def _entry_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+def _entry_cells(row: dict[str, Any]) -> dict[str, str]:
     mesh = "x".join("*" if n == -1 else str(n) for n in row["mesh"])
     parameters = "" if row["parameters"] is None else amount(row["parameters"])
-    return row["name"], parameters, mesh, row["doc"]
+    return {"name": row["name"], "parameters": parameters, "mesh": mesh, "description": row["doc"]}
 
 
 TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are

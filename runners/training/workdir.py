@@ -11,7 +11,7 @@ from typing import Any
 from layers.errors import UsageError
 from registry.build import build, config_of, to_json
 from registry.diff import diff
-from registry.experiment import Experiment
+from registry.experiment import Experiment, doc_line
 from registry.overrides import METHODS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
 from registry.tool import render
@@ -236,6 +236,6 @@ def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
 
 def _resolved(experiment: Experiment) -> dict[str, Any]:
     return {
-        "doc": (type(experiment).__doc__ or "").strip().partition("\n")[0],
+        "doc": doc_line(type(experiment)),
         "fiddle": {root: json.loads(to_json(getattr(experiment, method)())) for root, method in METHODS.items()},
     }
