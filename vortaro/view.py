@@ -54,7 +54,8 @@ class View:
     def __repr__(self) -> str:
         changed = f" with {', '.join(self.experiment.overrides)}" if self.experiment.overrides else ""
         mesh = render.mesh_text(self.snapshot["mesh"])
-        return f"{self.name}{changed}: {doc_line(type(self.experiment))}\n{self.totals['parameters']:,} parameters on {mesh}"
+        title = f"{self.name}{changed}: {doc_line(type(self.experiment))}"
+        return f"{title}\n{self.totals['parameters']:,} parameters on {mesh}"
 
     def _repr_html_(self) -> str:
         title, _, size = repr(self).partition("\n")
