@@ -17,6 +17,7 @@ from typing import Any
 
 from registry.index import entries
 from registry.tool.render import size
+from tasks.storage.files import write_whole
 
 FOLDER = Path("plans/slices")
 PAGE = Path("docs/plans.md")
@@ -59,7 +60,7 @@ def main(globs: list[str]) -> int:
     text = PAGE.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     lines = [f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|", *rows]
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
+    write_whole(PAGE, f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
     print(f"{len(rows)} of {len(names)} plans in {PAGE}")
     return 0
 

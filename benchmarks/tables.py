@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tasks.storage.files import write_whole
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
 
@@ -99,9 +101,8 @@ def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
     before, found, after = page.partition(begin)
     if not found or end not in after:
         raise ValueError(f"The marks of {name} are missing in {PAGE}.")
-    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after.partition(end)[2]}")
-    folder = DOCS / "figures"
-    (folder / f"{name}.json").write_text(json.dumps({**facts, "lines": list(lines)}, indent=1) + "\n")
+    write_whole(PAGE, f"{before}{begin}\n{text}\n{end}{after.partition(end)[2]}")
+    write_whole(DOCS / "figures" / f"{name}.json", json.dumps({**facts, "lines": list(lines)}, indent=1) + "\n")
 
 
 def _cell(value: Any) -> str:

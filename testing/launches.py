@@ -17,6 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from tasks.storage.jsonl import read_lines
+
 ROOT = Path(__file__).parent.parent
 SETTINGS = ("NUM_STEPS=120", "SAVE_EVERY=10", "EVAL_EVERY=50", "LOG_EVERY=7", "DROPOUT=0.1", "BATCH_SIZE=8")
 METRICS = "metrics.jsonl"
@@ -35,8 +37,7 @@ def command(workdir: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
 
 def metrics(workdir: Path) -> list[dict[str, Any]]:
     """Returns every line of metrics.jsonl without its timings."""
-    path = workdir / METRICS
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = read_lines(workdir / METRICS)
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 
@@ -147,9 +148,8 @@ class Launch:
         return any(process.poll() is None for process in self.processes)
 
     def step(self) -> int:
-        """Returns the step of the last line of metrics.jsonl."""
-        lines = metrics_text(self.workdir).splitlines()
-        return json.loads(lines[-1])["step"] if lines else 0
+        """Returns the last step in metrics.jsonl."""
+        return max((line["step"] for line in read_lines(self.workdir / METRICS)), default=0)
 
     def until(self, true: Callable[[], bool], seconds: float = HANGS) -> bool:
         """Waits until `true()`; returns False if all processes have exited or the time is over before."""
@@ -205,9 +205,3 @@ class Launch:
 
 def _inode(path: Path) -> int:
     return path.stat().st_ino if path.exists() else 0
-
-
-def metrics_text(workdir: Path) -> str:
-    """Returns metrics.jsonl up to its last complete line."""
-    path = workdir / METRICS
-    return path.read_text().rpartition("\n")[0] if path.exists() else ""

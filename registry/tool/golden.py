@@ -7,6 +7,7 @@ from typing import Any
 from registry.diff import diff, is_equal
 from registry.experiment import Experiment, cls_key
 from registry.snapshot import snapshot
+from tasks.storage.files import write_whole
 
 FOLDER = Path(__file__).parents[2] / "tests" / "golden"
 
@@ -18,7 +19,7 @@ def compare(experiment: Experiment, *, update: bool = False) -> dict[str, Any]:
     now = snapshot(experiment)
     if update:
         FOLDER.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(now, indent=1) + "\n")
+        write_whole(path, json.dumps(now, indent=1) + "\n")
         return {"name": name, "ok": True, "reason": f"written to {path.name}"}
     hint = f"review it, then run `python -m registry golden {name} --update`"
     if not path.exists():

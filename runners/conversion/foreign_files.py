@@ -4,8 +4,6 @@ import dataclasses
 import importlib
 import importlib.util
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from layers.errors import UsageError, first_line, missing_package
+from tasks.storage.files import whole_file
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
@@ -150,11 +149,9 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     check_target(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
-            part = Path(folder, "part")
+        with whole_file(target) as part:
             # Readers based on torch require this metadata entry.
             safetensors.numpy.save_file(arrays, part, metadata={"format": "pt"})
-            os.replace(part, target)
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"The weights cannot be written to '{path}': {reason}.") from error

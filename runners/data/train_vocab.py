@@ -1,31 +1,26 @@
 """--mode=train_vocab: trains a SentencePiece vocabulary on the training split of an experiment."""
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
 import itertools
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from layers.errors import UsageError, VortaroError, first_line, missing_package
+from layers.errors import UsageError, first_line, missing_package
 from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
+from tasks.storage.files import write_whole
+from tasks.storage.locks import locked
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 
 SPECIAL_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}  # those of T5; -1: none
 HELD_OUT_BYTES = 10**6  # of validation text, on which bytes per token are measured
-PATIENCE = 60.0  # seconds that other processes wait for the training process to start
-POLL = 1.0  # seconds between two checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,33 +36,27 @@ class VocabularySettings:
         return {**dataclasses.asdict(self), "special_ids": SPECIAL_IDS, "texts": texts}
 
 
-def train_vocab(experiment: Experiment, patience: float = PATIENCE) -> int:
+def train_vocab(experiment: Experiment) -> int:
     """Trains on the training split and writes to VOCABULARY_PATH atomically; returns the exit code.
 
-    JAX's process 0 trains, the others wait for its file. An existing model with the same settings and texts is kept.
+    An existing model with the same settings and texts is kept. A second command with the same path waits for the first.
 
     Raises:
       UsageError: the experiment has no SentencePiece vocabulary or no text, the path contains another model or cannot
         be written, or the size does not fit the texts.
-      VortaroError: the training process has not started, or has exited.
     """
     settings, path = _settings(experiment)
     source: IndexedInput = build(config_of(experiment, "train"), "train").input
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if jax.process_index() == 0:
-            with _lock(path):
-                done = path.exists()
-                _check(path, settings, source) if done else _train(path, settings, source)
-        else:
-            _wait(path, patience)
-            done = False
+        with locked(path.with_name(f".{path.name}.lock"), wait=True):
+            done = path.exists()
+            _check(path, settings, source) if done else _train(path, settings, source)
     except OSError as error:
         raise UsageError(f"The vocabulary '{path}' cannot be written: {error.strerror or error}.") from error
     if done:
         print(f"'{path}' already exists with the same settings and texts. It is kept.", flush=True)
-    if jax.process_index() == 0:
-        _show(path, experiment)
+    _show(path, experiment)
     return 0
 
 
@@ -135,8 +124,8 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
         raise _why(str(error), settings, lines) from error
     kept = json.dumps(settings.key(lines.digest), indent=1) + "\n"
     # The model is written last, so that every existing model has its record.
-    _write(_beside(path), kept.encode())
-    _write(path, model.getvalue())
+    write_whole(_beside(path), kept)
+    write_whole(path, model.getvalue())
     spent = f"{lines.bytes:,} bytes in {time.perf_counter() - began:.1f} s"
     kind = {"bpe": "byte pairs", "unigram": "unigrams"}[settings.model]
     print(f"Trained {settings.size:,} pieces ({kind}) on {spent}: '{path}'", flush=True)
@@ -180,50 +169,6 @@ def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
 
 def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    os.replace(part, path)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Context in which only this process trains for the path; the kernel releases the lock when it exits."""
-    with path.with_name(f".{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _wait(path: Path, patience: float) -> None:
-    """Blocks until the file exists, however long the training takes.
-
-    Raises:
-      VortaroError: no process has been training for `patience` seconds.
-    """
-    print(f"Waiting for process 0 to write '{path}' ...", flush=True)
-    lock, alone_since = path.with_name(f".{path.name}.lock"), time.monotonic()
-    while not path.exists():
-        if _is_held(lock):
-            alone_since = time.monotonic()
-        elif time.monotonic() - alone_since > patience:
-            raise VortaroError(
-                f"Process 0 has not been training '{path}' for {patience:.0f} s. Check its log, and that all processes "
-                f"share that folder."
-            )
-        time.sleep(min(POLL, patience))
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _show(path: Path, experiment: Experiment) -> None:

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from registry.snapshot import flat_config
 from tasks.storage import files
-from tasks.storage.files import Place, append
+from tasks.storage.files import Place
+from tasks.storage.jsonl import append_line, read_lines
 
 Key = dict[str, Any]
 
@@ -38,33 +38,12 @@ def title(record: Mapping[str, Any]) -> str:
     return f"{record['experiment']}{' --smoke' if record['smoke'] else ''}{sets}"
 
 
-def read_lines(file: Place) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file of JSON lines, which may be missing; skips lines truncated by a crash."""
-    if not file.exists():
-        return
-    for line in file.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
-
-
-def finite(value: Any) -> Any:
-    """Replaces numbers that are not finite with None, also in containers, because JSON lacks infinity and NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 class Results:
     """Lines of a result file; each has the key of its case, and a result."""
 
     def __init__(self, file: Place):
         self.file = file
         self.lines = list(read_lines(file))  # a case with a truncated line runs again
-        self.torn = file.exists() and not f"\n{file.read_text()}".endswith("\n")
 
     def find(self, key: Key) -> dict[str, Any] | None:
         """Returns the last result with `key`, or None."""
@@ -73,8 +52,5 @@ class Results:
 
     def add(self, key: Key, result: dict[str, Any]) -> dict[str, Any]:
         """Appends a result; returns its line."""
-        line = json.loads(json.dumps({**key, **result}))
-        append(self.file, ("\n" if self.torn else "") + json.dumps(line) + "\n")
-        self.torn = False
-        self.lines.append(line)
-        return line
+        self.lines.append(append_line(self.file, {**key, **result}))
+        return self.lines[-1]

@@ -10,17 +10,15 @@ import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-import fsspec
 import numpy as np
 
-from layers.errors import UsageError, VortaroError, first_line
+from layers.errors import UsageError, VortaroError
 from tasks.inputs.byte_text import cache_folder
-from tasks.storage.files import require_package, sweep_abandoned
+from tasks.storage.files import file_system, reached, sweep_abandoned
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # memory mappings kept open at a time
@@ -123,13 +121,15 @@ class PartStore:
         files = sorted(
             folder.iterdir(), key=lambda file: file.name == DESCRIPTION
         )  # the description completes a part: upload it last
-        with _reached(self._remote) as (system, root):
+        with reached(self._remote, kind="The token cache"):
+            system, root = file_system(self._remote)
             system.makedirs(f"{root}/{folder.name}", exist_ok=True)
             for file in files:
                 system.put_file(str(file), f"{root}/{folder.name}/{file.name}")
 
     def _download(self, folder: Path) -> None:
-        with _reached(str(self._remote)) as (system, root):
+        with reached(str(self._remote), kind="The token cache"):
+            system, root = file_system(str(self._remote))
             remote = f"{root}/{folder.name}"
             if not system.exists(f"{remote}/{DESCRIPTION}"):
                 return
@@ -268,18 +268,6 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         os.rename(folder, trash)
         shutil.rmtree(trash, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _reached(place: str) -> Iterator[tuple[Any, str]]:
-    """Yields the file system of a remote folder and its path there; turns errors in the block into a UsageError."""
-    require_package(place)
-    try:
-        yield fsspec.core.url_to_fs(place)
-    except (UsageError, AssertionError):
-        raise
-    except Exception as error:  # storage packages have their own errors: no credentials, no such bucket
-        raise UsageError(f"The token cache '{place}' cannot be reached: {first_line(error)}.") from error
 
 
 def _key(*words: str) -> str:

@@ -1,1 +1,1 @@
-"""Files and folders, local or on an object store."""
+"""Files and folders, local or on an object store; locks, leases and JSON lines."""

@@ -1,7 +1,7 @@
 """Folders and files, local or on an object store (gs://, s3://).
 
 A place is a `pathlib.Path` if local and an `epath.Path` on a store. Both read and write complete files alike; the
-functions of this module emulate what a store does not support (append, rename, memory mapping).
+functions of this module emulate what a store does not support (folders, rename).
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
@@ -26,7 +27,7 @@ from layers.errors import UsageError, VortaroError, did_you_mean, first_line, mi
 Place = Path | epath.Path
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # scheme: package, and the extra that installs it
 
-TEMPORARY = ("building-", "copying-", "removing-", "unpacking-")  # prefixes of names of temporary folders
+TEMPORARY = (".writing-", "building-", "copying-", "removing-")  # prefixes of names of temporary files and folders
 ABANDONED_SECONDS = 24 * 3600
 
 CLIENTS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages of stores, as in tracebacks
@@ -74,14 +75,20 @@ def file_system(name: str | os.PathLike) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def reached(name: str | os.PathLike, what: str = "reached") -> Iterator[None]:
-    """Turns any error of a store in its block into a UsageError of one sentence."""
+def reached(name: str | os.PathLike, what: str = "reached", *, kind: str = "") -> Iterator[None]:
+    """Turns any error of a store in its block into a UsageError of one sentence.
+
+    Args:
+      name: the place.
+      what: what the block does with it, for the message.
+      kind: kind of the place, for the message ("The token cache").
+    """
     try:
         yield
     except VortaroError:
         raise
     except Exception as error:
-        raise UsageError(f"'{name}' cannot be {what}: {first_line(error)}.") from error
+        raise UsageError(f"{kind} '{name}' cannot be {what}: {first_line(error)}.".lstrip()) from error
 
 
 @contextlib.contextmanager
@@ -125,10 +132,27 @@ def make_folder(folder: Place) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """Yields a path to write a local file to, which is renamed to `target` after the block, or removed after an error.
+
+    The temporary file is in the folder of `target`, which must exist. Its name is unique, so that several threads and
+    processes can write the same file: the last one replaces the others.
+    """
+    part = target.with_name(f"{TEMPORARY[0]}{uuid.uuid4().hex}")
+    try:
+        yield part
+        os.replace(part, target)
+    except BaseException:  # a full disk, Ctrl-C
+        part.unlink(missing_ok=True)
+        raise
+
+
 def write_whole(file: Place, content: str | bytes) -> None:
     """Writes a file atomically: a reader finds the old or the new content, never a part.
 
-    A local file is written under another name and renamed; an object appears when its upload is complete.
+    A local file is written under another name and renamed (`whole_file`); an object appears when its upload is
+    complete.
     """
     data = content.encode() if isinstance(content, str) else content
     if not isinstance(file, Path):
@@ -138,37 +162,23 @@ def write_whole(file: Place, content: str | bytes) -> None:
             except FileNotFoundError as error:
                 raise no_bucket(file) from error
         return
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
+    with whole_file(file) as part:
         part.write_bytes(data)
-        os.replace(part, file)
-    except BaseException:  # a full disk, Ctrl-C
-        part.unlink(missing_ok=True)
-        raise
 
 
 def sweep_abandoned(folder: Path) -> None:
-    """Removes temporary folders of killed processes that have not changed for ABANDONED_SECONDS."""
+    """Removes temporary files and folders of killed processes that have not changed for ABANDONED_SECONDS."""
     for left in folder.iterdir():
         if left.name.startswith(TEMPORARY):
             with contextlib.suppress(OSError):
-                if time.time() - max(file.stat().st_mtime for file in [left, *left.iterdir()]) > ABANDONED_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+                content = left.iterdir() if left.is_dir() else ()
+                if time.time() - max(file.stat().st_mtime for file in (left, *content)) > ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 def no_bucket(name: Place) -> UsageError:
     """Returns the error for a place whose bucket does not exist."""
     return UsageError(f"'{name}' cannot be written: bucket '{os.fspath(name).split('/')[2]}' does not exist.")
-
-
-def append(file: Place, text: str) -> None:
-    """Appends text to a file; an object is read and rewritten."""
-    if isinstance(file, Path):
-        with file.open("a") as stream:
-            stream.write(text)
-        return
-    before = file.read_text() if file.exists() else ""
-    write_whole(file, before + text)
 
 
 def move_folder(source: Place, target: Place) -> None:

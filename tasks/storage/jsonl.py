@@ -1,7 +1,11 @@
-"""Line files: files of text lines that grow during a run."""
+"""Files of JSON lines: one object per line, of which a crash can truncate only the last."""
 
+import json
+import math
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from layers.errors import VortaroError
 from tasks.storage.files import Place, write_whole
@@ -10,13 +14,49 @@ REWRITE_SECONDS = 10.0  # seconds between two writes of an object; more if it is
 BYTES_PER_SECOND = 100_000  # upper bound on the average rate of repeated uploads
 
 
+def read_lines(file: Place) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file, which may be missing; skips lines truncated by a crash."""
+    if not file.exists():
+        return
+    for line in file.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def append_line(file: Place, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Appends an object, after the end of a truncated last line; returns it as `read_lines` will yield it.
+
+    An object on a store is read and rewritten.
+    """
+    line, before = _line(content), file.read_text() if file.exists() else ""
+    added = line if f"\n{before}".endswith("\n") else f"\n{line}"
+    if isinstance(file, Path):
+        with file.open("a") as stream:
+            stream.write(added)
+    else:
+        write_whole(file, before + added)
+    return json.loads(line)
+
+
+def finite(value: Any) -> Any:
+    """Replaces numbers that are not finite with None, also in containers, because JSON lacks infinity and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 class LineFile:
-    """A file that begins with `text` and grows by lines. A local file is appended to line by line.
+    """A file that begins with the lines of `contents` and grows by lines. A local file is appended to line by line.
 
     An object on a store cannot grow: a thread rewrites it, some seconds after the lines.
     """
 
-    def __init__(self, file: Place, text: str):
+    def __init__(self, file: Place, contents: Iterable[Mapping[str, Any]]):
+        text = "".join(map(_line, contents))
         self._file, self._lines, self._size = file, [text], len(text)
         self._timer: threading.Timer | None = None
         self._lock, self._writing = threading.Lock(), threading.Lock()
@@ -24,8 +64,9 @@ class LineFile:
         write_whole(file, text)
         self._stream = file.open("a") if isinstance(file, Path) else None
 
-    def write(self, line: str) -> None:
-        """Adds a line, which must end in a newline."""
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Adds an object."""
+        line = _line(content)
         if self._stream is not None:
             self._stream.write(line)
             self._stream.flush()
@@ -68,3 +109,7 @@ class LineFile:
             self._stream.close()
         if self._lost is not None:
             raise VortaroError(f"Lines of '{self._file}' are lost: {self._lost}")
+
+
+def _line(content: Mapping[str, Any]) -> str:
+    return json.dumps(finite(content)) + "\n"

@@ -1,4 +1,4 @@
-"""Mirrored folders: copies files of libraries that write only to local folders to the run folder."""
+"""Staged folders: local folders of libraries that cannot write to object stores, copied to the run folder."""
 
 import tempfile
 import time
@@ -9,7 +9,7 @@ from tasks.storage.files import Place, file_system, reached
 COPY_SECONDS = 60.0  # seconds between two copies while files grow
 
 
-class Mirror:
+class StagedFolder:
     """A local folder for the files of `target`: `target` itself, or a temporary folder if it is on an object store."""
 
     def __init__(self, target: Place):

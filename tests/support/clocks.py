@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from runners.processes.clock import Clock
+from tasks.clock import Clock
 
 
 class FakeClock(Clock):

@@ -14,17 +14,14 @@ import lzma
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from layers.errors import UsageError, did_you_mean, first_line
 from tasks.inputs.files.unpacking import PACKED, unpacked
-from tasks.storage.files import is_remote, require_package, sweep_abandoned
+from tasks.storage.files import file_system, is_remote, require_package, sweep_abandoned, whole_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
 END_BYTES = 1 << 16  # bytes at each end of a file that its version depends on
@@ -51,7 +48,7 @@ class File:
                 return f"{self.info.st_size} {self.info.st_mtime_ns} {_ends(self.name, self.info)}"
             tag = next((self.info[key] for key in TAGS if self.info.get(key)), None)
             if tag is None:
-                system, path = fsspec.url_to_fs(self.name)
+                system, path = file_system(self.name)
                 tag = system.ukey(path)
             return f"{self.info.get('size')} {tag}"
 
@@ -97,7 +94,7 @@ def look(name: str) -> File:
             file = File(name, os.stat(name), os.path.islink(name))
             folder = stat.S_ISDIR(file.info.st_mode)
         else:
-            system, path = fsspec.url_to_fs(name)
+            system, path = file_system(name)
             file = File(name, system.info(path))
             folder = file.info["type"] == "directory"
     if folder:
@@ -193,9 +190,11 @@ def local_copy(name: str, cache: Path) -> str:
     target = cache / "copies" / f"{key}-{name.rpartition('/')[2]}"
     if target.exists():
         return str(target)
-    with filled(target, "copying-") as part:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_abandoned(target.parent)
+    with whole_file(target) as part:
         with _opening(name):
-            system, path = fsspec.url_to_fs(name)
+            system, path = file_system(name)
             system.get_file(path, str(part))
         if part.stat().st_size != found.info["size"] or look(name).version != found.version:
             raise UsageError(f"The file '{name}' changed while it was copied. Run the command again.")
@@ -207,26 +206,10 @@ def on_this_machine(name: str, cache: Path) -> str:
     return local_copy(name, cache) if is_remote(name) else name
 
 
-@contextlib.contextmanager
-def filled(target: Path, prefix: str) -> Iterator[Path]:
-    """Yields a path to write a file to, which is renamed to `target` after the block, or removed after an error.
-
-    Args:
-      target: path of the file; temporary files in its folder that killed processes left over a day ago are removed.
-      prefix: prefix of the temporary folder's name, one of `tasks.storage.files.TEMPORARY`.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sweep_abandoned(target.parent)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
-        part = Path(folder, "part")
-        yield part
-        os.replace(part, target)
-
-
 def _open(name: str) -> Any:
     if "://" not in name:
         return Path(name).open("rb")
-    system, path = fsspec.url_to_fs(name)
+    system, path = file_system(name)
     return system.open(path, "rb")
 
 
@@ -286,7 +269,7 @@ def _matches(pattern: str, what: str) -> list[File]:
         return [file or look(pattern)]
     if "://" in pattern:
         with _opening(pattern):
-            system, path = fsspec.url_to_fs(pattern)
+            system, path = file_system(pattern)
             infos = sorted(system.glob(path, detail=True).items())
         found = [File(system.unstrip_protocol(key), info) for key, info in infos if info["type"] != "directory"]
     else:

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 from layers.errors import UsageError
-from tasks.inputs.files.files import filled, look, on_this_machine, reading
+from tasks.inputs.files.files import look, on_this_machine, reading
 from tasks.inputs.files.unpacking import packing
+from tasks.storage.files import sweep_abandoned, whole_file
 
 CHUNK = 1 << 24  # bytes read at a time
 REMEMBERED = 1 << 28  # least bytes of a file whose check is recorded in the cache folder: about a second of reading
@@ -45,7 +46,9 @@ def _key(path: str) -> str:
 def _unpacked(path: str, ending: str, cache: Path) -> str:
     target = cache / "copies" / f"{_key(path)}-{Path(path).stem}"
     if not target.exists():
-        with filled(target, "unpacking-") as part, reading(path, ending) as stream, part.open("wb") as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep_abandoned(target.parent)
+        with whole_file(target) as part, reading(path, ending) as stream, part.open("wb") as file:
             shutil.copyfileobj(stream, file, CHUNK)
     return str(target)
 

@@ -40,11 +40,11 @@ def inspect(*knobs):
 
 def test_rows_lengths_padding_and_speed_are_shown(documents, capsys, tmp_path):
     assert inspect("ROWS=pack", "DOCUMENT_MASKS=true") == 0
-    said = capsys.readouterr().out
-    assert "Tokens: bytes" in said
-    assert re.search(r"positions with a target +(9[7-9]|100)\.\d%", said)
-    assert re.search(r"tokens per second +[\d,]{4,}", said)
-    shown = re.findall(r"row \d+, positions \d+ to \d+: '(.*)'", said)
+    output = capsys.readouterr().out
+    assert "Tokens: bytes" in output
+    assert re.search(r"positions with a target +(9[7-9]|100)\.\d%", output)
+    assert re.search(r"tokens per second +[\d,]{4,}", output)
+    shown = re.findall(r"row \d+, positions \d+ to \d+: '(.*)'", output)
     assert shown
     assert all("word" in text for text in shown)
     page = (tmp_path / "look" / "data.html").read_text()
@@ -76,8 +76,8 @@ def test_documents_are_counted_and_measured_whatever_rows_are(documents, capsys,
     sizes = [[len(text.encode()) + 1 for text in some] for some in texts]  # and the end
     assert sum(map(len, sizes)) == len(documents)
     assert inspect(*knobs) == 0
-    said = capsys.readouterr().out
-    numbers = lambda name: [int(n) for n in re.search(rf"^{name} +(.*)$", said, re.MULTILINE)[1].split()]
+    output = capsys.readouterr().out
+    numbers = lambda name: [int(n) for n in re.search(rf"^{name} +(.*)$", output, re.MULTILINE)[1].split()]
     assert numbers("documents in the split") == [len(some) for some in sizes]
     assert numbers("document length: median") == [round(float(np.median(some))) for some in sizes]
     assert numbers("document length: maximum") == [max(some) for some in sizes]
@@ -86,9 +86,9 @@ def test_documents_are_counted_and_measured_whatever_rows_are(documents, capsys,
 
 def test_documents_of_a_mixture_are_those_of_its_sources(documents, capsys):
     assert inspect("DATA=mixture", 'MIXTURE=(("jsonl:a.jsonl",1),("lines:a.jsonl",2))') == 0
-    said = re.search(r"documents in the split +(.*)", capsys.readouterr().out)
-    assert said is not None
-    assert sum(map(int, said[1].split())) == 2 * len(documents)
+    line = re.search(r"documents in the split +(.*)", capsys.readouterr().out)
+    assert line is not None
+    assert sum(map(int, line[1].split())) == 2 * len(documents)
 
 
 def test_documents_that_nobody_counted_are_not_shown(documents, capsys, tmp_path):

@@ -1,18 +1,18 @@
-"""--mode=train_vocab: what it writes, when it does not, and processes that wait."""
+"""--mode=train_vocab: what it writes, when it does not, and commands that wait."""
 
 import json
+import os
 import threading
-import time
 
-import jax
 import pytest
 
-from layers.errors import UsageError, VortaroError
+from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.data import train_vocab
 from runners.main import main
 from runners.sampling.sample import prompt_ids
 from tasks.inputs.rows import TokensInput
+from tasks.storage.locks import locked
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.support.vocabularies import TEXT, sentence_piece
@@ -136,47 +136,30 @@ def test_what_is_cut_off_leaves_nothing(folder, monkeypatch):
 
     experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
     with monkeypatch.context() as patched:
-        patched.setattr(train_vocab.os, "replace", dies)
+        patched.setattr(os, "replace", dies)
         with pytest.raises(KeyboardInterrupt):
             train_vocab.train_vocab(experiment)
-    assert not (folder / "out" / "words.model").exists()
+    assert [path.name for path in (folder / "out").iterdir()] == [".words.model.lock"]
     assert train_vocab.train_vocab(experiment) == 0
     assert SentencePieceVocabulary("out/words.model").size == 40
 
 
-def test_others_wait_for_process_0(folder, capsys, monkeypatch):
-    """Threads stand for the processes: locks and files do not tell them apart."""
-    index, codes = threading.local(), {}
-    monkeypatch.setattr(jax, "process_index", lambda: index.value)
-    monkeypatch.setattr(train_vocab, "POLL", 0.01)
-
-    def work(number):
-        index.value = number
-        experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
-        codes[number] = train_vocab.train_vocab(experiment, patience=600)
-
-    others = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-    for thread in others:
-        thread.start()
-    said = ""
-    while said.count("Waiting for process 0 to write 'out/words.model'") < 2:
-        assert all(thread.is_alive() for thread in others)
-        said += capsys.readouterr().out
-        time.sleep(0.01)
-    assert "Trained" not in said
-    work(0)
-    for thread in others:
+def test_of_two_commands_one_trains(folder, capsys):
+    """Threads stand for the commands: locks and files do not tell them apart."""
+    codes, experiment = [], resolve("tiny.StdlibTiny", KNOBS, smoke=True)
+    threads = [threading.Thread(target=lambda: codes.append(train_vocab.train_vocab(experiment))) for _ in range(2)]
+    (folder / "out").mkdir()
+    with locked(folder / "out" / ".words.model.lock", wait=True):
+        for thread in threads:
+            thread.start()
+        threads[0].join(timeout=2)
+        assert all(thread.is_alive() for thread in threads)
+        assert not (folder / "out" / "words.model").exists()
+    for thread in threads:
         thread.join(timeout=600)
-    assert codes == {0: 0, 1: 0, 2: 0}
-    assert capsys.readouterr().out.count("Trained 40 pieces") == 1
-
-
-def test_nobody_waits_for_ever(folder, monkeypatch):
-    experiment = resolve("tiny.StdlibTiny", KNOBS, smoke=True)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(VortaroError, match=r"Process 0 has not been training 'out/words.model' for 0 s") as caught:
-        train_vocab.train_vocab(experiment, patience=0.2)
-    assert caught.value.exit_code == 1
+    assert codes == [0, 0]
+    out = capsys.readouterr().out
+    assert (out.count("Trained 40 pieces"), out.count("It is kept.")) == (1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +180,9 @@ def trained(tmp_path_factory):
 
 def test_the_run_folder_names_its_vocabulary(trained):
     workdir, model = trained
-    kept = json.loads((workdir / "experiment.json").read_text())["vocabulary"]
+    record = json.loads((workdir / "experiment.json").read_text())["vocabulary"]
     fingerprint = SentencePieceVocabulary(str(model)).fingerprint
-    assert kept == {"is": f"SentencePiece '{model}'", "fingerprint": fingerprint, "is_text": True}
+    assert record == {"is": f"SentencePiece '{model}'", "fingerprint": fingerprint, "is_text": True}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert all(line["bits_per_byte"] < line["bits_per_token"] for line in lines)
 
@@ -258,8 +241,8 @@ def test_a_model_with_too_few_tokens_is_refused(trained, capsys, tmp_path):
     knobs = ["VOCABULARY=sentencepiece", f"VOCABULARY_PATH={trained[1]}", "VOCAB_SIZE=59"]
     flags = [f"--set={knob}" for knob in knobs]
     code = main(["--exp=tiny.StdlibTiny", "--smoke", f"--workdir={tmp_path / 'run'}", *flags])
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 2
-    assert "VOCAB_SIZE = 59 is smaller than the vocabulary, SentencePiece '" in said
-    assert f"'{trained[1]}' (60 tokens). Set VOCAB_SIZE=60." in said
+    assert "VOCAB_SIZE = 59 is smaller than the vocabulary, SentencePiece '" in message
+    assert f"'{trained[1]}' (60 tokens). Set VOCAB_SIZE=60." in message
     assert not (tmp_path / "run").exists()

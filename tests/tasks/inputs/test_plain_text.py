@@ -13,7 +13,6 @@ from layers.errors import UsageError
 from tasks.inputs import byte_text
 from tasks.inputs.byte_text import TextFile
 from tasks.inputs.files.plain_text import plain_text
-from tasks.storage.files import write_whole
 
 TEXT = "Ĉu ne? ".encode() * 2000
 
@@ -62,25 +61,20 @@ def test_a_bad_byte_after_a_chunk_and_a_cut_character(tmp_path, monkeypatch, cac
     assert plain_text(str(file), cache) == str(file)
 
 
-def test_cache_files_follow_the_umask_and_interrupted_writes_leave_nothing(tmp_path, monkeypatch):
+def test_cache_files_follow_the_umask():
     before = os.umask(0o022)
     try:
         files = byte_text._standard_library_files.__wrapped__()
     finally:
         os.umask(before)
     assert {stat.S_IMODE(os.stat(file).st_mode) for file in files.values()} == {0o644}
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "file", "text")
-    assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
 def test_what_a_killed_process_left_is_swept_away(tmp_path, cache):
-    for name, age in (("unpacking-old", 10**6), ("copying-new", 10)):
-        (cache / "copies" / name).mkdir(parents=True)
-        (cache / "copies" / name / "part").write_bytes(TEXT)
-        for path in (cache / "copies" / name / "part", cache / "copies" / name):
-            os.utime(path, (time.time() - age,) * 2)
+    (cache / "copies").mkdir(parents=True)
+    for name, age in ((".writing-old", 10**6), (".writing-new", 10)):
+        (cache / "copies" / name).write_bytes(TEXT)
+        os.utime(cache / "copies" / name, (time.time() - age,) * 2)
     (tmp_path / "text.gz").write_bytes(gzip.compress(TEXT))
-    kept = plain_text(str(tmp_path / "text.gz"), cache)
-    assert {path.name for path in (cache / "copies").iterdir()} == {"copying-new", os.path.basename(kept)}
+    copy = plain_text(str(tmp_path / "text.gz"), cache)
+    assert {path.name for path in (cache / "copies").iterdir()} == {".writing-new", os.path.basename(copy)}

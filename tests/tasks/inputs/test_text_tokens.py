@@ -113,7 +113,7 @@ def test_bits_per_byte_of_a_split_are_its_nats_over_its_raw_bytes(folder, kind):
     held_out = TokensInput(source=source, rows="restart", **sizes)
     session.test = dataclasses.replace(session.test, inputs={"validation": held_out})
     with session.placed():
-        scalars = evaluate(session, session.init().variables, "validation")
+        scalars = evaluate(session, session.functions.init().variables, "validation")
     nats = scalars["loss"] * len(held_out.tokens)
     raw_bytes = sum(len(document.encode()) for document in documents)
     assert scalars["bits_per_byte"] == pytest.approx(nats / math.log(2) / raw_bytes, rel=1e-5)

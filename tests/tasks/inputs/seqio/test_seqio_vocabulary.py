@@ -59,8 +59,8 @@ def test_everything_the_protocol_asks_for(seqio_tasks):
 def test_a_fingerprint_is_of_content(seqio_tasks, tmp_path):
     import seqio
 
-    kept = sentence_piece(tmp_path / "one.model").read_bytes()
-    (tmp_path / "same.model").write_bytes(kept)
+    content = sentence_piece(tmp_path / "one.model").read_bytes()
+    (tmp_path / "same.model").write_bytes(content)
     sentence_piece(tmp_path / "other.model", vocab_size=50)
     vocabularies = {
         "bytes": "bytes",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from layers.errors import UsageError
-from runners.processes.clock import CLOCK, Clock
+from tasks.clock import CLOCK, Clock
 from tasks.storage.files import Place, file_system, no_bucket, reached
 
 FOLDER = "lease"

@@ -4,16 +4,16 @@ import functools
 import json
 import os
 import threading
-from pathlib import PurePosixPath
+from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from layers.errors import UsageError
-from runners.training import lease
+from tasks.storage import lease
 from tests.support.clocks import FakeClock
 
-FOLDER = PurePosixPath("/bucket/run")
+FOLDER = Path("/bucket/run")
 FAR = {"host": "far", "pid": 1, "space": "far", "renewals": 0, "released": False}
 
 
@@ -36,7 +36,7 @@ def leave(store, number, **word):
     store.pipe_file(f"{FOLDER}/lease/{number:08}", json.dumps(FAR | word).encode())
 
 
-def taken(clock):
+def acquire(clock):
     one = lease._Lease(FOLDER, clock)
     one.take()
     return one
@@ -47,9 +47,9 @@ def leases(store):
 
 
 def test_the_first_and_the_next_one_wait_for_nothing(store, clock):
-    taken(clock).write(released=True)
+    acquire(clock).write(released=True)
     assert leases(store) == [1]
-    taken(clock)
+    acquire(clock)
     assert (leases(store), clock.now()) == ([2], 0)
 
 
@@ -58,20 +58,20 @@ def test_who_renews_is_left_alone(store, clock, capsys):
     for number in range(1, 10):
         clock.at(lease.RENEW_SECONDS * number, functools.partial(leave, store, 3, renewals=number))
     with pytest.raises(UsageError, match=r"Another process trains in '/bucket/run' \(far, process 1\)"):
-        taken(clock)
+        acquire(clock)
     assert clock.now() < 2 * lease.RENEW_SECONDS
     assert "'/bucket/run' is leased by far (process 1). Waiting for up to 60 s" in capsys.readouterr().out
 
 
 def test_who_is_silent_is_taken_over_and_who_lets_go_at_once(store, clock):
     leave(store, 3)
-    taken(clock)
+    acquire(clock)
     assert leases(store) == [4]
     assert lease.DEAD_SECONDS <= clock.now() <= lease.DEAD_SECONDS + 1
     leave(store, 7)
     clock.at(clock.now() + 5, functools.partial(leave, store, 7, released=True))
     before = clock.now()
-    taken(clock)
+    acquire(clock)
     assert leases(store) == [8]
     assert clock.now() - before < 7
 
@@ -82,7 +82,7 @@ def test_a_process_of_this_machine_is_known_to_be_dead(store, clock, monkeypatch
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
     clock.at(1, functools.partial(leave, store, 1, space="here", pid=12345, renewals=1))
     with pytest.raises(UsageError, match="Another process trains in"):
-        taken(clock)
+        acquire(clock)
     capsys.readouterr()
 
     def gone(pid, number):
@@ -91,7 +91,7 @@ def test_a_process_of_this_machine_is_known_to_be_dead(store, clock, monkeypatch
 
     monkeypatch.setattr(os, "kill", gone)
     before = clock.now()
-    taken(clock)
+    acquire(clock)
     assert (leases(store), clock.now()) == ([2], before)
     assert "waiting" not in capsys.readouterr().out
 
@@ -107,11 +107,11 @@ def test_only_one_of_two_gets_the_next(store, clock, monkeypatch):
 
     monkeypatch.setattr(store, "pipe_file", late)
     with pytest.raises(UsageError, match="far, process 1"):
-        taken(clock)
+        acquire(clock)
 
 
 def test_the_holder_renews_and_ends_once_it_was_taken_over(store, clock, monkeypatch, capsys):
-    one, ended = taken(clock), threading.Event()
+    one, ended = acquire(clock), threading.Event()
     seen = []
     read = lambda: seen.append(json.loads(store.cat_file(f"{FOLDER}/lease/00000001"))["renewals"])
     for number in range(1, 4):
