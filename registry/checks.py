@@ -1,25 +1,25 @@
 """Validation of an experiment before it runs."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import fiddle as fdl
 import flax.linen as nn
 import jax
-from fiddle import daglish
 from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
+from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key
 from registry.overrides import METHODS
 from registry.unread_knobs import require_effect
 from registry.user_code import clear_errors
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
+from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
-from tasks.weight_table import check_spec
+from tasks.weight_table import WeightTable, check_spec
 from tasks.zero import placed_table
 
 
@@ -40,6 +40,20 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
     placed_table(task, mesh).check(mesh)
+    _require_used_rows(experiment, task, table)
+    _known_axes(experiment, mesh)
+    _used_activations(experiment, configs["task"])
+    inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
+    _require_even_batches(task, inputs, mesh)
+    if task.zero is not None:
+        with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
+            for rows, length in train.input.shapes():
+                _trace_metrics(task, rows // task.microbatches, length)
+
+
+def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -> None:
+    """Raises an error for rows of WEIGHTS that no weight uses, and for names in NO_DECAY that are not rows."""
+    name = cls_key(type(experiment))
     unused = set(experiment.WEIGHTS) - {row.key for row in table}
     for key in sorted(unused):
         near = did_you_mean(key, {row.key for row in table})
@@ -49,15 +63,14 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     for key in task.optimizer.undecayed:
         if key not in experiment.specs:
             raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
-    _known_axes(experiment, mesh)
-    _used_activations(experiment, configs["task"])
+
+
+def _require_even_batches(task: Task, inputs: Mapping[str, IndexedInput], mesh: Mapping[str, int]) -> None:
+    """Raises an error if micro-batches or devices do not divide the rows of a batch; `inputs` by config path."""
     placement = task.batch_placement.lookup("tokens_bs", "the batch")
     if task.zero is not None:
         task.zero.check_batch(placement)
-    for where, source in {
-        "train.input": train.input,
-        **{f"test.inputs.{k}": v for k, v in test.inputs.items()},
-    }.items():
+    for where, source in inputs.items():
         pieces = task.microbatches if where == "train.input" else 1
         if source.batch_size % pieces:
             raise UsageError(
@@ -66,10 +79,6 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         for rows, length in source.shapes():
             batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
             check_spec(batch, placement, (rows // pieces, length), mesh)
-    if task.zero is not None:
-        with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
-            for rows, length in train.input.shapes():
-                _trace_metrics(task, rows // task.microbatches, length)
 
 
 def _trace_loss(task: Task, rows: int, length: int) -> None:
@@ -90,14 +99,11 @@ def _abstract(mesh: Mapping[str, int]) -> AbstractMesh:
 
 def _no_shared_modules(config: fdl.Config) -> None:
     seen: dict[int, str] = {}
-    for value, path in daglish.iterate(config, memoized=False):
+    for path, value in walk(config, "task"):
         if isinstance(value, fdl.Config) and _is_module(value):
-            here = daglish.path_str(path).removeprefix(".")
-            if seen.setdefault(id(value), here) != here:
-                first = seen[id(value)]
-                raise UsageError(
-                    f"task.{first} and task.{here} are the same config, which would tie weights. Make two configs."
-                )
+            first = seen.setdefault(id(value), path)
+            if first != path:
+                raise UsageError(f"{first} and {path} are the same config, which would tie weights. Make two configs.")
 
 
 def _is_module(config: fdl.Config) -> bool:
@@ -116,15 +122,10 @@ def _known_axes(experiment: Experiment, mesh: Mapping[str, int]) -> None:
 
 
 def _used_activations(experiment: Experiment, config: fdl.Config) -> None:
-    known = {row for layer in _layers(config) for row in getattr(layer, "SPECS", ())}
+    layers = [fdl.get_callable(value) for _, value in walk(config, "task") if isinstance(value, fdl.Config)]
+    known = {row for layer in layers for row in getattr(layer, "SPECS", ())}
     for key in experiment.ACTIVATIONS:
         if key not in known:
             raise SpecError(
                 f"ACTIVATIONS has a row '{key}', but no layer places such an array. {did_you_mean(key, known)}"
             )
-
-
-def _layers(config: fdl.Config) -> Iterator[Any]:
-    for value, _ in daglish.iterate(config):
-        if isinstance(value, fdl.Config):
-            yield fdl.get_callable(value)

@@ -10,8 +10,9 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of
+from registry.config_paths import field_text, get_field, path_steps
 from registry.experiment import Experiment, knob_types, written_classes
-from registry.overrides import METHODS, field_names, get_field
+from registry.overrides import METHODS
 from registry.values import show
 
 
@@ -70,24 +71,15 @@ def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
 
 
 def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
-    root, *names = path.split(".")
-    config: Any = config_of(experiment, root)
-    if not names:
-        fields = ", ".join(field_names(config)[:6])
-        raise UsageError(f"'{path}' is a config, not a field. Name one of its fields ({fields}).")
-    for i, name in enumerate(names):
-        if name not in field_names(config):
-            at = ".".join([root, *names[:i]])
-            raise UsageError(f"Unknown field '{name}' in {at}. {did_you_mean(name, field_names(config))}")
-        holder, config = config, get_field(config, name)
-    value = show(fdl.get_callable(config)) if isinstance(config, fdl.Config) else show(config)
+    *_, (_, holder, name) = path_steps(config_of(experiment, path.partition(".")[0]), path)
+    value = field_text(get_field(holder, name))
     if path in [assignment.partition("=")[0] for assignment in experiment.overrides]:
         return [{"what": path, "value": value, "where": "--set"}]
-    if not isinstance(holder, fdl.Config) or names[-1] not in holder.__arguments__:
+    if not isinstance(holder, fdl.Config) or name not in holder.__arguments__:
         made = fdl.get_callable(holder) if isinstance(holder, fdl.Config) else type(holder)
         return [{"what": path, "value": value, "where": f"default of {show(made)}"}]
-    location = holder.__argument_history__[names[-1]][-1].location
-    line, text = _statement(location.filename, location.line_number, names[-1])
+    location = holder.__argument_history__[name][-1].location
+    line, text = _statement(location.filename, location.line_number, name)
     where = f"{location.function_name}(), {file_line(location.filename, line)}"
     steps = [{"what": path, "value": value, "where": where}]
     cls = type(experiment)

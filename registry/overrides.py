@@ -1,6 +1,5 @@
 """Overrides `--set PATH=VALUE`: subclasses of an experiment with changed knobs or config fields."""
 
-import inspect
 import typing
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
+from registry.config_paths import field_names, get_field, is_row, path_steps
 from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
 from registry.renamed import knob_advice
 from registry.user_code import clear_errors
@@ -68,15 +68,13 @@ def _with_row(table: Specs, row: str, text: str, path: str) -> Specs:
 
 
 def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]:
-    root, *steps = path.split(".")
-    if not steps:
-        raise UsageError(f"'{path}' is a config, not a field. Name one of its fields, as in train.num_steps=100.")
+    root = path.partition(".")[0]
     method = METHODS[root]
     inherited = getattr(cls, method)
 
     def changed(self: Experiment) -> fdl.Config:
         config = inherited(self)
-        _set_field(config, root, steps, text)
+        _set_field(config, path, text)
         return config
 
     with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
@@ -84,61 +82,26 @@ def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]
     return cls.derive(**{method: changed})
 
 
-def _set_field(config: Any, at: str, steps: Sequence[str], text: str) -> None:
-    """Sets the field reached by `steps` from `config`, whose path is `at`, to the value of `text`."""
-    for i, step in enumerate(steps):
-        names = field_names(config)
-        if step not in names:
-            raise UsageError(f"Unknown field '{step}' in {at}. {did_you_mean(step, names)}")
-        at += f".{step}"
-        if i < len(steps) - 1:
-            child = get_field(config, step)
-            if isinstance(child, Specs):
-                row = ".".join(steps[i + 1 :])
-                setattr(config, step, _with_row(child, row, text, f"{at}.{row}"))
-                return
-            if not field_names(child):
-                raise UsageError(f"{at} is one value, {show(child)}, without fields.")
-            config = child
-    last, value = steps[-1], parse(text)
-    if isinstance(config, dict):
-        config[last] = value
+def _set_field(config: Any, path: str, text: str) -> None:
+    """Sets the field at `path`, which begins at `config`, to the value of `text`."""
+    holder, name = config, ""
+    for at, holder, name in path_steps(config, path):
+        table = get_field(holder, name)
+        if isinstance(table, Specs) and at != path:
+            setattr(holder, name, _with_row(table, path.removeprefix(f"{at}."), text, path))
+            return
+    value = parse(text)
+    if isinstance(holder, dict):
+        holder[name] = value
         return
-    current = get_field(config, last)
-    hint = Any if is_row(config) else field_types(config).get(last, Any)
+    current = get_field(holder, name)
+    hint = Any if is_row(holder) else field_types(holder).get(name, Any)
     if isinstance(value, str | int | float | tuple | None) and (isinstance(current, fdl.Config | Specs | dict)):
         inside = ", ".join(field_names(current)[:6])
         fits_none = value is None and type(None) in typing.get_args(hint)
         if not fits_none:
-            raise UsageError(f"{at} is a config, not a field. Set one of its fields ({inside}).")
-    setattr(config, last, read(text, hint, at))
-
-
-def field_names(config: Any) -> list[str]:
-    """Returns the names that may follow in a path from `config`."""
-    if isinstance(config, fdl.Config):
-        names = inspect.signature(fdl.get_callable(config)).parameters
-        return [name for name in names if name not in ("parent", "name")]
-    if isinstance(config, dict | Specs):
-        return list(config)
-    return [str(index) for index in range(len(config))] if is_row(config) else []
-
-
-def is_row(value: Any) -> bool:
-    """Returns whether a value is a tuple of configs, which are addressed by number in a path."""
-    return isinstance(value, tuple) and any(isinstance(item, fdl.Config) for item in value)
-
-
-def get_field(config: Any, name: str) -> Any:
-    """Returns the value of a field, or its default if the config does not set it."""
-    if isinstance(config, dict | Specs):
-        return config[name]
-    if is_row(config):
-        return config[int(name)]
-    if name in config.__arguments__:
-        return config.__arguments__[name]
-    default = inspect.signature(fdl.get_callable(config)).parameters[name].default
-    return None if default is inspect.Parameter.empty else default
+            raise UsageError(f"{path} is a config, not a field. Set one of its fields ({inside}).")
+    setattr(holder, name, read(text, hint, path))
 
 
 def field_types(config: Any) -> dict[str, Any]:

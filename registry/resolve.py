@@ -3,7 +3,8 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from layers.errors import UsageError, did_you_mean
 from layers.roots import ROOTS
@@ -31,6 +32,18 @@ def resolve(
         with knobs_set_by("Smoke()"), clear_errors(f"{cls_key(cls)} cannot be made small", cls.__module__):
             cls = cls.Smoke().derive(smoke=True)
     return override(cls, overrides)()
+
+
+def resolve_recorded(
+    record: Mapping[str, Any], overrides: Sequence[str] = (), *, smoke: bool = False, imports: Sequence[str] = ()
+) -> Experiment:
+    """Returns the experiment of a run folder's record (its snapshot), with further overrides, and small if `smoke`.
+
+    Raises:
+      UsageError: as for `resolve`; its class may no longer exist.
+    """
+    overrides = [*record["overrides"], *overrides]
+    return resolve(record["experiment"], overrides, smoke=record["smoke"] or smoke, imports=imports)
 
 
 def find(name: str) -> type[Experiment]:

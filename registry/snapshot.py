@@ -13,8 +13,9 @@ from fiddle.experimental import serialization
 from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
+from registry.config_paths import field_text, is_row, walk
 from registry.experiment import Experiment, cls_key, owner
-from registry.overrides import METHODS, field_names, get_field, is_row
+from registry.overrides import METHODS
 from registry.renamed import with_todays_knobs, with_todays_modules
 from registry.values import show
 from tasks.storage.files import Place
@@ -51,18 +52,9 @@ def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yields every field of a config by path, defaults included; a config itself is represented by the class that it
     builds, and configs in a tuple by their numbers.
     """
-    if isinstance(value, fdl.Config):
-        yield path, show(fdl.get_callable(value))
-        children = {name: get_field(value, name) for name in field_names(value)}
-    elif isinstance(value, dict | Specs):
-        children = dict(value)
-    elif is_row(value):
-        children = {str(index): child for index, child in enumerate(value)}
-    else:
-        yield path, show(value)
-        return
-    for name, child in children.items():
-        yield from flat(child, f"{path}.{name}")
+    for at, field in walk(value, path):
+        if not (isinstance(field, dict | Specs) or is_row(field)):
+            yield at, field_text(field)
 
 
 def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:

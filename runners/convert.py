@@ -7,12 +7,15 @@ python -m runners.convert export --format=gpt2 --workdir=runs/gpt2 --to=model.sa
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layers.errors import UsageError, did_you_mean
 from runners.conversion.name_maps import FORMATS
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
-from tasks.storage.files import place
+from tasks.storage.files import Place, place
+
+if TYPE_CHECKING:  # imports jax
+    from runners.session import Session
 
 VERBS = {"import": ("format", "source", "exp", "workdir"), "export": ("format", "workdir", "to")}  # required flags
 ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint")}  # flags that the other verb lacks
@@ -65,17 +68,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    import jax
-    from flax import traverse_util
-
     from registry.resolve import resolve
     from runners.conversion import renaming
     from runners.conversion.foreign_files import read_weights
     from runners.conversion.name_maps import name_map
     from runners.session import Session
-    from runners.training.checkpoints import Checkpoints
-    from runners.training.history import start_of
-    from runners.training.workdir import open_workdir, sole_use
 
     _refuse_checkpoints(options.workdir)
     chosen: Any = {"smoke": bool(options.smoke), "imports": options.imports}
@@ -89,28 +86,42 @@ def _import(options: argparse.Namespace) -> int:
     table = session.task.weight_table()
     names = name_map(options.format, [renaming.name_of(row) for row in table])
     ours = renaming.to_ours(names, table, file, options.source, type(experiment).knobs())
-    workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
-    with sole_use(workdir), session.placed():
-        _refuse_checkpoints(options.workdir)
-        shardings = traverse_util.flatten_dict(session.state_shardings.variables, sep="/")
-        flat = {
-            row.path: jax.device_put(ours[renaming.name_of(row)].astype(row.dtype), shardings[row.path])
-            for row in table
-        }
-        state = session.start_from(traverse_util.unflatten_dict(flat, sep="/"))
-        checkpoints = Checkpoints(workdir)
-        checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
-        checkpoints.close()
-        # Last, so that an interrupted import leaves no run folder that would train from initial weights.
-        parent = {"file": options.source, "format": options.format}
-        start = start_of(options, experiment)
-        open_workdir(options.workdir, experiment, session.mesh_shape, start=start, parent=parent)
+    workdir = _write_run(options, session, ours)
     if sizes:
         print(f"Sizes from the file: {', '.join(sizes)}.", flush=True)
     _say(names, experiment)
     size = sum(row.size for row in table)
     print(f"Imported {size:,} weights of {options.source} as step 0 of {session.name} in '{workdir}'.", flush=True)
     return 0
+
+
+def _write_run(options: argparse.Namespace, session: "Session", ours: Mapping[str, Any]) -> Place:
+    """Writes a new run folder with the weights `ours`, by name, as its step 0; returns the folder."""
+    import jax
+    from flax import traverse_util
+
+    from runners.conversion.renaming import name_of
+    from runners.training.checkpoints import Checkpoints
+    from runners.training.history import start_of
+    from runners.training.workdir import open_workdir, sole_use
+
+    workdir = open_workdir(options.workdir, session.experiment, session.mesh_shape, record=False)
+    with sole_use(workdir), session.placed():
+        _refuse_checkpoints(options.workdir)
+        shardings = traverse_util.flatten_dict(session.abstract.state_shardings.variables, sep="/")
+        flat = {
+            row.path: jax.device_put(ours[name_of(row)].astype(row.dtype), shardings[row.path])
+            for row in session.task.weight_table()
+        }
+        state = session.functions.start_from(traverse_util.unflatten_dict(flat, sep="/"))
+        checkpoints = Checkpoints(workdir)
+        checkpoints.save(0, state, {"tokens_seen": 0, "input": None}, None)
+        checkpoints.close()
+        # Last, so that an interrupted import leaves no run folder that would train from initial weights.
+        parent = {"file": options.source, "format": options.format}
+        start = start_of(options, session.experiment)
+        open_workdir(options.workdir, session.experiment, session.mesh_shape, start=start, parent=parent)
+    return workdir
 
 
 def _sizes(options: argparse.Namespace, file: Any, knobs: Mapping[str, Any]) -> list[str]:
@@ -132,7 +143,7 @@ def _export(options: argparse.Namespace) -> int:
     import numpy as np
     from flax import traverse_util
 
-    from registry.resolve import resolve
+    from registry.resolve import resolve_recorded
     from runners.conversion import renaming
     from runners.conversion.foreign_files import check_target, write_arrays
     from runners.conversion.name_maps import name_map
@@ -142,9 +153,7 @@ def _export(options: argparse.Namespace) -> int:
 
     check_target(options.to)
     require_checkpoints(options.workdir)
-    before = recorded(options.workdir)
-    chosen: Any = {"smoke": before["smoke"], "imports": options.imports}
-    experiment = resolve(before["experiment"], [*before["overrides"], *options.set], **chosen)
+    experiment = resolve_recorded(recorded(options.workdir), options.set, imports=options.imports)
     check_module_flags(options)
     session = Session(experiment)
     table = session.task.weight_table()
@@ -152,7 +161,7 @@ def _export(options: argparse.Namespace) -> int:
     workdir = open_workdir(options.workdir, experiment, session.mesh_shape, record=False)
     with session.placed():
         which = options.checkpoint or "last"
-        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, which)
+        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract.state, which)
     flat = traverse_util.flatten_dict(state.variables, sep="/")
     ours = {renaming.name_of(row): np.asarray(flat[row.path]) for row in table}
     theirs = renaming.to_theirs(names, table, ours)

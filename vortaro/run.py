@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from registry.resolve import resolve
+from registry.resolve import resolve_recorded
 from runners.sampling.sample import check_room, prompt_ids, until_stop
 from runners.session import Session
 from runners.training import metrics_log
@@ -30,9 +30,8 @@ class Run:
     """
 
     def __init__(self, folder: str, checkpoint: str = "last"):
-        record = recorded(folder)
         self.folder, self.checkpoint = folder, checkpoint
-        self.view = View(resolve(record["experiment"], record["overrides"], smoke=record["smoke"]))
+        self.view = View(resolve_recorded(recorded(folder)))
 
     @functools.cached_property
     def _session(self) -> Session:
@@ -42,7 +41,7 @@ class Run:
     def _state(self) -> Any:
         with self._session.placed():
             checkpoints = Checkpoints(place(self.folder), read_only=True)
-            return checkpoints.require(self._session.abstract_state, self.checkpoint)[0]
+            return checkpoints.require(self._session.abstract.state, self.checkpoint)[0]
 
     @functools.cached_property
     def _logits(self) -> Any:

@@ -137,7 +137,7 @@ def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanin
             out.print(table(("knob", "value", "meaning", "set by"), rows, title=group, flexible=flexible))
     rest = len(data["knobs"]) - len(own)
     out.print(_totals(data))
-    out.print(f"{rest} other knobs are as in the template, and the config follows: --all shows them.")
+    out.print(f"{rest} other knobs have the values of the template. --all shows them, and the config.")
 
 
 def experiment(data: dict[str, Any], out: Console | None = None) -> None:
@@ -296,7 +296,7 @@ def tree(data: dict[str, Any]) -> None:
 def steps(rows: list[dict[str, Any]]) -> None:
     """`explain`."""
     cells = [(row["what"], row["value"], row["where"]) for row in rows]
-    console().print(table(("what", "value", "set by"), cells, flexible={"value": 16, "set by": None}))
+    console().print(table(("what", "value", "set by"), cells, flexible={"value": 48, "set by": None}))
 
 
 def created(data: dict[str, Any]) -> None:

@@ -225,12 +225,12 @@ def _stored(name: str) -> dict[str, Any] | None:
 
 def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
     """Returns the experiment of a run folder, from its current class or, if that is gone, from the recorded configs."""
+    from registry.resolve import resolve_recorded
     from registry.snapshot import rebuilt, snapshot
     from registry.values import show
 
-    options.smoke = stored["smoke"]
     try:
-        experiment = _resolve(options, stored["experiment"], [*stored["overrides"], *options.set])
+        experiment = resolve_recorded(stored, options.set, imports=options.imports)
         # On the devices of the run: the mesh of a small experiment, or one with -1, depends on the available devices.
         same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)
         return snapshot(experiment, stored["mesh"] if same else None)
