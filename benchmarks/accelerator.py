@@ -82,7 +82,7 @@ class Tables:
 
 def whole_rows(session: Session) -> Batch:
     """Returns rows of random tokens without document boundaries, which flash attention needs."""
-    rows, length = session.sample_batch.inputs.shape
+    rows, length = session.abstract.sample_batch.inputs.shape
     tokens = np.random.default_rng(0).integers(0, 256, (rows, length + 1), dtype=np.int32)
     return Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], weights=np.ones((rows, length), np.float32))
 
@@ -90,9 +90,9 @@ def whole_rows(session: Session) -> Batch:
 def update_seconds(session: Session, updates: int = 10) -> tuple[float, dict[str, Any]]:
     """Returns seconds per update, several queued; its memory, and an alarm if a GPU's attention is not cuDNN's."""
     with session.placed():
-        batch = session.put(whole_rows(session))
-        compiled = session.compile_step(batch)
-        state = jax.block_until_ready(compiled(session.init(), batch, session.seed))
+        batch = session.host_batches.put(whole_rows(session))
+        compiled = session.functions.compile_step(batch)
+        state = jax.block_until_ready(compiled(session.functions.init(), batch, session.seed))
 
         def some() -> None:
             nonlocal state
@@ -120,7 +120,7 @@ def training(model: Dense, tokens: int, vocabulary: int, peak: float, *settings:
     """Returns tokens per second and MFU of a dense model."""
     session = dense(model, tokens, vocabulary, *settings)
     seconds, more = update_seconds(session)
-    rate = session.sample_batch.inputs.size / seconds
+    rate = session.abstract.sample_batch.inputs.size / seconds
     share = rate * gpt_flops_per_token(model.layers, model.width, model.context, vocabulary) / peak
     return {"tokens/s": rate, "MFU": share, "goal": model.goal, "stretch": model.stretch, **more}
 
@@ -148,7 +148,7 @@ def decoding(model: Dense, rows: int, new: int) -> dict[str, Any]:
     prompt = min(128, model.context // 2)
     tokens = np.random.default_rng(0).integers(0, 256, (rows, prompt), dtype=np.int32)
     with session.placed():
-        arguments = (session.task, session.init().variables, tokens, np.ones_like(tokens), jax.random.key(0))
+        arguments = (session.task, session.functions.init().variables, tokens, np.ones_like(tokens), jax.random.key(0))
         call = lambda: jax.block_until_ready(generate(*arguments, new_tokens=new, sampler=Sampler(temperature=0.0))[0])
         call()
         seconds = statistics.median(timed(call) for _ in range(3))

@@ -34,8 +34,8 @@ def need(name: str, *overrides: str, steps: int = 3) -> float:
     """Returns tokens per second of an experiment's update on this machine."""
     session = Session(resolve(name, overrides), jax.devices()[:1])
     with session.placed():
-        batch = session.put(session.train.input.batch(0))
-        update, state = session.compile_step(batch), session.init()
+        batch = session.host_batches.put(session.train.input.batch(0))
+        update, state = session.functions.compile_step(batch), session.functions.init()
         state = jax.block_until_ready(update(state, batch, session.seed))
         began = time.perf_counter()
         for _ in range(steps):

@@ -26,9 +26,9 @@ GOAL = 0.97
 def bare(session: Session, steps: int) -> float:
     """Returns steps per second of the compiled step alone, on one prepared batch."""
     with session.placed():
-        batch = session.put(session.train.input.batch(0))
-        update = session.compile_step(batch)
-        state, seed = session.init(), session.seed
+        batch = session.host_batches.put(session.train.input.batch(0))
+        update = session.functions.compile_step(batch)
+        state, seed = session.functions.init(), session.seed
         state = jax.block_until_ready(update(state, batch, seed))
 
         def all_steps() -> None:

@@ -27,9 +27,9 @@ def main() -> int:
     seconds: dict[str, list[float]] = {}
     note = lambda name, work: seconds.setdefault(name, []).append(timed(work))
     with session.placed(), tempfile.TemporaryDirectory() as folder:
-        batch = session.put(vortaro.batch_of(size))
-        update = session.compile_step(batch)
-        state: Any = jax.block_until_ready(update(session.init(), batch, session.seed))
+        batch = session.host_batches.put(vortaro.batch_of(size))
+        update = session.functions.compile_step(batch)
+        state: Any = jax.block_until_ready(update(session.functions.init(), batch, session.seed))
 
         def step() -> None:
             nonlocal state
@@ -44,7 +44,7 @@ def main() -> int:
             note("the update during its writing", step)
             note("until it is written", checkpoints.close)
             reader = Checkpoints(workdir)
-            note("a restore", lambda: jax.block_until_ready(reader.require(session.abstract_state, "last")[0]))
+            note("a restore", lambda: jax.block_until_ready(reader.require(session.abstract.state, "last")[0]))
             reader.close()
 
         for number in range(options.rounds):

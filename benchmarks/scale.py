@@ -42,9 +42,9 @@ def plan(devices: int) -> dict[str, float]:
     session = Session(resolve(ENTRY, sets))
     checked = time.perf_counter()
     with session.placed():
-        states = len(jax.tree.leaves(session.abstract_state))
+        states = len(jax.tree.leaves(session.abstract.state))
         placed = time.perf_counter()
-        session.lower_step(session.abstract_batch, session.abstract_seed).compile()
+        session.functions.lower_step(session.abstract.batch, session.abstract.seed).compile()
     compiled = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     times = {"check": checked - began, "shapes": placed - checked, "compile": compiled - placed}
@@ -71,7 +71,7 @@ def agree(hosts: int) -> dict[str, float]:
     """Returns calls and seconds of one agreement among `hosts` hosts."""
     from jax._src import distributed as internal
 
-    from runners.processes.coordination import Peers
+    from runners.processes.coordination import ProcessGroup
 
     runtime: Any = vars(internal)["_jax"]  # JAX has no public name for it
 
@@ -83,12 +83,12 @@ def agree(hosts: int) -> dict[str, float]:
     ]
     _all(client.connect for client in clients)
     counted = [Counted(client) for client in clients]
-    everyone = [Peers(client, index, hosts) for index, client in enumerate(counted)]
+    everyone = [ProcessGroup(client, index, hosts) for index, client in enumerate(counted)]
     card = {"--exp": ENTRY, "SEED": "0", "config": "0" * 12, "code": "1" * 12}
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        _all((lambda one=one: one.agree(card)) for one in everyone)
+        _all((lambda one=one: one.all_agree(card)) for one in everyone)
         times.append(time.perf_counter() - began)
     calls = [client.calls / len(times) for client in counted[1:]]
     _all(client.shutdown for client in clients)

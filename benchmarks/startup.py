@@ -55,8 +55,8 @@ def compile_seconds(layers: int, unroll: int) -> float:
     """Returns seconds to trace and compile a train step of tiny.StdlibTiny with `layers` layers."""
     session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}", f"UNROLL={unroll}"]))
     with session.placed():
-        batch = session.put(session.train.input.batch(0))
-        return timed(lambda: session.compile_step(batch))
+        batch = session.host_batches.put(session.train.input.batch(0))
+        return timed(lambda: session.functions.compile_step(batch))
 
 
 def decoding_seconds(layers: int) -> float:
@@ -64,7 +64,7 @@ def decoding_seconds(layers: int) -> float:
     session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}"]))
     tokens = np.ones((1, 8), np.int32)
     with session.placed():
-        given = (session.task, session.abstract_state.variables, tokens, tokens, jax.random.key(0))
+        given = (session.task, session.abstract.state.variables, tokens, tokens, jax.random.key(0))
         return timed(lambda: generate.lower(*given, new_tokens=64, sampler=Sampler()).compile())
 
 

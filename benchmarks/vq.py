@@ -44,11 +44,11 @@ class Measured:
         self.session = Session(experiment(length, knobs, attention), jax.devices()[:1])
         self.length = length
         with self.session.placed():
-            batch, _ = next(self.session.batches(self.session.train.input))
+            batch, _ = next(self.session.host_batches.iterate(self.session.train.input))
             self.batch, self.seed = batch, self.session.seed
-            self.state = self.session.init()
-            self.update = self.session.compile_step(batch)
-            self.forward = self.session.metrics_of.lower(self.state.variables, batch).compile()
+            self.state = self.session.functions.init()
+            self.update = self.session.functions.compile_step(batch)
+            self.forward = self.session.functions.metrics_of.lower(self.state.variables, batch).compile()
         self.seconds: dict[str, list[float]] = {"train": [], "forward": []}
 
     def turn(self, repeats: int) -> None:
@@ -107,7 +107,7 @@ def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any
     task = cast(LanguageModelTask, session.task)
     choices: dict[str, Any] = {"new_tokens": new_tokens, "sampler": Sampler(temperature=1.0)}
     with session.placed():
-        variables = session.init().variables
+        variables = session.functions.init().variables
         read: Callable[..., Any] = jax.jit(task.decode_step)
         memories = {}
         for past in pasts:

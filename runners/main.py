@@ -7,13 +7,14 @@ python -m runners.main --workdir=runs/demo --mode=sample --prompt="def "
 """
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layers.errors import UsageError, did_you_mean, missing_package
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
@@ -21,6 +22,9 @@ from runners.huge_pages import use_large_pages
 from runners.modes import MODES
 from runners.options import add_options, fields, from_flags
 from runners.request import Request
+
+if TYPE_CHECKING:  # imports jax
+    from runners.processes.coordination import ProcessGroup
 
 
 def mode_module(name: str) -> Any:
@@ -36,7 +40,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     mode = _mode(arguments)
     _refuse_flags_of_other_modes(arguments, mode)
-    options = parse_with_modules(partial(_parser, mode), arguments)
+    options = parse_with_modules(partial(mode_parser, mode), arguments)
     chosen = from_flags(mode_module(mode).Options, options)
     if options.workdir is None:
         options.workdir = chosen.default_workdir(options.exp)
@@ -66,7 +70,8 @@ def _refuse_flags_of_other_modes(arguments: Sequence[str], mode: str) -> None:
             raise UsageError(f"--{name} is a flag of {needed} (got --mode={mode}). {advice}".rstrip())
 
 
-def _parser(mode: str) -> Parser:
+def mode_parser(mode: str) -> Parser:
+    """Returns the parser of the flags of a mode, those of all modes included."""
     parser = Parser("runners.main", __doc__, with_absl=True)
     add = parser.add_argument
     add("--exp", help="the experiment: family.Class or package.module.Class; by default the one in --workdir")
@@ -118,8 +123,13 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the mode that the flags select, with the other processes of this run; returns the exit code."""
+def run(options: argparse.Namespace, processes: "ProcessGroup | None" = None) -> int:
+    """Runs the mode that the flags select; returns the exit code.
+
+    Args:
+      options: the flags.
+      processes: the processes of the run if this one has joined them; otherwise it joins them by the flags.
+    """
     prepare_devices(options.host_devices)
     if options.wandb is not None and importlib.util.find_spec("wandb") is None:
         raise missing_package("--wandb", "wandb", "wandb")
@@ -131,26 +141,26 @@ def run(options: argparse.Namespace) -> int:
 
     chosen = mode_module(options.mode).Options
     joins = {"several_processes": chosen.several_processes, "saves_on_sigterm": chosen.saves_on_sigterm}
-    with joined(options, **joins) as others:
-        if others.several and not chosen.several_processes:
-            raise UsageError(f"--mode={options.mode} runs in one process (got {others.count}).")
+    with joined(options, **joins) if processes is None else contextlib.nullcontext(processes) as group:
+        if group.several and not chosen.several_processes:
+            raise UsageError(f"--mode={options.mode} runs in one process (got {group.count}).")
         with trouble(options.workdir):
-            return _run(options)
-    raise AssertionError  # unreachable: joined() suppresses no exception
+            return _run_mode(options, group)
+    raise AssertionError  # unreachable: neither context suppresses exceptions
 
 
-def _run(options: argparse.Namespace) -> int:
-    from registry.resolve import resolve
+def _run_mode(options: argparse.Namespace, processes: "ProcessGroup") -> int:
+    from registry.resolve import resolve, resolve_recorded
     from runners.training.workdir import recorded
 
-    name, overrides, smoke = options.exp, options.set, options.smoke
-    if name is None:
-        before = recorded(options.workdir)
-        name, overrides, smoke = before["experiment"], [*before["overrides"], *options.set], before["smoke"] or smoke
-    experiment = resolve(name, overrides, smoke=smoke, imports=options.imports)
+    if options.exp is None:
+        record = recorded(options.workdir)
+        experiment = resolve_recorded(record, options.set, smoke=options.smoke, imports=options.imports)
+    else:
+        experiment = resolve(options.exp, options.set, smoke=options.smoke, imports=options.imports)
     check_module_flags(options)
     mode = mode_module(options.mode)
-    return mode.run(Request(experiment, overrides, options), from_flags(mode.Options, options))
+    return mode.run(Request(experiment, options, processes), from_flags(mode.Options, options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,12 +2,12 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.experiment import Experiment
 
 if TYPE_CHECKING:  # these initialize JAX's devices, which must happen after this process has joined the others
+    from runners.processes.coordination import ProcessGroup
     from runners.session import Session
     from runners.training.history import Start
     from tasks.storage.files import Place
@@ -32,8 +32,8 @@ class Request:
     """An experiment, and the flags that all modes share (runners.main)."""
 
     experiment: Experiment
-    overrides: Sequence[str]  # values of --set, those of the run folder first
     flags: argparse.Namespace
+    processes: "ProcessGroup"
 
     @property
     def workdir(self) -> "Place":
@@ -63,18 +63,18 @@ class Request:
         from runners.training.workdir import require_same_vocabulary
 
         mode, folder = self.flags.mode, self.flags.workdir
-        require_same_run(self.experiment, self.overrides, self.flags)
+        require_same_run(self.experiment, self.experiment.overrides, self.flags, self.processes)
         require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
-        session = Session(self.experiment)
+        session = Session(self.experiment, processes=self.processes)
         if has_checkpoint:
             require_checkpoints(folder)
         session.require_data(mode)
-        require_same_data_everywhere(session.inputs_of(mode))
+        require_same_data_everywhere(session.inputs_of(mode), self.processes)
         return session
 
     def open_workdir(self, session: "Session", **chosen: Any) -> "Place":
         """Returns the run folder, created if it does not exist (runners.training.workdir.open_workdir)."""
         from runners.training.workdir import open_workdir
 
-        chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, **chosen}
+        chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, "processes": self.processes, **chosen}
         return open_workdir(self.flags.workdir, self.experiment, session.mesh_shape, **chosen)

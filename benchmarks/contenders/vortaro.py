@@ -56,7 +56,7 @@ def write_weights(size: Gpt2Size, file: str) -> None:
     table = session.task.weight_table()
     names = name_map("gpt2", [renaming.name_of(row) for row in table])
     with session.placed():
-        flat = traverse_util.flatten_dict(session.init().variables, sep="/")
+        flat = traverse_util.flatten_dict(session.functions.init().variables, sep="/")
     write_arrays(file, renaming.to_theirs(names, table, {renaming.name_of(r): np.asarray(flat[r.path]) for r in table}))
 
 
@@ -79,9 +79,9 @@ def batch_of(size: Gpt2Size) -> Batch:
 def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
     session = session_of(size, options)
     with session.placed():
-        batch = session.put(batch_of(size))
-        update = session.compile_step(batch)
-        state = session.start_from(load(session, weights))
+        batch = session.host_batches.put(batch_of(size))
+        update = session.functions.compile_step(batch)
+        state = session.functions.start_from(load(session, weights))
 
     def run(updates: int) -> float:
         nonlocal state

@@ -2,15 +2,12 @@
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from runners.options import option
 from runners.request import ModeOptions, Request
-
-if TYPE_CHECKING:
-    from runners.session import Session
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +39,13 @@ class Options(ModeOptions):
 def run(request: Request, options: Options) -> int:
     """Prints the continuations and writes them to samples/; returns the exit code."""
     from runners.sampling.sample import SampleOptions, sample
+    from runners.session import Session
     from tasks.decoding.sampler import Sampler
 
     session = request.session(has_checkpoint=True)
     workdir = request.open_workdir(session, record=False)
     if options.window is not None:
-        session = windowed(request.experiment, options.window)
+        session = Session(windowed(request.experiment, options.window), processes=request.processes)
     rules = ("temperature", "repetition_penalty", "top_k", "top_p", "typical_p", "eta")
     rows = len(options.prompt or [""]) * options.num_samples
     chosen = SampleOptions(
@@ -65,15 +63,14 @@ def run(request: Request, options: Options) -> int:
     return sample(session, workdir, chosen)
 
 
-def windowed(experiment: Experiment, window: int) -> "Session":
-    """Returns a session of the experiment with softmax attention over the last `window` positions.
+def windowed(experiment: Experiment, window: int) -> Experiment:
+    """Returns the experiment with softmax attention over the last `window` positions.
 
     Raises:
       UsageError: the experiment has no softmax attention, or the window is smaller than 1.
     """
     from registry.experiment import knobs_set_by
     from registry.snapshot import flat_config
-    from runners.session import Session
 
     if not any(path.endswith(".window") for path in flat_config(experiment)):
         raise UsageError(f"--window needs softmax attention, which {type(experiment).__name__} does not have.")
@@ -81,4 +78,4 @@ def windowed(experiment: Experiment, window: int) -> "Session":
         raise UsageError(f"--window must be at least 1 (got {window}).")
     with knobs_set_by("--window"):
         cls = type(experiment).derive(ATTENTION_WINDOW=window)
-    return Session(cls())
+    return cls()

@@ -39,6 +39,6 @@ def run(request: Request, options: Options) -> int:
         profile_steps=options.profile_steps,
         allow_changes=flags.allow_changes,
     )
-    with sole_use(request.workdir):
+    with sole_use(request.workdir, request.processes):
         return train(session, request.open_workdir(session), chosen)
     raise AssertionError  # unreachable: sole_use() does not suppress exceptions

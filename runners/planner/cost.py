@@ -52,7 +52,7 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
         "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
         "memory_bytes_per_device": _from_table(session, step),
         "flops_per_step": flops,
-        "flops_per_token": session.flops_per_token,
+        "flops_per_token": session.throughput.flops_per_token,
         "tokens_per_step": _tokens(session, step),
         "collectives": [],
     }
@@ -75,8 +75,8 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
 
 
 def _lower_train(session: Session) -> tuple[Any, int]:
-    arguments = (session.abstract_state, session.abstract_batch, session.abstract_seed)
-    return session.lower_step(*arguments[1:]), matmul_flops(session.step, *arguments)
+    arguments = (session.abstract.state, session.abstract.batch, session.abstract.seed)
+    return session.functions.lower_step(*arguments[1:]), matmul_flops(session.functions.step, *arguments)
 
 
 def _lower_decode(session: Session) -> tuple[Any, int]:
@@ -88,8 +88,8 @@ def _lower_decode(session: Session) -> tuple[Any, int]:
         start.out_info,
         start.compile().output_shardings,
     )
-    tokens = session.abstract(jax.ShapeDtypeStruct((rows, 1), np.int32), session.batch_sharding)
-    arguments = (session.abstract_state.variables, tokens, state, tokens, tokens)
+    tokens = session.abstract.like(jax.ShapeDtypeStruct((rows, 1), np.int32), session.host_batches.sharding)
+    arguments = (session.abstract.state.variables, tokens, state, tokens, tokens)
     jitted = jax.jit(session.task.decode_step, donate_argnums=2)
     return jitted.lower(*arguments), matmul_flops(session.task.decode_step, *arguments)
 

@@ -13,12 +13,14 @@ from registry.experiment import Experiment, cls_key
 from registry.provenance import PACKAGES, digest, short_digest
 from registry.snapshot import flat_config
 from runners.flags import given_module_flags
-from runners.processes.coordination import peers
+from runners.processes.coordination import ProcessGroup
 
 
-def require_same_run(experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace) -> None:
+def require_same_run(
+    experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace, processes: ProcessGroup
+) -> None:
     """Raises a UsageError if processes differ in what they run; called by all of them."""
-    if not peers().several:
+    if not processes.several:
         return
     local = jax.local_devices()
     card = {
@@ -36,18 +38,19 @@ def require_same_run(experiment: Experiment, overrides: Sequence[str], options: 
         "config": short_digest(repr(sorted(flat_config(experiment).items())).encode()),
         "flags": " ".join(_other_flags(options)) or "nothing",
     }
-    peers().agree(card)
+    processes.all_agree(card)
 
 
-def require_same_data_everywhere(inputs: Mapping[str, Any]) -> None:
+def require_same_data_everywhere(inputs: Mapping[str, Any], processes: ProcessGroup) -> None:
     """Raises a UsageError if processes see different data; called by all of them.
 
     Args:
       inputs: the inputs that are read, by config path.
+      processes: the processes of the run.
     """
-    if not peers().several:
+    if not processes.several:
         return
-    peers().agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
+    processes.all_agree({f"data in {name}": str(source.fingerprint) for name, source in inputs.items()})
 
 
 def _other_flags(options: argparse.Namespace) -> list[str]:

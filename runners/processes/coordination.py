@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -24,13 +24,21 @@ FOLDER = "vortaro"
 SHOWN = 4  # processes named in a message
 
 
-class Peers:
-    """All processes of this run; without a `client`, only this one."""
+class ProcessGroup:
+    """The processes of a run; without a `client`, only this one.
+
+    Args:
+      client: the client of JAX's coordination service.
+      index: the index of this process.
+      count: the number of processes.
+    """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1):
         self.client, self.index, self.count = client, index, count
         self.host = socket.gethostname()
-        self._asked = 0  # questions that all have answered so far; the same number in all processes
+        self.step = 0  # the current update of this process, part of its heartbeat
+        self.stacks: Place | None = None  # folder for the stacks of threads if an update does not end
+        self._rounds = 0  # calls of `reduce` so far; the same number in all processes
 
     @property
     def several(self) -> bool:
@@ -57,7 +65,7 @@ class Peers:
             raise
         return True
 
-    def known(self, key: str) -> str | None:
+    def get(self, key: str) -> str | None:
         """Returns the value of a key; None if no process has written it yet."""
         try:
             return self.client.key_value_try_get(f"{FOLDER}/{key}")
@@ -66,7 +74,7 @@ class Peers:
                 return None
             raise
 
-    def get(self, key: str, seconds: float) -> str | None:
+    def wait_for(self, key: str, seconds: float) -> str | None:
         """Waits for the value of a key for at most `seconds` and returns it; None if no process wrote it.
 
         Each wait that times out leaks some kB in JAX's client, so this is for questions that are answered soon.
@@ -84,27 +92,27 @@ class Peers:
             int(key.rsplit("/", 1)[1]): value for key, value in self.client.key_value_dir_get(f"{FOLDER}/{folder}/")
         }
 
-    def decide(self, answer: str, judge: Callable[[Sequence[str]], str]) -> str:
-        """Returns the result of `judge` in process 0 on the answers of all, by index; called by all in the same order.
+    def reduce(self, answer: str, combine: Callable[[Sequence[str]], str]) -> str:
+        """Returns `combine` of the answers of all, by index, run in process 0; called by all in the same order.
 
         Waits without a limit: processes that die are detected by their heartbeats (`runners.processes.heartbeat`).
         """
         if not self.several:
-            return judge([answer])
-        self._asked += 1
-        here = f"question{self._asked}"
+            return combine([answer])
+        self._rounds += 1
+        here = f"round{self._rounds}"
         self.put(f"{here}/answers/{self.index}", answer)
         self.client.key_value_increment(f"{FOLDER}/{here}/count", 1)
         if self.primary:
             while int(self.client.key_value_try_get(f"{FOLDER}/{here}/count")) < self.count:
                 time.sleep(0.02)
             answers = self.get_all(f"{here}/answers")
-            self.put(f"{here}/verdict", judge([answers[index] for index in range(self.count)]))
-        while (verdict := self.get(f"{here}/verdict", 60)) is None:
+            self.put(f"{here}/result", combine([answers[index] for index in range(self.count)]))
+        while (result := self.wait_for(f"{here}/result", 60)) is None:
             pass
-        return verdict
+        return result
 
-    def agree(self, card: Mapping[str, str]) -> None:
+    def all_agree(self, card: Mapping[str, str]) -> None:
         """Checks that all processes pass the same card; called by all.
 
         Args:
@@ -114,23 +122,23 @@ class Peers:
           UsageError: the cards differ; the message names the processes that differ from most.
         """
         answer = json.dumps({"host": self.host, **card})
-        if verdict := self.decide(answer, lambda answers: disagreement([json.loads(a) for a in answers])):
-            raise UsageError(verdict)
+        if message := self.reduce(answer, lambda answers: disagreement([json.loads(a) for a in answers])):
+            raise UsageError(message)
 
-    def first_says(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Returns the value of process 0 (converted to JSON and back) in all processes; called by all."""
-        return json.loads(self.decide(json.dumps(value), lambda found: found[0]))
+        return json.loads(self.reduce(json.dumps(value), lambda found: found[0]))
 
-    def in_turn(self, work: Callable[[], None]) -> None:
+    def run_in_first(self, work: Callable[[], None]) -> None:
         """Runs `work` in process 0 while the others wait for its end; called by all."""
         if self.primary:
             work()
-        self.decide("", lambda _: "")
+        self.reduce("", lambda _: "")
 
-    def all_succeed(self, wrong: str | None) -> str:
+    def first_error(self, wrong: str | None) -> str:
         """Returns the error message of the first process that passes one, or an empty string; called by all."""
         named = f"{wrong} ({self.name})" if wrong and self.several else wrong or ""
-        return self.decide(named, lambda answers: next((answer for answer in answers if answer), ""))
+        return self.reduce(named, lambda answers: next((answer for answer in answers if answer), ""))
 
     def require_shared(self, folder: Place) -> None:
         """Checks that all processes can read the folder that process 0 writes to; called by all.
@@ -143,9 +151,9 @@ class Peers:
         token = folder / ".processes"
         if self.primary:
             token.write_text(secrets.token_hex(8))
-        wanted = self.decide("", lambda _: token.read_text())
+        wanted = self.reduce("", lambda _: token.read_text())
         seen = _patiently(lambda: token.exists() and token.read_text() == wanted)
-        missing = self.decide("" if seen else self.name, lambda answers: next((name for name in answers if name), ""))
+        missing = self.reduce("" if seen else self.name, lambda answers: next((name for name in answers if name), ""))
         if missing:
             raise UsageError(
                 f"{missing[0].upper()}{missing[1:]} cannot read what process 0 writes to '{folder}'. --workdir must "
@@ -187,25 +195,6 @@ def disagreement(cards: Sequence[Mapping[str, str]]) -> str:
             f"them with the same command and the same code."
         )
     return ""
-
-
-_here = Peers()
-
-
-def peers() -> Peers:
-    """Returns the processes of the run that this process belongs to."""
-    return _here
-
-
-@contextlib.contextmanager
-def use(others: Peers) -> Iterator[None]:
-    """Makes `peers()` return `others` inside the context."""
-    global _here
-    before, _here = _here, others
-    try:
-        yield
-    finally:
-        _here = before
 
 
 def lost_contact(error: BaseException) -> bool:

@@ -17,8 +17,8 @@ import jax
 from jax._src import distributed  # its key-value store has no public name; orbax takes it from here too
 
 from layers.errors import UsageError, VortaroError, first_line
-from runners.processes.coordination import Peers, end, peers, use
-from runners.processes.heartbeat import Vigil, on_abort
+from runners.processes.coordination import ProcessGroup, end
+from runners.processes.heartbeat import Heartbeat, on_abort
 
 # Environment variables with the number of processes and the index of this one, set by Open MPI, Slurm and Kubernetes.
 COUNTS = ("JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -27,7 +27,7 @@ ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Position:
     """The position of this process in its run; JAX detects the fields that are None."""
 
     coordinator: str | None = None  # HOST:PORT at which process 0 listens
@@ -35,7 +35,7 @@ class Place:
     index: int | None = None
 
 
-def find_place(options: argparse.Namespace, environment: Mapping[str, str]) -> Place | None:
+def find_position(options: argparse.Namespace, environment: Mapping[str, str]) -> Position | None:
     """Returns the position of this process in its run; None if it runs alone.
 
     Raises:
@@ -51,12 +51,12 @@ def find_place(options: argparse.Namespace, environment: Mapping[str, str]) -> P
         return _checked(coordinator, count, index)
     if count is not None:  # JAX finds the coordinator of Slurm and Open MPI processes if these variables are set
         if "SLURM_STEP_NODELIST" in environment or "OMPI_MCA_orte_hnp_uri" in environment:
-            return Place()
+            return Position()
         raise UsageError(
             f"The address of process 0 is unknown (got {count} processes). Give all of them the same "
             f"--coordinator=HOST:PORT."
         )
-    return Place() if _on_cloud_tpu(environment) else None
+    return Position() if _on_cloud_tpu(environment) else None
 
 
 def _first(given: int | None, names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
@@ -73,7 +73,7 @@ def _first(given: int | None, names: tuple[str, ...], environment: Mapping[str, 
     return None
 
 
-def _checked(coordinator: str | None, count: int | None, index: int | None) -> Place:
+def _checked(coordinator: str | None, count: int | None, index: int | None) -> Position:
     values = {"--coordinator": coordinator, "--num_processes": count, "--process_id": index}
     missing = [flag for flag, value in values.items() if value is None]
     if coordinator is None or count is None or index is None:
@@ -88,7 +88,7 @@ def _checked(coordinator: str | None, count: int | None, index: int | None) -> P
         raise UsageError(f"--num_processes must be at least 1 (got {count}).")
     if not 0 <= index < count:
         raise UsageError(f"--process_id must be 0 to {count - 1} with --num_processes={count} (got {index}).")
-    return Place(coordinator, count, index)
+    return Position(coordinator, count, index)
 
 
 def _on_cloud_tpu(environment: Mapping[str, str]) -> bool:
@@ -99,7 +99,9 @@ def _on_cloud_tpu(environment: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def joined(options: argparse.Namespace, *, several_processes: bool, saves_on_sigterm: bool = False) -> Iterator[Peers]:
+def joined(
+    options: argparse.Namespace, *, several_processes: bool, saves_on_sigterm: bool = False
+) -> Iterator[ProcessGroup]:
     """Joins the other processes of the run inside the context; does nothing for a single process.
 
     An error inside is sent to the others, which stop too. If there are several processes, an error exits this one
@@ -115,45 +117,49 @@ def joined(options: argparse.Namespace, *, several_processes: bool, saves_on_sig
     """
     has_flags = (options.coordinator, options.num_processes, options.process_id) != (None, None, None)
     joins = (has_flags or several_processes) and not jax.distributed.is_initialized()
-    place = find_place(options, os.environ) if joins else None
+    position = find_position(options, os.environ) if joins else None
     tasks = os.environ.get("SLURM_NTASKS", "1")
-    if place is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
+    if position is None and tasks != "1" and "SLURM_STEP_NODELIST" not in os.environ:
         print(f"Only one process runs in a Slurm job of {tasks} tasks. Put srun before the command to use all tasks.")
-    if place is None:
-        yield peers()
+    if position is None:
+        yield ProcessGroup()
         return
-    with _connected(place, options.join_timeout, options.peer_timeout):
-        state = distributed.global_state
-        others = Peers(state.client, state.process_id, state.num_processes)
-        if not (saves_on_sigterm and others.several):
+    with _connected(position, options.join_timeout, options.peer_timeout):
+        processes = connected_group()
+        if not (saves_on_sigterm and processes.several):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX handles it only if several processes save one step
-        with use(others):
-            if not others.primary:
-                _silence()
-            vigil = Vigil(others, options.peer_timeout)
-            vigil.start()
-            try:
-                _require_one_runtime()
-                yield others
-            except BaseException as error:
-                vigil.fail(error)
-            vigil.close()
+        if not processes.primary:
+            _silence()
+        heartbeat = Heartbeat(processes, options.peer_timeout)
+        heartbeat.start()
+        try:
+            _require_one_runtime()
+            yield processes
+        except BaseException as error:
+            heartbeat.fail(error)
+        heartbeat.close()
+
+
+def connected_group() -> ProcessGroup:
+    """Returns the group of a process after `jax.distributed.initialize`."""
+    state = distributed.global_state
+    return ProcessGroup(state.client, state.process_id, state.num_processes)
 
 
 @contextlib.contextmanager
-def _connected(place: Place, patience: int, silence: int) -> Iterator[None]:
-    on_abort(lambda: end(f"{_meeting(place)} within --join_timeout={patience} seconds."))
+def _connected(position: Position, patience: int, silence: int) -> Iterator[None]:
+    on_abort(lambda: end(f"{_meeting(position)} within --join_timeout={patience} seconds."))
     try:
         jax.distributed.initialize(
-            place.coordinator,
-            place.count,
-            place.index,
+            position.coordinator,
+            position.count,
+            position.index,
             initialization_timeout=patience,
             heartbeat_timeout_seconds=silence + 60,  # ours come first: JAX aborts a process with a C++ stack
             shutdown_timeout_seconds=3600,  # process 0 may have much to upload at the end
         )
     except (RuntimeError, ValueError) as error:
-        raise VortaroError(f"{_meeting(place)}: {first_line(error)}.") from error
+        raise VortaroError(f"{_meeting(position)}: {first_line(error)}.") from error
     yield
     jax.distributed.shutdown()
 
@@ -168,9 +174,9 @@ def _require_one_runtime() -> None:
         )
 
 
-def _meeting(place: Place) -> str:
-    where = "the processes of this run" if place.coordinator is None else f"the others at {place.coordinator}"
-    count = "" if place.count is None else f" ({place.count} processes in all)"
+def _meeting(position: Position) -> str:
+    where = "the processes of this run" if position.coordinator is None else f"the others at {position.coordinator}"
+    count = "" if position.count is None else f" ({position.count} processes in all)"
     return f"This process could not connect to {where}{count}"
 
 

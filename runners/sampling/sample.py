@@ -10,7 +10,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
-from runners.processes.coordination import peers
 from runners.sampling.decoding_state import read_memory, write_memory
 from runners.session import Session
 from runners.training import report
@@ -44,15 +43,17 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     """
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens must be at least 1 (got {options.new_tokens}).")
-    if peers().several and (options.load_state or options.save_state):
+    if session.processes.several and (options.load_state or options.save_state):
         raise UsageError("--load_state and --save_state need a single process, because they use one file. Remove them.")
     vocabulary, has_state = session.task.vocabulary, options.load_state is not None
     encoded = [prompt_ids(vocabulary, text, has_state) for text in options.prompts]
     prompts = [ids for ids in encoded for _ in range(options.copies)]
     with session.placed():
-        state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, options.checkpoint)
+        state, _ = Checkpoints(workdir, read_only=True, processes=session.processes).require(
+            session.abstract.state, options.checkpoint
+        )
         # The step and a norm, which identifies the weights of different runs at one step.
-        norm = session.norm_of(state.variables["params"]).item()
+        norm = session.functions.norm_of(state.variables["params"]).item()
         read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
         memory, past, room = None, 0, 0
         if options.load_state is not None:
@@ -76,7 +77,7 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
         print(f"Saved the state after {int(np.max(memory.position_b)) + 1} tokens to {options.save_state}.", flush=True)
-    if not peers().primary:
+    if not session.processes.primary:
         return 0
     folder = workdir / "samples"
     make_folder(folder)

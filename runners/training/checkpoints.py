@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from layers.errors import UsageError, VortaroError, first_line
-from runners.processes.coordination import lost_contact, peers
+from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
@@ -33,8 +33,16 @@ class _Manager(ocp.CheckpointManager):
 class Checkpoints:
     """The checkpoints in a run folder. Each is written under a temporary name and renamed when complete."""
 
-    def __init__(self, workdir: Place, keep_last: int = 1, keep_best: int = 0, *, read_only: bool = False):
-        self._workdir, self._read_only = workdir, read_only
+    def __init__(
+        self,
+        workdir: Place,
+        keep_last: int = 1,
+        keep_best: int = 0,
+        *,
+        read_only: bool = False,
+        processes: ProcessGroup | None = None,
+    ):
+        self._workdir, self._read_only, self._processes = workdir, read_only, processes or ProcessGroup()
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep_last)]
         if keep_best:
             # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
@@ -62,10 +70,10 @@ class Checkpoints:
         Raises:
           UsageError: there is one, and the folder is read-only.
         """
-        there = folder.iterdir() if peers().primary and folder.is_dir() else ()
+        there = folder.iterdir() if self._processes.primary and folder.is_dir() else ()
         steps = sorted(int(path.name) for path in there if path.name.isdigit())
         bad = [step for step in steps if not _is_json(folder / str(step) / "metrics" / "metrics")]
-        self._without_metrics: list[int] = peers().first_says(bad)
+        self._without_metrics: list[int] = self._processes.broadcast(bad)
         for step in self._without_metrics:
             if self._read_only:
                 raise UsageError(
@@ -112,7 +120,7 @@ class Checkpoints:
             if restored is None:
                 raise UsageError(f"Checkpoint {step} cannot be read ({wrong}). Choose another.")
             return restored
-        steps: list[int] = peers().first_says(self.steps())
+        steps: list[int] = self._processes.broadcast(self.steps())
         for step in reversed(steps):
             restored, wrong = self._restore(step, abstract)
             if restored is not None:
@@ -141,7 +149,7 @@ class Checkpoints:
             raise  # these errors do not mean damaged files
         except Exception as unreadable:  # orbax passes on exceptions of its storage layers: all mean unreadable
             error = unreadable
-        if wrong := peers().all_succeed(None if error is None else first_line(error)):
+        if wrong := self._processes.first_error(None if error is None else first_line(error)):
             return None, wrong
         assert restored is not None
         state, extra = restored
@@ -229,7 +237,7 @@ class Checkpoints:
             make_folder(aside)
             move_folder(self._workdir / FOLDER / str(step), target)
 
-        peers().in_turn(move)
+        self._processes.run_in_first(move)
 
     def close(self) -> None:
         """Waits until everything is written.

@@ -22,8 +22,8 @@ def evaluate(session: Session, variables: Any, split: str) -> dict[str, float]:
     if inputs[split].num_batches() is None:
         raise UsageError(f"test.inputs.{split} is infinite. Make it finite (shuffle=false for text).")
     total = session.task.zero_sums()
-    for batch, _ in session.batches(inputs[split]):
-        total = session.settle(total + session.metrics_of(variables, batch))
+    for batch, _ in session.host_batches.iterate(inputs[split]):
+        total = session.settle(total + session.functions.metrics_of(variables, batch))
     return language_scalars(fetch(total), inputs[split].byte_ratio)
 
 

@@ -13,7 +13,6 @@ from absl import logging
 from registry import provenance
 from registry.experiment import Experiment
 from registry.snapshot import load
-from runners.processes.coordination import peers
 from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 
@@ -57,7 +56,7 @@ def record_start(
       step: the step at which training begins or resumes.
       parent: the run that the initial weights come from, if any.
     """
-    if not peers().primary:
+    if not session.processes.primary:
         return
     record = load(workdir)
     devices = jax.devices()

@@ -2,17 +2,15 @@
 
 import importlib
 import importlib.util
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from runners.reports.results import finite, read_lines
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
-from tasks.storage.jsonl import LineFile
-from tasks.storage.staged_folder import Mirror
+from tasks.storage.jsonl import LineFile, read_lines
+from tasks.storage.staged_folder import StagedFolder
 
 METRICS = "metrics.jsonl"
 
@@ -24,10 +22,8 @@ class MetricsLog:
         self, workdir: Place, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
     ):
         """Resumes after step `resume_at`: lines of later steps, written before a crash, are dropped."""
-        self._path = workdir / METRICS
-        kept = [line for line in read(workdir) if line["step"] <= resume_at]
-        self._file = LineFile(self._path, "".join(dump(line) for line in kept))
-        self._events = Mirror(workdir / "tensorboard")
+        self._file = LineFile(workdir / METRICS, (line for line in read(workdir) if line["step"] <= resume_at))
+        self._events = StagedFolder(workdir / "tensorboard")
         self._worker = ThreadPoolExecutor(1)
         self._clu: dict[str, Any] = {}
         self._opened: Future[None] | None = None
@@ -40,7 +36,7 @@ class MetricsLog:
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a split at a step."""
-        self._file.write(dump({"step": step, "split": split, **scalars}))
+        self._file.write({"step": step, "split": split, **scalars})
         self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
         if self._wandb is not None:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
@@ -79,11 +75,6 @@ class MetricsLog:
 def read(workdir: Place) -> Iterator[dict[str, Any]]:
     """Yields the lines of metrics.jsonl; a last line truncated by a crash is omitted."""
     return read_lines(workdir / METRICS)
-
-
-def dump(line: Mapping[str, Any]) -> str:
-    """Returns a line of JSON; infinity and NaN, which JSON lacks, become null."""
-    return json.dumps(finite(line)) + "\n"
 
 
 def _installed(package: str) -> bool:

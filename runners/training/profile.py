@@ -9,10 +9,9 @@ import jax
 
 from layers.errors import UsageError
 from registry.tool.render import amount
-from runners.processes.coordination import peers
 from runners.session import Session
 from tasks.storage.files import Place
-from tasks.storage.staged_folder import Mirror
+from tasks.storage.staged_folder import StagedFolder
 
 WARMUP = 3
 FOLDER = "profile"
@@ -24,12 +23,12 @@ def profile(session: Session, workdir: Place, steps: int) -> int:
         raise UsageError(f"--profile_steps must be at least 1 (got {steps}).")
     with session.placed():
         # Full-length rows, as in most of the run.
-        batches = session.batches(session.train.input, {"next_batch": session.train.input.short_batches})
+        batches = session.host_batches.iterate(session.train.input, {"next_batch": session.train.input.short_batches})
         batch, _ = next(batches)
         began = time.perf_counter()
-        update = session.compile_step(batch)
+        update = session.functions.compile_step(batch)
         print(f"{session.name}: compiled in {time.perf_counter() - began:.1f} s")
-        state = session.init()
+        state = session.functions.init()
         for _ in range(WARMUP):
             state = jax.block_until_ready(update(state, batch, session.seed))
         times = []
@@ -38,9 +37,9 @@ def profile(session: Session, workdir: Place, steps: int) -> int:
             state = jax.block_until_ready(update(state, batch, session.seed))
             times.append(time.perf_counter() - began)
         # One process traces its own devices, because all devices do the same.
-        files = Mirror(workdir / FOLDER)
+        files = StagedFolder(workdir / FOLDER)
         trace = jax.profiler.trace(str(files.folder), create_perfetto_trace=True)
-        with trace if peers().primary else contextlib.nullcontext():
+        with trace if session.processes.primary else contextlib.nullcontext():
             for number in range(steps):
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
                     state = jax.block_until_ready(update(state, next(batches)[0], session.seed))
@@ -50,8 +49,9 @@ def profile(session: Session, workdir: Place, steps: int) -> int:
     rate = batch.inputs.size / median
     low, high = min(times) * 1e3, max(times) * 1e3
     print(f"step: median {median * 1e3:.1f} ms, fastest {low:.1f} ms, slowest {high:.1f} ms over {steps} steps")
-    print(f"      {rate:,.0f} tokens/s, {amount(int(session.update_flops(shape) / median))}FLOP/s in matrix products")
-    if (utilization := session.mfu({shape: 1}, median)) is not None:
+    flops = amount(int(session.throughput.update_flops(shape) / median))
+    print(f"      {rate:,.0f} tokens/s, {flops}FLOP/s in matrix products")
+    if (utilization := session.throughput.mfu({shape: 1}, median)) is not None:
         print(f"      MFU {utilization:.1%}")
     print(_where(workdir))
     return 0
@@ -65,7 +65,7 @@ class TraceWindow:
             raise UsageError(f"--profile_steps must be at least 1 (got {steps}).")
         self.workdir, self.first, self.steps = workdir, first, steps
         self.running = False
-        self._files: Mirror | None = None
+        self._files: StagedFolder | None = None
 
     def before(self, step: int, state: Any) -> None:
         """Starts or ends the trace before update `step`; waits for queued updates when it does."""
@@ -73,7 +73,7 @@ class TraceWindow:
             return
         if step == self.first:
             jax.block_until_ready(state)
-            self._files = Mirror(self.workdir / FOLDER)
+            self._files = StagedFolder(self.workdir / FOLDER)
             jax.profiler.start_trace(str(self._files.folder), create_perfetto_trace=True)
             self.running = True
         elif step == self.first + self.steps:

@@ -17,9 +17,9 @@ from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
 from registry.snapshot import load
 from registry.values import show
-from runners.processes.coordination import peers
-from runners.processes.heartbeat import watchdog
-from runners.session import Session, Updates
+from runners.compiled_functions import Updates
+from runners.processes.watchdog import Watchdog
+from runners.session import Session
 from runners.training import report
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
@@ -38,6 +38,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 # Updates queued on the devices while one runs: devices do not wait for the host, and a signal waits for few updates.
 AHEAD = 2
+STACKS = "stacks"  # folder for the stacks of all threads if an update does not end
 REPORT_EVERY = 20.0  # seconds between reports; drawing takes about one, and the last report is always drawn
 
 # Positions after which the device's token count is read: long before it overflows, and more than one update has.
@@ -63,8 +64,10 @@ def train(session: Session, workdir: Place, options: TrainOptions) -> int:
       VortaroError: the run cannot continue, for example because the disk is full; its last checkpoint is intact.
     """
     try:
-        with session.placed(), watchdog().watching(session.train.step_timeout, workdir):
-            return _Run(session, workdir, options).run()
+        session.processes.stacks = workdir / STACKS
+        watchdog = Watchdog(session.processes, session.train.step_timeout)
+        with session.placed(), watchdog.watching():
+            return _Run(session, workdir, options, watchdog).run()
     except OSError as error:
         where = f" ('{error.filename}')" if error.filename else ""
         raise VortaroError(
@@ -89,13 +92,16 @@ class _Nowhere:
 class _Run:
     """One run of the training loop, with its train state on the devices and its host state in attributes."""
 
-    def __init__(self, session: Session, workdir: Place, options: TrainOptions):
+    def __init__(self, session: Session, workdir: Place, options: TrainOptions, watchdog: Watchdog):
         self.began = time.perf_counter()
         self.session, self.workdir, self.program = session, workdir, session.train
+        self.processes, self.watchdog = session.processes, watchdog
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at must be 1 to {self.program.num_steps} (got {options.profile_at}).")
-        self.checkpoints = Checkpoints(workdir, self.program.keep_last, self.program.keep_best)
-        restored = self.checkpoints.restore(session.abstract_state)
+        self.checkpoints = Checkpoints(
+            workdir, self.program.keep_last, self.program.keep_best, processes=self.processes
+        )
+        restored = self.checkpoints.restore(session.abstract.state)
         self.origin: Origin | None = None  # of weights taken from another run
         if restored is None:
             self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
@@ -110,7 +116,7 @@ class _Run:
         record_start(workdir, session, options.start, step=self.start, parent=parent)
         self.log: Any = (
             _Nowhere()
-            if not peers().primary
+            if not self.processes.primary
             else MetricsLog(
                 workdir,
                 resume_at=self.start,
@@ -120,10 +126,10 @@ class _Run:
             )
         )
         self.progress = TrainingProgress(self.program.num_steps, self.start)
-        self.trace = TraceWindow(workdir, options.profile_at if peers().primary else None, options.profile_steps)
+        self.trace = TraceWindow(workdir, options.profile_at if self.processes.primary else None, options.profile_steps)
         self.signal: int | None = None
         self.interrupted = False  # by Ctrl-C; a second one exits this process immediately
-        self.updates = Updates(session)
+        self.updates = Updates(session.functions)
         self.shapes = collections.Counter[tuple[int, int]]()  # batch shapes in the current window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
         self.under_way = collections.deque[jax.Array]()  # step numbers of updates that may not have ended
@@ -142,7 +148,7 @@ class _Run:
 
     def run(self) -> int:
         # With several processes JAX handles SIGTERM, because all must stop at the same step (`_asked_to_stop`).
-        numbers = NOTICES[1:] if peers().several else NOTICES
+        numbers = NOTICES[1:] if self.processes.several else NOTICES
         handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             with self.progress:
@@ -159,7 +165,7 @@ class _Run:
         if number == signal.SIGINT and self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = number == signal.SIGINT
-        if peers().several:
+        if self.processes.several:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.signal = number
@@ -170,7 +176,7 @@ class _Run:
         A process that receives SIGTERM notifies the others, and all continue to the step after the most advanced one.
         """
         # Counted from the first step of this launch, so that the first call has the same number in all processes.
-        if peers().several and multihost_utils.reached_preemption_sync_point(step - self.start):
+        if self.processes.several and multihost_utils.reached_preemption_sync_point(step - self.start):
             self.signal = signal.SIGINT if self.interrupted else signal.SIGTERM
         return self.signal is not None
 
@@ -190,7 +196,7 @@ class _Run:
             self.progress.print(self.origin.sentence)
 
     def _loop(self) -> None:
-        batches = self.session.batches(self.program.input, own(self.extra["input"]))
+        batches = self.session.host_batches.iterate(self.program.input, own(self.extra["input"]))
         if self.start >= self.program.num_steps:
             return
         batch, position = next(batches)
@@ -201,7 +207,7 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            watchdog().expect("Update", step)
+            self.watchdog.expect("Update", step)
             self._keep_up()
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
@@ -221,10 +227,10 @@ class _Run:
                 self._save(step)
                 return
             if step < self.program.num_steps:
-                watchdog().expect("The batch of update", step + 1)
+                self.watchdog.expect("The batch of update", step + 1)
                 batch, position = next(batches)
         self._report()
-        watchdog().rest()
+        self.watchdog.rest()
         self.trace.close()
 
     def _keep_up(self) -> None:
@@ -237,7 +243,9 @@ class _Run:
         """Compiles the update for the batch shape of a step."""
         began = time.perf_counter()
         self.updates.of(batch)
-        self.session.mfu({batch.inputs.shape: 1}, 1.0)  # raises now, not at the first report, if FLOPs are unknown
+        self.session.throughput.mfu(
+            {batch.inputs.shape: 1}, 1.0
+        )  # raises now, not at the first report, if FLOPs are unknown
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
             self.progress.print(
@@ -249,7 +257,7 @@ class _Run:
     def _ask(self, step: int) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
         # Settled like an update: its collectives must not run concurrently with those of the next one.
-        params = self.session.settle(self.session.norm_of(self.state.variables["params"]))
+        params = self.session.settle(self.session.functions.norm_of(self.state.variables["params"]))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
         self.shapes, self.unread = collections.Counter(), 0
@@ -263,7 +271,7 @@ class _Run:
         """Waits for the pending metrics, and writes and prints them."""
         if self.pending is None:
             return
-        watchdog().expect("Update", watchdog().step, updates=AHEAD + 1)  # all queued updates
+        self.watchdog.expect("Update", self.processes.step, updates=AHEAD + 1)  # all queued updates
         self.checkpoints.check()
         step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
         self.pending = None
@@ -290,7 +298,7 @@ class _Run:
             scalars["sequence_length"] = list(shapes)[-1][1]
         if self.session.task.non_finite == "skip":
             scalars["skipped_updates"] = skipped.item()
-        utilization = self.session.mfu(shapes, seconds)
+        utilization = self.session.throughput.mfu(shapes, seconds)
         if utilization is not None:
             scalars["mfu"] = utilization
         self.log.write(step, "train", scalars)
@@ -300,7 +308,7 @@ class _Run:
         """Runs `work(step, ...)` and excludes its time from the throughput."""
         self._report()
         jax.block_until_ready(self.state.step)  # the time of queued updates counts as training
-        watchdog().rest()
+        self.watchdog.rest()
         began = time.perf_counter()
         work(step, *arguments)
         self.aside += time.perf_counter() - began
@@ -319,7 +327,7 @@ class _Run:
     def _save(self, step: int) -> None:
         if self.saved == step:
             return
-        watchdog().rest()
+        self.watchdog.rest()
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that resumes here needs all lines up to here
         is_finished = step == self.program.num_steps and self.signal is None
@@ -345,13 +353,13 @@ class _Run:
             )
 
     def _write_report(self) -> None:
-        if peers().primary:
+        if self.processes.primary:
             self.log.flush()
             report.write(self.workdir)
             self.report_written = time.perf_counter()
 
     def _finish(self) -> int:
-        watchdog().rest()
+        self.watchdog.rest()
         step = int(self.state.step)
         if self.saved != step:
             if self.signal is None:

@@ -42,16 +42,16 @@ def begin(session: Session) -> tuple[TrainState, Origin | None]:
     """
     warm = session.train.warm_start
     if warm is None:
-        return session.init(), None
+        return session.functions.init(), None
     wanted = _wanted(session, warm)
     step, stored = _find(session, warm)
     placed = lambda path, leaf: jax.ShapeDtypeStruct(stored[path_name(path)], leaf.dtype, sharding=leaf.sharding)
     abstract = jax.tree_util.tree_map_with_path(placed, wanted)
-    source = Checkpoints(place(warm.workdir), read_only=True)
+    source = Checkpoints(place(warm.workdir), read_only=True, processes=session.processes)
     old = source.restore_part(step, abstract)
     source.close()
     # One program: only the old arrays and the new state are in memory, and both are sharded over the mesh.
-    state = jax.jit(functools.partial(_grown, session), out_shardings=session.state_shardings)(old)
+    state = jax.jit(functools.partial(_grown, session), out_shardings=session.abstract.state_shardings)(old)
     grown = {(was[0], leaf.shape[0]) for path, leaf in _leaves(wanted) if (was := stored[path]) != leaf.shape}
     layers = "".join(f", {before} layers grown to {after}" for before, after in sorted(grown))
     what = "Weights and optimizer" if warm.optimizer else "Weights"
@@ -94,7 +94,7 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
     where = f"WARM_START = {warm.workdir}"
     try:
         require_checkpoints(warm.workdir)
-        source = Checkpoints(place(warm.workdir), read_only=True)
+        source = Checkpoints(place(warm.workdir), read_only=True, processes=session.processes)
         step = source.find(warm.checkpoint)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
@@ -109,7 +109,7 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
 
 def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
     """Returns the parts of the state to take, with the shapes and shardings of the new state."""
-    state = session.abstract_state
+    state = session.abstract.state
     return {"variables": state.variables} | ({"optimizer": state.optimizer} if warm.optimizer else {})
 
 
@@ -145,7 +145,7 @@ def _layer_dims(path: str, table: WeightTable) -> int:
 
 def _grown(session: Session, old: dict[str, Any]) -> TrainState:
     """Returns the state of the new run with the old arrays, grown in depth."""
-    variables = jax.tree.map(_grow, old["variables"], session.abstract_state.variables)
+    variables = jax.tree.map(_grow, old["variables"], session.abstract.state.variables)
     # The optimizer state is initialized from these weights, because it may hold copies of them.
     state = state_of(session.task, variables, empty_batch(session.train.input.batch_size, 1))
     if "optimizer" not in old:

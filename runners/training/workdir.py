@@ -1,7 +1,6 @@
 """The run folder: its record of experiment and versions, its lock, and the check that the experiment is unchanged."""
 
 import contextlib
-import fcntl
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,11 @@ from registry.experiment import Experiment, doc_line
 from registry.overrides import METHODS
 from registry.snapshot import Snapshot, flat_config, load, snapshot
 from registry.tool import render
-from runners.processes.coordination import peers
-from runners.training import lease
+from runners.processes.coordination import ProcessGroup
 from runners.training.history import EXPERIMENT, Start, first_record
+from tasks.storage import lease
 from tasks.storage.files import Place, make_folder, place, write_whole
+from tasks.storage.locks import locked
 
 # A run can resume with other values of these: the sharding of weights, time limits, the intervals of logging,
 # evaluation and saving, and the number of steps do not change what is learned.
@@ -81,6 +81,7 @@ def open_workdir(
     record: bool = True,
     start: Start | None = None,
     parent: Mapping[str, Any] | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Place:
     """Creates the folder or opens an existing one; writes the experiment into it unless `record` is false.
 
@@ -92,13 +93,15 @@ def open_workdir(
       record: write experiment.json.
       start: the command; a new folder records it.
       parent: the run or file that weights come from; a new folder records it.
+      processes: the processes of the run; None if this one runs alone.
     Raises:
       UsageError: it cannot be written to, or holds a run of another experiment (the difference is printed).
     """
     folder = place(path)
-    peers().in_turn(lambda: _open(folder, experiment, mesh, allow_changes, record, start or Start(), parent))
+    processes = processes or ProcessGroup()
+    processes.run_in_first(lambda: _open(folder, experiment, mesh, allow_changes, record, start or Start(), parent))
     if record:
-        peers().require_shared(folder)
+        processes.require_shared(folder)
     return folder
 
 
@@ -136,7 +139,7 @@ def _unwritable(folder: Place, error: OSError) -> UsageError:
 
 
 @contextlib.contextmanager
-def sole_use(workdir: Place) -> Iterator[None]:
+def sole_use(workdir: Place, processes: ProcessGroup | None = None) -> Iterator[None]:
     """Creates the folder and locks it inside the context, so that no other run trains in it.
 
     Process 0 holds the lock for all processes of the run. The system releases it when the process dies.
@@ -144,30 +147,23 @@ def sole_use(workdir: Place) -> Iterator[None]:
     Raises:
       UsageError: another process holds the lock, or the folder cannot be written to.
     """
-    if not peers().primary:
+    if processes is not None and not processes.primary:
         yield
         return
     if not isinstance(workdir, Path):
         with lease.held(workdir):
             yield
         return
-    try:
-        make_folder(workdir)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise _unwritable(workdir, error) from error
-    with lock:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            make_folder(workdir)
+            held.enter_context(locked(workdir / ".lock", wait=False))
         except BlockingIOError as error:
             raise UsageError(
                 f"Another process trains in '{workdir}'. Wait for it, or choose another --workdir."
             ) from error
-        except OSError as error:  # Lustre without flock, NFS without locks
-            print(
-                f"'{workdir}' cannot be locked, as its file system has no locks ({error.strerror}). Start no other "
-                f"run in it."
-            )
+        except OSError as error:
+            raise _unwritable(workdir, error) from error
         yield
 
 

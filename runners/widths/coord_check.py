@@ -19,12 +19,14 @@ from layers.auxiliary import WATCHED
 from layers.errors import UsageError
 from registry.experiment import Experiment, cls_key, knobs_set_by
 from registry.tool import render
-from runners.reports.results import finite, make_folder, title
-from runners.session import Session, Updates
+from runners.compiled_functions import Updates
+from runners.reports.results import make_folder, title
+from runners.session import Session
 from runners.widths.coord_gates import Gate, judge, slope
 from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.storage.files import Place, write_whole
+from tasks.storage.jsonl import finite
 
 # Knobs of the check unless --set sets them: small batches of real text, plain updates, no noise.
 SETTINGS: dict[str, Any] = {
@@ -104,12 +106,12 @@ def _measure(session: Session, options: CoordOptions) -> Statistics:
     source = session.train.input
     look = jax.jit(lambda variables, batch: _activations(session.task, variables, batch))
     compare = jax.jit(_compare)
-    updates, runs = Updates(session), []
+    updates, runs = Updates(session.functions), []
     for seed in range(options.seeds):
         part, key = source.batch(seed), jax.random.key(seed)
-        batch = session.put(part)
+        batch = session.host_batches.put(part)
         update = updates.of(batch)
-        state = session.init(key)
+        state = session.functions.init(key)
         first = look(state.variables, batch)
         seen = [compare(first, first)]
         for _ in range(options.steps):

@@ -15,13 +15,15 @@ import numpy as np
 from registry.build import build
 from registry.experiment import Experiment, cls_key, knobs_set_by
 from registry.tool import render
-from runners.reports.results import Key, Results, experiment_hash, finite, make_folder, title
-from runners.session import Session, Updates
+from runners.compiled_functions import Updates
+from runners.reports.results import Key, Results, experiment_hash, make_folder, title
+from runners.session import Session
 from runners.training.evaluate import evaluate, fetch
 from runners.widths.sweep_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.inputs.indexed import IndexedInput
 from tasks.storage.files import Place, write_whole
+from tasks.storage.jsonl import finite
 from tasks.train_step import TrainState
 
 RESULTS = "sweep.jsonl"
@@ -75,7 +77,7 @@ class _Runs:
         self.experiment = experiment
         self.session = Session(experiment)  # errors at any width are raised before anything is written
         self.session.require_data("train")
-        self.updates = Updates(self.session, takes_rate=True)  # compiled by the first run
+        self.updates = Updates(self.session.functions, takes_rate=True)  # compiled by the first run
         # The sweep sets the first knob and ignores the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
@@ -92,10 +94,10 @@ class _Runs:
         began = time.perf_counter()
         session, steps = self.session, self.session.train.num_steps
         with session.placed():
-            batches = session.batches(self._input(seed))
+            batches = session.host_batches.iterate(self._input(seed))
             batch, _ = next(batches)
             key = jax.random.key(self.experiment.SEED + seed)
-            state, curve, value = session.init(key), [], np.float32(rate)
+            state, curve, value = session.functions.init(key), [], np.float32(rate)
             for step in range(1, steps + 1):
                 state = session.settle(self.updates.of(batch)(state, batch, key, value))
                 if step % session.train.log_every == 0 or step == steps:

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 
 from registry.resolve import resolve
+from runners.processes.coordination import ProcessGroup
+from runners.processes.distributed import connected_group
 from runners.session import Session
 from runners.training.checkpoints import Checkpoints
 from runners.training.input_state import gathered, own
@@ -37,28 +39,29 @@ COMPILED = {}
 
 def _update(session: Session, batch):
     """The compiled update, one for all kinds whose models and batches have the same arrays."""
-    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(session.abstract_state)]
+    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(session.abstract.state)]
     key = str((shapes, jax.tree.structure(batch)))
     if key not in COMPILED:
-        COMPILED[key] = session.compile_step(batch)
+        COMPILED[key] = session.functions.compile_step(batch)
     return COMPILED[key]
 
 
-def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int) -> dict:
+def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int, processes: ProcessGroup) -> dict:
     """Updates `first` to `last` of an entry; what was read and what came of it."""
     knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8", f"CACHE_DIR={workdir}/cache"]
     modules = ["own_tasks"] if "DATA=seqio" in overrides else []
-    session = Session(resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True, imports=modules))
+    experiment = resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True, imports=modules)
+    session = Session(experiment, processes=processes)
     session.require_data("train")
-    checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4)
+    checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4, processes=processes)
     read, saved = [], {"input": None}
     with session.placed():
         if first:
-            state, saved = checkpoints.require(session.abstract_state, str(first))
+            state, saved = checkpoints.require(session.abstract.state, str(first))
         else:
-            state = session.settle(session.init())
+            state = session.settle(session.functions.init())
         start = own(saved["input"])
-        batches = session.batches(session.train.input, start)
+        batches = session.host_batches.iterate(session.train.input, start)
         for step in range(first + 1, last + 1):
             batch, position = next(batches)
             update = _update(session, batch)
@@ -75,5 +78,9 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int)
 if __name__ == "__main__":
     port, count, index, folder, first, last = sys.argv[1:]
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
+    processes = connected_group()
     kinds = json.loads(Path(folder, "kinds.json").read_text())
-    print(json.dumps({k: learn(k, sets, Path(folder), int(first), int(last)) for k, sets in kinds.items()}), flush=True)
+    print(
+        json.dumps({k: learn(k, sets, Path(folder), int(first), int(last), processes) for k, sets in kinds.items()}),
+        flush=True,
+    )

@@ -17,7 +17,7 @@ COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=ru
 @contextlib.contextmanager
 def metadata_server(worker: int, workers: int):
     """Says what the metadata server of this worker says; yields its address."""
-    said = {
+    metadata = {
         "agent-worker-number": str(worker),
         "worker-network-endpoints": ",".join(f"unused:{index}:127.0.0.1" for index in range(workers)),
         "tpu-env": "ACCELERATOR_TYPE: 'v4-16'\n",
@@ -26,9 +26,9 @@ def metadata_server(worker: int, workers: int):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             key = self.path.rpartition("/")[2]
-            self.send_response(200 if key in said else 404)
+            self.send_response(200 if key in metadata else 404)
             self.end_headers()
-            self.wfile.write(said.get(key, "").encode())
+            self.wfile.write(metadata.get(key, "").encode())
 
         def log_message(self, *_):
             pass

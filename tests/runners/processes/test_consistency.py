@@ -7,17 +7,17 @@ from registry.resolve import resolve
 from runners.main import parse
 from runners.processes import consistency
 from runners.processes.consistency import require_same_run
-from runners.processes.coordination import Peers, disagreement, use
+from runners.processes.coordination import ProcessGroup, disagreement
 
 
-class Asked(Peers):
-    """One of two processes, which keeps what it says of itself."""
+class Recorded(ProcessGroup):
+    """One of two processes, which keeps its cards."""
 
     def __init__(self):
         super().__init__(count=2)
         self.cards = []
 
-    def agree(self, card):
+    def all_agree(self, card):
         self.cards.append({"host": f"h{len(self.cards)}", **card})
 
 
@@ -26,12 +26,12 @@ def said_by_two():
     """What is said when processes are given these flags, one after the other."""
 
     def ask(*flags):
-        with use(asked := Asked()):
-            for given in flags:
-                options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *given])
-                experiment = resolve(options.exp, options.set, smoke=True, imports=options.imports)
-                require_same_run(experiment, options.set, options)
-        return disagreement(asked.cards)
+        processes = Recorded()
+        for given in flags:
+            options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *given])
+            experiment = resolve(options.exp, options.set, smoke=True, imports=options.imports)
+            require_same_run(experiment, options.set, options, processes)
+        return disagreement(processes.cards)
 
     return ask
 
@@ -41,7 +41,7 @@ def test_processes_of_one_command_agree(said_by_two):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--set=SEED=1"], "process 1 (h1) has SEED 1, process 0 has 0"),
         (["--exp=tiny.CharTiny"], "process 1 (h1) has --exp tiny.CharTiny, process 0 has tiny.StdlibTiny"),
@@ -50,8 +50,8 @@ def test_processes_of_one_command_agree(said_by_two):
         (["--allow_changes"], "process 1 (h1) has flags"),
     ],
 )
-def test_other_flags_are_named(said_by_two, flags, said):
-    assert said in said_by_two([], flags)
+def test_other_flags_are_named(said_by_two, flags, message):
+    assert message in said_by_two([], flags)
 
 
 def test_other_code_and_other_devices_are_named(said_by_two, monkeypatch):

@@ -40,9 +40,9 @@ def learned(folder, first, last, count=2):
         subprocess.Popen([*command, str(index), str(folder), str(first), str(last)], env=environment, cwd=ROOT, **pipes)
         for index in range(count)
     ]
-    said = [process.communicate(timeout=900) for process in started]
-    assert all(process.returncode == 0 for process in started), said
-    return [json.loads(out.strip().splitlines()[-1]) for out, _ in said], [out for out, _ in said]
+    outputs = [process.communicate(timeout=900) for process in started]
+    assert all(process.returncode == 0 for process in started), outputs
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in outputs], [out for out, _ in outputs]
 
 
 @pytest.fixture(scope="module")

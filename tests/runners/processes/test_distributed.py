@@ -15,10 +15,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from layers.errors import UsageError
-from runners.processes import heartbeat
-from runners.processes.coordination import Peers, disagreement
-from runners.processes.distributed import Place, find_place
-from runners.session import host_shards, make_mesh
+from runners.host_batches import host_shards
+from runners.mesh import make_mesh
+from runners.processes import heartbeat, watchdog
+from runners.processes.coordination import ProcessGroup, disagreement
+from runners.processes.distributed import Position, find_position
 from runners.training.checksums import checksums
 from tasks.inputs.indexed import Shard
 from tests.support.clocks import FakeClock
@@ -27,7 +28,7 @@ NO_FLAGS = {"coordinator": None, "num_processes": None, "process_id": None}
 
 
 def place(environment, **flags):
-    return find_place(argparse.Namespace(**{**NO_FLAGS, **flags}), environment)
+    return find_position(argparse.Namespace(**{**NO_FLAGS, **flags}), environment)
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
@@ -39,16 +40,16 @@ KUBERNETES = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JOB_C
     ("environment", "flags", "expected"),
     [
         ({}, {}, None),
-        ({}, {"coordinator": "a:1", "num_processes": 2, "process_id": 1}, Place("a:1", 2, 1)),
-        (SLURM, {}, Place()),
+        ({}, {"coordinator": "a:1", "num_processes": 2, "process_id": 1}, Position("a:1", 2, 1)),
+        (SLURM, {}, Position()),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, {}, None),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, {}, None),  # a batch script, which has no srun in front
-        (SLURM, {"coordinator": "a:1"}, Place("a:1", 2, 1)),
-        (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5"}, {}, Place()),
-        (MPI, {"coordinator": "a:1"}, Place("a:1", 4, 3)),  # Open MPI 5 says no more
-        (KUBERNETES, {}, Place("a:1", 4, 2)),
-        (KUBERNETES | {"JAX_PROCESS_ID": "3"}, {}, Place("a:1", 4, 3)),
-        (KUBERNETES, {"process_id": 0}, Place("a:1", 4, 0)),
+        (SLURM, {"coordinator": "a:1"}, Position("a:1", 2, 1)),
+        (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5"}, {}, Position()),
+        (MPI, {"coordinator": "a:1"}, Position("a:1", 4, 3)),  # Open MPI 5 says no more
+        (KUBERNETES, {}, Position("a:1", 4, 2)),
+        (KUBERNETES | {"JAX_PROCESS_ID": "3"}, {}, Position("a:1", 4, 3)),
+        (KUBERNETES, {"process_id": 0}, Position("a:1", 4, 0)),
     ],
 )
 def test_the_place_of_a_process(environment, flags, expected):
@@ -56,7 +57,7 @@ def test_the_place_of_a_process(environment, flags, expected):
 
 
 @pytest.mark.parametrize(
-    ("environment", "flags", "said"),
+    ("environment", "flags", "message"),
     [
         ({}, {"coordinator": "a:1"}, "--num_processes and --process_id are missing"),
         ({}, {"num_processes": 2, "process_id": 1}, "--coordinator is missing"),
@@ -68,15 +69,15 @@ def test_the_place_of_a_process(environment, flags, expected):
         (KUBERNETES | {"JAX_NUM_PROCESSES": "four"}, {}, "JAX_NUM_PROCESSES must be a number"),
     ],
 )
-def test_a_place_that_is_not_clear_is_refused(environment, flags, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_place_that_is_not_clear_is_refused(environment, flags, message):
+    with pytest.raises(UsageError, match=message):
         place(environment, **flags)
 
 
 def test_cloud_tpu_hosts_ask_jax(monkeypatch):
     monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/accel0"] if "accel" in pattern else [])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "libtpu")
-    assert place({}) == Place()
+    assert place({}) == Position()
     assert place({"JAX_PLATFORMS": "cpu"}) is None
 
 
@@ -85,7 +86,7 @@ def cards(*seeds):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"),
+    ("seeds", "difference"),
     [
         ((1, 1, 1), ""),
         ((1, 2), "process 1 (h1) has SEED 2, process 0 has 1"),
@@ -98,10 +99,10 @@ def cards(*seeds):
         ),
     ],
 )
-def test_the_odd_ones_are_named(seeds, said):
+def test_the_odd_ones_are_named(seeds, difference):
     found = disagreement(cards(*seeds))
     advice = "Start all of them with the same command and the same code."
-    assert found == (said and f"The processes of this run disagree: {said}. {advice}")
+    assert found == (difference and f"The processes of this run disagree: {difference}. {advice}")
 
 
 class Store:
@@ -136,19 +137,19 @@ class Store:
             return self.values[key]
 
 
-def test_all_hear_one_verdict():
-    store, heard = Store(), {}
+def test_all_get_one_result():
+    store, results = Store(), {}
 
     def ask(index):
-        one = Peers(store, index, 8)
-        heard[index] = [one.decide(f"{index} {n}", lambda answers: "+".join(answers)) for n in range(3)]
+        one = ProcessGroup(store, index, 8)
+        results[index] = [one.reduce(f"{index} {n}", lambda answers: "+".join(answers)) for n in range(3)]
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
-    assert list(heard.values()) == [["+".join(f"{i} {n}" for i in range(8)) for n in range(3)]] * 8
+    assert list(results.values()) == [["+".join(f"{i} {n}" for i in range(8)) for n in range(3)]] * 8
 
 
 PATIENCE = 60.0
@@ -162,20 +163,21 @@ class Ended(Exception):
 def ends(monkeypatch):
     """A process that ends raises `Ended` instead."""
 
-    def end(said, code=1):
-        raise Ended(said, code)
+    def end(message, code=1):
+        raise Ended(message, code)
 
-    monkeypatch.setattr(heartbeat, "end", end)
+    for module in (heartbeat, watchdog):
+        monkeypatch.setattr(module, "end", end)
 
 
 def watch(index=0, count=3, patience=PATIENCE, store=None):
     """The watch of one process, whose time is a fake clock's."""
     clock = FakeClock()
-    return heartbeat.Vigil(Peers(store or Store(), index, count), patience, clock), clock
+    return heartbeat.Heartbeat(ProcessGroup(store or Store(), index, count), patience, clock), clock
 
 
 def beat(one, index, number, lost=""):
-    one._peers.put(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
+    one._processes.put(f"beats/{index}", json.dumps([number, 0, f"h{index}", lost]), again=True)
 
 
 def beats(one, clock, index, seconds, lost=""):
@@ -185,8 +187,8 @@ def beats(one, clock, index, seconds, lost=""):
 
 
 def stop_said(one):
-    said = one._peers.client.values.get("vortaro/stop")
-    return said and json.loads(said)["message"]
+    value = one._processes.client.values.get("vortaro/stop")
+    return value and json.loads(value)["message"]
 
 
 def watched(one):
@@ -201,8 +203,8 @@ def test_who_goes_silent_is_called_dead(ends):
     beats(one, clock, 1, 1000)
     beats(one, clock, 2, 100)
     clock.at(99 + PATIENCE, lambda: stop_said(one) and pytest.fail("called dead too early"))
-    said, code = watched(one)
-    assert said.startswith("Process 2 (h2) has sent no heartbeat for 61 s. This process stops too.")
+    message, code = watched(one)
+    assert message.startswith("Process 2 (h2) has sent no heartbeat for 61 s. This process stops too.")
     assert code == 1
     assert 99 + PATIENCE < clock.now() <= 99 + PATIENCE + 5  # one more beat, and the others hear why before
 
@@ -215,7 +217,7 @@ def test_who_never_says_a_word_is_missed(ends):
 
 def test_who_took_leave_is_not_missed(ends):
     one, clock = watch(count=2)
-    clock.at(3, lambda: one._peers.put("beats/1", "gone", again=True))
+    clock.at(3, lambda: one._processes.put("beats/1", "gone", again=True))
     clock.at(20 * PATIENCE, one._closed.set)
     one._watch()
     assert stop_said(one) is None
@@ -229,7 +231,7 @@ def test_a_lost_connection_makes_the_watch_impatient(ends):
     one, clock = watch(patience=1000, count=2)
     beats(one, clock, 1, 100, lost="Gloo all-reduce failed")
     assert watched(one)[0].startswith("Process 1 (h1) lost contact with another one: Gloo all-reduce failed.")
-    assert 3 * heartbeat.IMPATIENCE < clock.now() <= 3 * heartbeat.IMPATIENCE + 5
+    assert 3 * heartbeat.LOST_CONTACT_SECONDS < clock.now() <= 3 * heartbeat.LOST_CONTACT_SECONDS + 5
 
 
 def test_all_stop_with_what_one_said(ends):
@@ -240,8 +242,8 @@ def test_all_stop_with_what_one_said(ends):
     assert own.value.args == ("There is no data.", 2)
     for index in (0, 2):
         one, clock = watch(index=index, store=store)
-        said, code = watched(one)
-        assert (said, code) == (f"Process 1 ({one._peers.host}) stopped: There is no data.", 2)
+        message, code = watched(one)
+        assert (message, code) == (f"Process 1 ({one._processes.host}) stopped: There is no data.", 2)
         assert clock.now() < 5
 
 
@@ -289,32 +291,33 @@ def test_a_checksum_does_not_depend_on_how_an_array_is_split():
 
 
 def test_the_limit_of_a_step_is_what_it_says(tmp_path):
-    clock = FakeClock()
-    dog = heartbeat.Watchdog(clock)
-    with dog.watching(1000, tmp_path):
+    clock, processes = FakeClock(), ProcessGroup()
+    processes.stacks = tmp_path
+    dog = watchdog.Watchdog(processes, 1000, clock)
+    with dog.watching():
         dog.expect("Update", 7)
         assert dog._until == clock.now() + 1000
         dog.rest()
         assert dog._until == float("inf")
-    assert dog.leave_stacks() == tmp_path / "stacks/process_0.txt"
-    assert "test_the_limit_of_a_step" in (tmp_path / "stacks/process_0.txt").read_text()
+    assert watchdog.write_stacks(processes) == tmp_path / "process_0.txt"
+    assert "test_the_limit_of_a_step" in (tmp_path / "process_0.txt").read_text()
 
 
 def test_an_update_that_does_not_end_ends_the_run(tmp_path, ends):
-    clock, closed = FakeClock(), threading.Event()
-    dog = heartbeat.Watchdog(clock)
-    dog._limit, dog._folder = 20.0, tmp_path  # as in `watching`, whose thread this one stands for
+    clock, closed, processes = FakeClock(), threading.Event(), ProcessGroup()
+    processes.stacks = tmp_path
+    dog = watchdog.Watchdog(processes, 20.0, clock)
     for step in range(1, 9):
         clock.at(15 * step, functools.partial(dog.expect, "Update", step))
     clock.at(130, dog.rest)  # a checkpoint is saved, which may take any time
     clock.at(1000, functools.partial(dog.expect, "The batch of update", 9))
     with pytest.raises(Ended) as ended:
-        dog._watch(closed, 20.0)
-    said, code = ended.value.args
-    assert said.startswith("The batch of update 9 has not ended within train.step_timeout = 20 s. The stacks of")
+        dog._watch(closed, 20.0)  # what the thread of `watching` runs
+    message, code = ended.value.args
+    assert message.startswith("The batch of update 9 has not ended within train.step_timeout = 20 s. The stacks of")
     assert code == 1
     assert 1020 < clock.now() <= 1022
-    assert "test_an_update_that_does_not_end" in (tmp_path / "stacks/process_0.txt").read_text()
+    assert "test_an_update_that_does_not_end" in (tmp_path / "process_0.txt").read_text()
 
 
 def until(true, seconds=60):
@@ -327,7 +330,7 @@ def until(true, seconds=60):
 
 def test_leave_is_taken_for_good():
     store = Store()
-    one = heartbeat.Vigil(Peers(store, 1, 2), patience=60)
+    one = heartbeat.Heartbeat(ProcessGroup(store, 1, 2), patience=60)
     one._interval = 0.001
     for thread in one._threads:
         thread.start()

@@ -39,11 +39,11 @@ def saved(workdir):
     return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
 
 
-@pytest.mark.parametrize(("told", "number"), [(1, signal.SIGTERM), (0, signal.SIGUSR1)])
-def test_a_notice_to_one_process_saves_one_step_on_all(tmp_path, told, number):
+@pytest.mark.parametrize(("index", "number"), [(1, signal.SIGTERM), (0, signal.SIGUSR1)])
+def test_a_notice_to_one_process_saves_one_step_on_all(tmp_path, index, number):
     started = start(MAIN, 2, 2, [*ENDLESS, "--workdir=run"], tmp_path)
     wait_for_lines(tmp_path / "run", 5, started)
-    started[told].send_signal(number)
+    started[index].send_signal(number)
     ended = finish(started, timeout=600)
     assert [process.returncode for process in ended] == [0, 0], [process.stderr for process in ended]
     step = lines(tmp_path / "run")[-1]["step"]
@@ -58,14 +58,13 @@ from pathlib import Path
 from registry.experiment import register
 from registry.experiments.tiny import StdlibTiny
 from runners.training import checkpoints
-from runners.processes.coordination import peers
 
 @register
 class SlowSave(StdlibTiny):
     '''Saving takes seconds, as that of large arrays does: it waits for a file, and for others to hear a notice.'''
 
 def save(self, step, *more, before=checkpoints.Checkpoints.save):
-    Path(f"saving_{step}_{peers().index}").touch()
+    Path(f"saving_{step}_{self._processes.index}").touch()
     if Path("slow").exists():
         while not Path("told").exists():
             time.sleep(0.05)
@@ -284,12 +283,12 @@ def make(folder):
     return folder
 
 
-def refused(ended, said):
+def refused(ended, message):
     """Holds that all processes ended with exit code 2 and the same one sentence."""
     assert [process.returncode for process in ended] == [2, 2], [process.stderr for process in ended]
     for process in ended:
         [line] = [line for line in process.stderr.splitlines() if line.startswith("vortaro: ")]
-        assert said.format(host=os.uname().nodename) in line
+        assert message.format(host=os.uname().nodename) in line
 
 
 @pytest.mark.parametrize("what", DIFFERENT)

@@ -24,7 +24,8 @@ import json, sys
 from jax.sharding import NamedSharding
 from layers.specs import P
 from registry.resolve import resolve
-from runners.session import host_shards, make_mesh
+from runners.host_batches import host_shards
+from runners.mesh import make_mesh
 from runners.planner.topologies import topology_devices
 
 found = []

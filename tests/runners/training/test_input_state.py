@@ -34,13 +34,13 @@ def test_each_process_finds_its_own_state_again():
     command = [sys.executable, "-m", "tests.support.two_readers", str(port), "2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen([*command, str(i)], env=environment, cwd=ROOT, **pipes) for i in range(2)]
-    said = [process.communicate(timeout=120) for process in started]
-    assert all(process.returncode == 0 for process in started), said
-    first, second = (json.loads(out.strip().splitlines()[-1]) for out, _ in said)
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert all(process.returncode == 0 for process in started), outputs
+    first, second = (json.loads(out.strip().splitlines()[-1]) for out, _ in outputs)
     assert first["saved"] == second["saved"]
     assert [len(host["snapshot"]["files"]["a"]) for host in first["saved"]["hosts"]] == [3, 13]
     assert first["own"]
     assert second["own"]
     assert first["plain"] == first["other"] == {"next_batch": 7}
-    assert "saved by 3 processes, and now there are 2" in said[0][0]
-    assert "saved by" not in said[1][0]
+    assert "saved by 3 processes, and now there are 2" in outputs[0][0]
+    assert "saved by" not in outputs[1][0]

@@ -11,9 +11,10 @@ import pytest
 
 from layers.errors import UsageError
 from runners import main
-from runners.training import lease
 from runners.training.checkpoints import Checkpoints
-from tasks.storage.files import append, move_folder, place, write_whole
+from tasks.storage import lease
+from tasks.storage.files import move_folder, place, write_whole
+from tasks.storage.jsonl import append_line, read_lines
 from testing import launches
 from tests.support import stores
 
@@ -38,7 +39,7 @@ main.main(sys.argv[1:])
 # Holds a folder, and renews often.
 HOLDER = """
 import sys, time
-from runners.training import lease
+from tasks.storage import lease
 from tasks.storage.files import place
 lease.RENEW_SECONDS = 0.2
 with lease.held(place(sys.argv[1])):
@@ -185,33 +186,33 @@ def test_a_store_that_fails_during_a_run(bucket, capsys, monkeypatch):
     whole = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", save)
     assert main.main([*FLAGS, f"--workdir={bucket}/fails"]) in (1, 2)
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("vortaro: ")
-    assert "Access Denied" in said
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("vortaro: ")
+    assert "Access Denied" in message
 
 
 def test_files_of_a_store(bucket):
     folder = place(f"{bucket}/files")
-    append(folder / "a" / "lines", "one\n")
-    append(folder / "a" / "lines", "two\n")
+    append_line(folder / "a" / "lines", {"step": 1})
+    append_line(folder / "a" / "lines", {"step": 2})
     write_whole(folder / "b" / "old", "old")
     move_folder(folder / "a", folder / "b")
-    assert (folder / "b" / "lines").read_text() == "one\ntwo\n"
+    assert list(read_lines(folder / "b" / "lines")) == [{"step": 1}, {"step": 2}]
     assert not (folder / "a").exists()
 
 
 def test_a_store_that_nobody_may_write_to(capsys):
     with stores.standing("gs"):
         assert main.main([*FLAGS, f"--workdir=gs://{stores.READ_ONLY}/run"]) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run' cannot be written: Forbidden")
+        (message,) = capsys.readouterr().err.splitlines()
+        assert message.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run' cannot be written: Forbidden")
 
 
 def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
     mistyped = f"{bucket}s"
     assert main.main([*FLAGS, f"--workdir={mistyped}/run"]) == 2
-    said = f"vortaro: '{mistyped}/run' cannot be written: bucket 'buckets' does not exist.\n"
-    assert capsys.readouterr().err == said
+    message = f"vortaro: '{mistyped}/run' cannot be written: bucket 'buckets' does not exist.\n"
+    assert capsys.readouterr().err == message
     system, root = fsspec.core.url_to_fs(mistyped)
     assert not system.exists(root)
 
@@ -228,16 +229,16 @@ def test_a_store_that_lets_nobody_in(scheme, command):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("gcs://bucket/run", "Did you mean 'gs'"),
         ("gs://bucket/run", "needs the package gcsfs. Run pip install -c constraints.txt -e '.[gcs]'"),
     ],
 )
-def test_what_a_store_needs(name, said, monkeypatch):
+def test_what_a_store_needs(name, message, monkeypatch):
     import importlib.util
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package == "gcsfs" else found(package))
-    with pytest.raises(UsageError, match=said.replace("[", r"\[")):
+    with pytest.raises(UsageError, match=message.replace("[", r"\[")):
         place(name)

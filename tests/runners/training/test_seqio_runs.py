@@ -57,14 +57,14 @@ def test_data_is_shown_a_run_trained_and_sampled_from(here, capsys):
     flags = ["--import=run_tasks", "--workdir=run", *(f"--set={what}" for what in (*KNOBS, "NUM_STEPS=4"))]
     experiment = ["--exp=tiny.StdlibTiny", "--smoke"]
     assert main([*experiment, *flags, "--mode=inspect_data"]) == 0
-    said = capsys.readouterr().out
-    assert "Tokens: the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary), 264 in total" in said
-    assert "positions 0 to " in said
-    assert "train 1" in said
+    output = capsys.readouterr().out
+    assert "Tokens: the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary), 264 in total" in output
+    assert "positions 0 to " in output
+    assert "train 1" in output
     assert main([*experiment, *flags, "--no-tensorboard"]) == 0, capsys.readouterr().err
-    kept = json.loads((here / "run/experiment.json").read_text())["vocabulary"]
-    assert kept["is"] == "the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary)"
-    assert len(kept["fingerprint"]) == 32
+    vocabulary = json.loads((here / "run/experiment.json").read_text())["vocabulary"]
+    assert vocabulary["is"] == "the vocabulary of seqio task 'vortaro_lines:run' (ByteVocabulary)"
+    assert len(vocabulary["fingerprint"]) == 32
     capsys.readouterr()
     sample = ["--mode=sample", "--max_new_tokens=4", "--prompt=train 1"]
     assert main(["--workdir=run", "--import=run_tasks", *sample]) == 0, capsys.readouterr().err

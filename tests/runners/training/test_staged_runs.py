@@ -9,8 +9,10 @@ import pytest
 from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
-from runners import session as session_module
+from runners import throughput
 from runners.chips import CHIPS
+from runners.compiled_functions import CompiledFunctions
+from runners.host_batches import HostBatches
 from runners.main import main
 from runners.session import Session
 from runners.training.profile import TraceWindow
@@ -53,7 +55,7 @@ def test_metrics_follow_the_rows_that_were_read(calm):
 def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeypatch, capsys):
     """Within stages, at the last update of one, and behind all."""
     stops, stop_at, compiled = [3, 6, 9, 12, 15], [0], []
-    before, compile_step = TraceWindow.before, Session.compile_step
+    before, compile_step = TraceWindow.before, CompiledFunctions.compile_step
 
     def stopping(self, step, state):
         if step == stop_at[0]:
@@ -65,7 +67,7 @@ def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeyp
         return compile_step(self, batch, **options)
 
     monkeypatch.setattr(TraceWindow, "before", stopping)
-    monkeypatch.setattr(Session, "compile_step", counting)
+    monkeypatch.setattr(CompiledFunctions, "compile_step", counting)
     for stop_at[0] in stops:
         assert main([*FLAGS, f"--workdir={tmp_path}"]) == 0
         assert f"SIGTERM: saved step {stop_at[0]}" in capsys.readouterr().out
@@ -80,8 +82,8 @@ def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeyp
 def test_reshaped_rows_keep_the_tokens_of_an_update(tmp_path, capsys):
     assert main([*FLAGS, "--set=STAGED_ROWS=reshape", "--set=EVAL_EVERY=none", f"--workdir={tmp_path}"]) == 0
     out = capsys.readouterr().out
-    said = [line.partition(" (")[0] for line in out.splitlines() if line.startswith("Rows of")]
-    assert said == [f"Rows of {size} positions from step {step}" for size, step in ((8, 1), (16, 7), (32, 13))]
+    stages = [line.partition(" (")[0] for line in out.splitlines() if line.startswith("Rows of")]
+    assert stages == [f"Rows of {size} positions from step {step}" for size, step in ((8, 1), (16, 7), (32, 13))]
     assert [line["tokens_seen"] for line in lines(tmp_path)] == [8 * 32 * step for step in (5, 10, 15, 18)]
 
 
@@ -93,24 +95,26 @@ def test_a_sweep_takes_the_same_rows(calm):
 
 
 def test_profiling_takes_whole_rows(tmp_path, monkeypatch):
-    shapes, put = [], Session.put
+    shapes, put = [], HostBatches.put
     monkeypatch.setattr(
-        Session, "put", lambda self, batch, rows: shapes.append(batch.inputs.shape) or put(self, batch, rows)
+        HostBatches, "put", lambda self, batch, rows: shapes.append(batch.inputs.shape) or put(self, batch, rows)
     )
     assert main([*FLAGS, "--mode=profile", "--profile_steps=1", f"--workdir={tmp_path}"]) == 0
     assert {length for _, length in shapes} == {32}
 
 
 def test_work_is_counted_at_the_length_it_was_done_at(monkeypatch):
-    monkeypatch.setattr(session_module, "chip_of", lambda device: CHIPS["v4"])
+    monkeypatch.setattr(throughput, "chip_of", lambda device: CHIPS["v4"])
     whole, short = Session(Small()), Session(Small.derive(LENGTH_STAGES=(4,), STAGED_STEPS=4)())
-    assert short.abstract_batch.inputs.shape == whole.abstract_batch.inputs.shape == (8, 16)
-    assert short.flops_per_token == whole.flops_per_token
-    assert short.update_flops((8, 4)) == Session(Small.derive(SEQ_LEN=4)()).update_flops((8, 4))
-    assert short.update_flops((8, 4)) < short.update_flops((8, 16)) / 4, "attention's share falls with the length"
-    work = 2 * short.update_flops((8, 4)) + 3 * short.update_flops((8, 16))
+    assert short.abstract.batch.inputs.shape == whole.abstract.batch.inputs.shape == (8, 16)
+    assert short.throughput.flops_per_token == whole.throughput.flops_per_token
+    assert short.throughput.update_flops((8, 4)) == Session(Small.derive(SEQ_LEN=4)()).throughput.update_flops((8, 4))
+    assert short.throughput.update_flops((8, 4)) < short.throughput.update_flops((8, 16)) / 4, (
+        "attention's share falls with the length"
+    )
+    work = 2 * short.throughput.update_flops((8, 4)) + 3 * short.throughput.update_flops((8, 16))
     peak = CHIPS["v4"].flops * short.mesh.size
-    assert short.mfu({(8, 4): 2, (8, 16): 3}, 0.5) == pytest.approx(work / 0.5 / peak)
+    assert short.throughput.mfu({(8, 4): 2, (8, 16): 3}, 0.5) == pytest.approx(work / 0.5 / peak)
 
 
 def test_every_shape_is_held_against_the_mesh():

@@ -56,10 +56,10 @@ def test_windows_of_more_tokens_than_the_device_counts(giant_batches, tmp_path):
     extra = tmp_path / "checkpoints" / "9" / "extra" / "metadata"
     saved = json.loads(extra.read_text())
     assert saved["window_tokens"] == 2**31
-    for kept in (
+    for metadata in (
         saved,
         {name: value for name, value in saved.items() if name != "window_tokens"},
     ):  # and earlier versions
         shutil.rmtree(tmp_path / "checkpoints" / "10")
-        extra.write_text(json.dumps(kept))
+        extra.write_text(json.dumps(metadata))
         assert run() == expected

@@ -32,7 +32,7 @@ def session_of(name, *sets):
 def save(session, folder, step=7):
     """A checkpoint of weights and slots that all differ; returns its state."""
     with session.placed():
-        state = session.init()
+        state = session.functions.init()
         place = lambda i, x: jax.device_put(jax.numpy.full(x.shape, i, x.dtype) + _layer_numbers(x), x.sharding)
         leaves, tree = jax.tree.flatten((state.variables, state.optimizer))
         variables, optimizer = jax.tree.unflatten(tree, [place(10 * i, leaf) for i, leaf in enumerate(leaves)])
@@ -69,8 +69,8 @@ def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, caps
         state, origin = begin(session)
         known = next(line for line in lines(trained) if line["split"] == "validation")
         assert evaluate(session, state.variables, "validation")["loss"] == known["loss"]
-        batch = session.put(session.train.input.batch(0))
-        first = session.metrics_of(state.variables, batch)
+        batch = session.host_batches.put(session.train.input.batch(0))
+        first = session.functions.metrics_of(state.variables, batch)
     assert origin.sentence == f"Weights from {trained} (step 4)"
     sets = [f"--set={s}" for s in (warm, "NUM_STEPS=1", "LOG_EVERY=1", "WARMUP_STEPS=0")]
     assert main([*SMOKE, *sets, f"--workdir={tmp_path}"]) == 0
@@ -89,14 +89,14 @@ def test_layers_are_repeated(name, optimizer, tmp_path):
     session = session_of(name, *sets)
     with session.placed():
         new, origin = begin(session)
-        fresh = session.init()
+        fresh = session.functions.init()
     stacked = {row.path: row.stacked for row in session.task.weight_table()}
     assert {"vq.VQTiny": "codebooks"}.get(name, "params") in new.variables
     pairs = zip(*(jax.tree_util.tree_leaves_with_path(tree) for tree in (old.variables, new.variables)), strict=True)
     for (path, was), (_, now) in pairs:
         of = stacked["/".join(part.key for part in path)]
         assert same(now, grown(was, now.shape[0]) if of else was), path
-    assert jax.tree.map(lambda x: x.sharding, new) == session.state_shardings
+    assert jax.tree.map(lambda x: x.sharding, new) == session.abstract.state_shardings
     layers = {(before.shape[0], after.shape[0]) for before, after in zip(*map(jax.tree.leaves, (old, new)), strict=True)
               if before.shape != after.shape}  # fmt: skip
     assert origin.sentence == "{} from {} (step 7), {} layers grown to {}".format(
@@ -157,11 +157,11 @@ def test_growing_sends_nothing_between_devices(tmp_path):
     shrink = lambda path, leaf: jax.ShapeDtypeStruct(
         (2, *leaf.shape[1:]) if "stack" in str(path) else leaf.shape, leaf.dtype, sharding=leaf.sharding
     )
-    state = session.abstract_state
+    state = session.abstract.state
     old = {"variables": jax.tree_util.tree_map_with_path(shrink, state.variables)}
     with session.placed():
         grow = functools.partial(warm_start._grown, session)
-        program = jax.jit(grow, out_shardings=session.state_shardings).lower(old).compile().as_text()
+        program = jax.jit(grow, out_shardings=session.abstract.state_shardings).lower(old).compile().as_text()
     assert "all-" not in program
     assert " xor(" not in program, "initial weights are not drawn"
     assert " xor(" in session._init.lower(session.seed).compile().as_text()

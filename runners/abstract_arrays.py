@@ -1,0 +1,66 @@
+"""Shapes, dtypes and shardings of an experiment's arrays, for compilation and restoring without values."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from layers.specs import P
+from tasks.batch import Batch, empty_batch
+from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.task import Task
+from tasks.train_step import TrainState, init_state, state_specs
+from tasks.zero import placed_table
+
+
+class AbstractArrays:
+    """Shapes, dtypes and shardings of the arrays of a train step.
+
+    Args:
+      task: the task.
+      source: the training input.
+      batch_sharding: the sharding of its batches, on the mesh of the experiment.
+      mesh_shape: the axis sizes of that mesh.
+    """
+
+    def __init__(self, task: Task, source: IndexedInput, batch_sharding: NamedSharding, mesh_shape: Mapping[str, int]):
+        self._task, self._source = task, source
+        self._batch_sharding, self._mesh_shape = batch_sharding, mesh_shape
+
+    @property
+    def sample_batch(self) -> Batch:
+        """A batch of zeros in the shape of the training input's full-length rows."""
+        return empty_batch(self._source.batch_size, self._source.seq_len)
+
+    @functools.cached_property
+    def state_shardings(self) -> TrainState:
+        """The sharding of each array of the train state."""
+        specs = state_specs(self._task, placed_table(self._task, self._mesh_shape), self.sample_batch)
+        return jax.tree.map(lambda spec: NamedSharding(self._batch_sharding.mesh, spec), specs)
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The train state."""
+        shapes = jax.eval_shape(lambda: init_state(self._task, jax.random.key(0), self.sample_batch))
+        place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return jax.tree.map(place, shapes, self.state_shardings)
+
+    @property
+    def batch(self) -> Batch:
+        """The training input's batches; reads one batch for its fields."""
+        row = self._source.batch(0, Shard(0, self._source.batch_size))
+        shape = (self._source.batch_size, self._source.seq_len)  # of full-length rows: the first ones may be shorter
+        full = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
+        return self.like(full, self._batch_sharding)
+
+    @property
+    def seed(self) -> Any:
+        """The seed."""
+        return self.like(jax.eval_shape(lambda: jax.random.key(0)))
+
+    def like(self, tree: Any, sharding: NamedSharding | None = None) -> Any:
+        """Returns a tree like `tree` of shapes, dtypes and a sharding (None: a copy on every device)."""
+        sharding = NamedSharding(self._batch_sharding.mesh, P()) if sharding is None else sharding
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -1,0 +1,93 @@
+"""Compiled functions of an experiment: initial state, update, evaluation, norm."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from runners.abstract_arrays import AbstractArrays
+from tasks.batch import Batch, empty_batch
+from tasks.gradients import metrics_of
+from tasks.programs import TrainProgram
+from tasks.task import Task
+from tasks.train_step import TrainState, init_state, state_of, train_step
+
+
+class CompiledFunctions:
+    """Functions of a task's arrays, compiled for their mesh and shardings.
+
+    Args:
+      task: the task.
+      program: its training.
+      seed: the key from which all random numbers of a run are derived.
+      abstract: shapes, dtypes and shardings.
+    """
+
+    def __init__(self, task: Task, program: TrainProgram, seed: jax.Array, abstract: AbstractArrays):
+        self._task, self._program, self._seed, self._abstract = task, program, seed, abstract
+
+    def init(self, seed: jax.Array | None = None) -> TrainState:
+        """Returns the state before the first update, created with its shardings; by default from SEED."""
+        return self._init(self._seed if seed is None else seed)
+
+    @functools.cached_property
+    def _init(self) -> Any:
+        make = functools.partial(init_state, self._task, batch=empty_batch(self._program.input.batch_size, 1))
+        return jax.jit(make, out_shardings=self._abstract.state_shardings)
+
+    def start_from(self, variables: Any) -> TrainState:
+        """Returns the state before the first update with these variables, created with its shardings."""
+        rows = empty_batch(self._program.input.batch_size, 1)
+        return jax.jit(lambda v: state_of(self._task, v, rows), out_shardings=self._abstract.state_shardings)(variables)
+
+    def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
+        """Returns the state after one update (not compiled by itself); with `rate`, at that learning rate."""
+        task: Any = self._task
+        if rate is not None:
+            task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
+        return train_step(task, state, batch, seed, self._program.log_every)
+
+    def lower_step(self, batch: Batch, *others: Any) -> Any:
+        """Returns the lowered update `(state, batch, seed) -> state`, which donates the old state.
+
+        `batch` and the seed may be shapes with shardings. A learning rate after the seed becomes an argument too.
+        """
+        shardings = self._abstract.state_shardings
+        jitted = jax.jit(self.step, donate_argnums=0, out_shardings=shardings, keep_unused=True)
+        return jitted.lower(self._abstract.state, batch, *others)
+
+    def compile_step(self, batch: Batch, *, takes_rate: bool = False) -> Any:
+        """Returns the compiled update; with `takes_rate`, it takes the learning rate as an argument after the seed."""
+        rate = (jax.ShapeDtypeStruct((), np.float32),) if takes_rate else ()
+        return self.lower_step(batch, self._seed, *rate).compile()
+
+    @functools.cached_property
+    def norm_of(self) -> Any:
+        """The jitted global norm of a tree of arrays: one program instead of one per operation."""
+        return jax.jit(optax.global_norm)
+
+    @functools.cached_property
+    def metrics_of(self) -> Any:
+        """The jitted evaluation `(variables, batch) -> MetricSums`."""
+        return jax.jit(lambda variables, batch: metrics_of(self._task, variables, batch))
+
+
+class Updates:
+    """Cache of compiled updates by batch shape."""
+
+    def __init__(self, functions: CompiledFunctions, *, takes_rate: bool = False):
+        self._functions, self._takes_rate = functions, takes_rate
+        self._compiled: dict[tuple[int, ...], Any] = {}
+
+    def __contains__(self, batch: Batch) -> bool:
+        """Returns whether the update for batches of this shape is compiled."""
+        return batch.inputs.shape in self._compiled
+
+    def of(self, batch: Batch) -> Any:
+        """Returns `CompiledFunctions.compile_step` for batches of this shape; compiles it on the first call."""
+        if batch not in self:
+            self._compiled[batch.inputs.shape] = self._functions.compile_step(batch, takes_rate=self._takes_rate)
+        return self._compiled[batch.inputs.shape]

@@ -1,0 +1,51 @@
+"""Throughput: FLOPs of updates, and the model FLOPs utilization of a mesh."""
+
+from collections.abc import Mapping
+
+from jax.sharding import Mesh
+
+from layers.auxiliary import OVERHEAD
+from runners.abstract_arrays import AbstractArrays
+from runners.chips import chip_of
+from runners.flops import matmul_flops
+from tasks.batch import empty_batch
+from tasks.task import Task
+
+
+class Throughput:
+    """FLOPs of a task's updates, counted once per batch shape, and their rate on a mesh."""
+
+    def __init__(self, task: Task, mesh: Mesh, abstract: AbstractArrays):
+        self._task, self._mesh, self._abstract = task, mesh, abstract
+        self._flops: dict[tuple[int, int], int] = {}
+
+    def update_flops(self, shape: tuple[int, int]) -> int:
+        """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
+
+        This is three times the count of the forward pass; rematerialization is not counted, nor are products that only
+        move data, such as dispatch to experts.
+        """
+        if shape not in self._flops:
+            loss = lambda variables, batch: self._task.loss(variables, batch)[0]
+            variables, batch = self._abstract.state.variables, empty_batch(*shape)
+            self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
+        return self._flops[shape]
+
+    @property
+    def flops_per_token(self) -> float:
+        """`update_flops` of a batch of full-length rows, per token."""
+        tokens = self._abstract.sample_batch.inputs
+        return self.update_flops(tokens.shape) / tokens.size
+
+    def mfu(self, updates: Mapping[tuple[int, int], int], seconds: float) -> float | None:
+        """Returns the model FLOPs utilization (Chowdhery et al. 2022, appendix B); None if the device is unknown.
+
+        Args:
+          updates: the number of updates with batches of each shape.
+          seconds: the time they took.
+        """
+        chip = chip_of(self._mesh.devices.flat[0])
+        if chip is None:
+            return None
+        flops = sum(count * self.update_flops(shape) for shape, count in updates.items())
+        return flops / (seconds * chip.flops * self._mesh.size)
