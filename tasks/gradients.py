@@ -13,7 +13,7 @@ from layers.specs import P
 from layers.weights.weight import GRADIENT
 from tasks.batch import Batch
 from tasks.task import LossOutput, Task
-from tasks.weight_table import WeightTable
+from tasks.weight_table import WeightRow, WeightTable
 from tasks.zero import placed_table
 
 Rngs = tuple[jax.Array, jax.Array]
@@ -98,8 +98,18 @@ def _sum_of_pieces(
     if task.microbatches == 1:
         gradient, output = piece(batch, jax.tree.map(lambda x: x[0], carry), rngs)
         return gradient, output.replace(state=jax.tree.map(lambda x: x[None], output.state))
+    return _accumulated(task.microbatches, piece, batch, carry, rngs)
+
+
+def _accumulated(
+    microbatches: int, piece: Callable[..., tuple[Any, LossOutput]], batch: Batch, carry: Any, rngs: Rngs
+) -> tuple[Any, LossOutput]:
+    """Returns the float32 sum of the gradients of all micro-batches, and the sum of their LossOutputs.
+
+    `piece` returns gradient and LossOutput of one micro-batch from its rows, state and keys.
+    """
     # Row r belongs to micro-batch r % microbatches, so that every device keeps its own rows.
-    pieces = jax.tree.map(lambda x: x.reshape(-1, task.microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+    pieces = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.eval_shape(piece, *jax.tree.map(lambda x: x[0], (pieces, carry)), rngs)
     zero_gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # float32 keeps small terms
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1].replace(state=None))
@@ -116,9 +126,7 @@ def _sum_of_pieces(
         )
         return (jax.tree.map(jnp.add, sum_gradient, gradient), sums), output.state
 
-    (gradient, output), states = jax.lax.scan(
-        add, (zero_gradient, zero), (jnp.arange(task.microbatches), pieces, carry)
-    )
+    (gradient, output), states = jax.lax.scan(add, (zero_gradient, zero), (jnp.arange(microbatches), pieces, carry))
     return gradient, output.replace(state=states)
 
 
@@ -136,32 +144,14 @@ def _handled(
     axis, table = task.zero.axis, placed_table(task, mesh)
     rows = table.tree(lambda row: row)["params"]
 
-    def stand_in(row):
-        # Gradients of stacked layers are scattered in the backward pass (layers.weights.weight), others after each
-        # micro-batch.
-        dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
-        shape = [size // mesh[axis] if at == dim else size for at, size in enumerate(row.shape)]
-        return jnp.zeros(shape, task.gradient_dtype)
-
-    def exchanged(gradient, target: str, only_unstacked: bool):
-        """Scatters the gradients that are still complete and whose `target` spec has the axis."""
-
-        def one(row, g):
-            dim = dim_of(getattr(row, target), axis)
-            if dim is None or g.shape[dim] != row.shape[dim] or (only_unstacked and row.stacked):
-                return g
-            return scatter(g.astype(jnp.float32), axis, dim, row.gradient_spec)
-
-        return jax.tree.map(one, rows, gradient)
-
     def body(variables, batch, carry, rngs, number):
         # Each device draws its own random numbers.
         rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
-        stand_ins = jax.tree.map(stand_in, rows)
-        finish = functools.partial(exchanged, target="gradient_spec", only_unstacked=True)
+        stand_ins = jax.tree.map(lambda row: _stand_in(row, axis, mesh[axis], task.gradient_dtype), rows)
+        finish = lambda gradient: _scattered(rows, gradient, axis, "gradient_spec", only_unstacked=True)
         arguments = (stand_ins, batch, carry, rngs, finish)
         gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)
-        gradient = exchanged(gradient, "slot_spec", only_unstacked=False)
+        gradient = _scattered(rows, gradient, axis, "slot_spec")
         summed = lambda row, g: total(g.astype(jnp.float32), axis, row.gradient_spec)
         in_parts = lambda row: dim_of(row.slot_spec, axis) is not None
         gradient = jax.tree.map(lambda row, g: g if in_parts(row) else summed(row, g), rows, gradient)
@@ -175,6 +165,27 @@ def _handled(
     gradient_specs = jax.tree.map(lambda row: only(row.slot_spec, axis), rows)
     further = ((carry, mine(carry_specs)), (rngs, P()), (jnp.arange(mesh[axis]), P(axis)))
     return _split(body, table, axis, task, (variables, batch), further, (gradient_specs, outputs))
+
+
+def _stand_in(row: WeightRow, axis: str, parts: int, dtype: str) -> jax.Array:
+    """Returns zeros in the shape of the gradient that the backward pass leaves on a device, one of `parts`."""
+    # Gradients of stacked layers are scattered in the backward pass (layers.weights.weight), others after each
+    # micro-batch.
+    dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
+    shape = [size // parts if at == dim else size for at, size in enumerate(row.shape)]
+    return jnp.zeros(shape, dtype)
+
+
+def _scattered(rows: Any, gradient: Any, axis: str, target: str, *, only_unstacked: bool = False) -> Any:
+    """Scatters the gradients that are still complete and whose `target` spec has the axis; `rows` is their table."""
+
+    def one(row: WeightRow, g: jax.Array) -> jax.Array:
+        dim = dim_of(getattr(row, target), axis)
+        if dim is None or g.shape[dim] != row.shape[dim] or (only_unstacked and row.stacked):
+            return g
+        return scatter(g.astype(jnp.float32), axis, dim, row.gradient_spec)
+
+    return jax.tree.map(one, rows, gradient)
 
 
 def _split(

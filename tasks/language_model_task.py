@@ -114,13 +114,7 @@ class LanguageModelTask:
           rng: for dropout; None turns off dropout and updates of variables without gradient.
           sequence_rng: for dropout that is the same for all chunks of a row; None derives it from `rng`.
         """
-        rngs = {}
-        if rng is not None:
-            rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
-        collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
-        arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
-        apply: Any = self.model.apply
-        (features, state), found = apply(variables, *arguments, rngs=rngs, mutable=collected)
+        features, state, found = self._forward(variables, batch, state, rng, sequence_rng)
         added, reported, updates = (found.get(name, {}) for name in (LOSSES, METRICS, UPDATES))
         pieces, join = _apart(features)
         sums = chunked_cross_entropy(
@@ -147,6 +141,19 @@ class LanguageModelTask:
             reports={name: normalizer * value for name, value in _by_name(reported).items()},
         )
         return objective, LossOutput(normalizer, metrics, updates, state)
+
+    def _forward(
+        self, variables: Any, batch: Batch, state: Any, rng: jax.Array | None, sequence_rng: jax.Array | None
+    ) -> tuple[Any, Any, Any]:
+        """Returns features, the new state, and the collections that layers add to (LOSSES, METRICS, UPDATES)."""
+        rngs = {}
+        if rng is not None:
+            rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
+        collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
+        arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
+        apply: Any = self.model.apply
+        (features, state), found = apply(variables, *arguments, rngs=rngs, mutable=collected)
+        return features, state, found
 
     def _logits(self, variables: Any, features: Any) -> jax.Array:
         logits: Any = self.model.apply(variables, features, method="logits")

@@ -163,16 +163,7 @@ class Attention(nn.Module):
         Raises:
           UsageError: the head counts do not divide, or non-causal attention is given a state or window.
         """
-        check_heads(self.num_heads, self.num_kv_heads)
-        if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
-            raise UsageError(
-                f"head_slots must be at least num_heads = {self.num_heads} (got {self.head_slots}), and needs "
-                f"multi-head or multi-query attention."
-            )
-        if self.window is not None and (self.window < 1 or not self.causal):
-            raise UsageError(f"window must be at least 1 (got {self.window}), and needs causal attention.")
-        if state is not None and not self.causal:
-            raise UsageError("Attention that is not causal has no decoding state. Remove the state, or set causal.")
+        self._require_valid(has_state=state is not None)
         query, key, value = self._projections(x)
         query, key = self._normed(query, "query"), self._normed(key, "key")
         start: Any = 0 if state is None else state.index
@@ -198,6 +189,19 @@ class Attention(nn.Module):
             bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
         mixed = self._attend(query, key, value, mask, bias_nqt, plain)
         return self._output(place(self, "mixed_bsnd", mixed)), state
+
+    def _require_valid(self, *, has_state: bool) -> None:
+        """Raises a UsageError for fields that contradict each other, or the decoding state."""
+        check_heads(self.num_heads, self.num_kv_heads)
+        if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
+            raise UsageError(
+                f"head_slots must be at least num_heads = {self.num_heads} (got {self.head_slots}), and needs "
+                f"multi-head or multi-query attention."
+            )
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise UsageError(f"window must be at least 1 (got {self.window}), and needs causal attention.")
+        if has_state and not self.causal:
+            raise UsageError("Attention that is not causal has no decoding state. Remove the state, or set causal.")
 
     def _output(self, mixed: Float[Array, "b s n d"]) -> Float[Array, "b s m"]:
         mixed = mixed[:, :, : self.num_heads]

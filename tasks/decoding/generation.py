@@ -63,6 +63,23 @@ def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple
     return tokens, jnp.ones_like(tokens), memory.position_b[:, None] + jnp.arange(tokens.shape[1])
 
 
+def _read_prompts(
+    task: Task,
+    variables: Any,
+    tokens: jax.Array,
+    real: jax.Array,
+    memory: Memory | None,
+    capacity: int | None,
+    new_tokens: int,
+) -> tuple[jax.Array, Any, jax.Array]:
+    """Reads the prompts after the tokens of `memory`; returns next-token logits (B, V), state and positions (B, S)."""
+    tokens, real, positions = _to_read(tokens, real, memory)
+    state = task.init_decode_state(tokens.shape[0], tokens.shape[1] + new_tokens if capacity is None else capacity)
+    state = state if memory is None else unpack(memory, state)
+    logits, state = task.decode_step(variables, tokens, state, real, positions)
+    return logits, state, positions
+
+
 def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
     """Returns the counts with `token` (B,) added; None if tokens are not counted."""
     return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
@@ -110,11 +127,8 @@ def _generate(
       int32 (B, new_tokens), and the memory to continue from.
     """
     rows = tokens.shape[0]
-    tokens, real, positions = _to_read(tokens, real, memory)
-    state = task.init_decode_state(rows, tokens.shape[1] + new_tokens if capacity is None else capacity)
-    state = state if memory is None else unpack(memory, state)
     before = jnp.int32(0) if memory is None else memory.drawn
-    logits, state = task.decode_step(variables, tokens, state, real, positions)
+    logits, state, positions = _read_prompts(task, variables, tokens, real, memory, capacity, new_tokens)
     counts = None if memory is None else memory.counts_bv
     if counts is None and sampler.repetition_penalty != 1:
         counts = jnp.zeros(logits.shape, jnp.int32)
