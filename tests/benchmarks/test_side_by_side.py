@@ -129,9 +129,9 @@ def test_flops_of_gpt2_by_hand():
 @pytest.mark.slow
 def test_all_figures_of_an_accelerator_in_one_call(page, monkeypatch, capsys):
     assert call(accelerator, monkeypatch, "--tiny", "--seconds=600") == 0
-    said = capsys.readouterr().out
-    assert accelerator.FAILED not in said
-    assert "not measured" not in said
+    output = capsys.readouterr().out
+    assert accelerator.FAILED not in output
+    assert "not measured" not in output
     assert call(accelerator, monkeypatch, "--publish") == 2, "no figures of a CPU"
     assert call(accelerator, monkeypatch, "--tiny", "--seconds=0") == 0
     assert capsys.readouterr().out == ""

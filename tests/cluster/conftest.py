@@ -77,7 +77,7 @@ class Lab:
         """The steps that a run has checkpoints of."""
         return sorted(int(path.name) for path in (self.folder / "runs" / name / "checkpoints").glob("[0-9]*"))
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         """What the jobs of a launch have written."""
         return "".join(path.read_text() for path in sorted((self.folder / "launches" / name).glob("*.out")))
 
@@ -100,7 +100,7 @@ class Lab:
 
     def finish(self, name: str, job: str, within: float = 240) -> str:
         """Waits until a job is over, and prints what it said; returns its state and exit code."""
-        wait(lambda: self.state(job).split()[0] in OVER, within, lambda: self.said(name))
+        wait(lambda: self.state(job).split()[0] in OVER, within, lambda: self.output(name))
         self.show(job)
         print(f"$ cat launches/{name}/{job}.out")
         print(shortened((self.folder / "launches" / name / f"{job}.out").read_text()), flush=True)
@@ -108,28 +108,28 @@ class Lab:
 
     def reach(self, name: str, step: int, job: str | None = None, within: float = 180) -> None:
         """Waits until a run has reported a step, and prints how its job stands."""
-        wait(lambda: self.steps(name) >= step, within, lambda: self.said(name))
+        wait(lambda: self.steps(name) >= step, within, lambda: self.output(name))
         if job is not None:
             self.show(job)
 
 
 def shortened(text: str) -> str:
     """A run's output without Gloo's lines, and with every tenth step."""
-    kept = []
+    lines = []
     for line in text.splitlines():
         words = line.split()
         step = words[1].split("/")[0] if words[:1] == ["step"] and "/" in words[1] else ""
         if "peer ranks" not in line and (not step or step == "1" or int(step) % 10 == 0):
-            kept.append(line)
-    return "\n".join(kept)
+            lines.append(line)
+    return "\n".join(lines)
 
 
-def wait(reached: Callable[[], bool], seconds: float, said: Callable[[], str]) -> None:
+def wait(reached: Callable[[], bool], seconds: float, output: Callable[[], str]) -> None:
     """Until something is so; fails with what was said where it takes too long."""
     began = time.monotonic()
     while not reached():
         spent = time.monotonic() - began
-        assert spent < seconds, f"not after {spent:.0f} s:\n{said()}"
+        assert spent < seconds, f"not after {spent:.0f} s:\n{output()}"
         time.sleep(0.1)
 
 

@@ -31,7 +31,7 @@ def finish(lab, name, process) -> int:
 def test_two_processes_have_the_losses_of_one(open_mpi, alone):
     open_mpi.render("mpirun", "mpi", "--num_processes=2")
     assert finish(open_mpi, "mpi", start(open_mpi, "mpi")) == 0
-    assert open_mpi.said("mpi").count("Done: ") == 1
+    assert open_mpi.output("mpi").count("Done: ") == 1
     assert open_mpi.losses("mpi") == pytest.approx(alone, rel=1e-6)
 
 
@@ -43,10 +43,10 @@ def test_after_sigterm_to_its_processes_the_same_script_goes_on(open_mpi, alone)
     assert finish(open_mpi, "mpi-term", process) == 0
     at = open_mpi.steps("mpi-term")
     assert 5 <= at < STEPS
-    assert f"SIGTERM: saved step {at} in runs/mpi-term" in open_mpi.said("mpi-term")
+    assert f"SIGTERM: saved step {at} in runs/mpi-term" in open_mpi.output("mpi-term")
     assert open_mpi.saved("mpi-term")[-1] == at
     assert finish(open_mpi, "mpi-term", start(open_mpi, "mpi-term")) == 0
-    assert f"Resumed at step {at} from" in open_mpi.said("mpi-term")
+    assert f"Resumed at step {at} from" in open_mpi.output("mpi-term")
     assert open_mpi.losses("mpi-term") == pytest.approx(alone, rel=1e-6)
 
 
@@ -60,5 +60,5 @@ def test_sigterm_to_mpirun_leaves_time_to_save(open_mpi):
     process.send_signal(signal.SIGTERM)
     finish(open_mpi, "mpi-grace", process)  # mpirun's own exit code is 1, whatever its processes say
     at = open_mpi.steps("mpi-grace")
-    assert f"SIGTERM: saved step {at} in runs/mpi-grace" in open_mpi.said("mpi-grace")
+    assert f"SIGTERM: saved step {at} in runs/mpi-grace" in open_mpi.output("mpi-grace")
     assert open_mpi.saved("mpi-grace") == [at]

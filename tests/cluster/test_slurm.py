@@ -17,7 +17,7 @@ def undisturbed(cluster) -> list[float]:
     """The losses of a run of two tasks that nothing happens to."""
     cluster.render("slurm", "undisturbed", *TWO)
     assert cluster.finish("undisturbed", cluster.submit("undisturbed")) == "COMPLETED 0:0"
-    assert cluster.said("undisturbed").count("Done: ") == 1
+    assert cluster.output("undisturbed").count("Done: ") == 1
     return cluster.losses("undisturbed")
 
 
@@ -40,11 +40,11 @@ def test_after_sigterm_the_same_file_goes_on(cluster, undisturbed):
     assert cluster.finish("signalled", job) == "COMPLETED 0:0"
     at = cluster.steps("signalled")
     assert 5 <= at < STEPS
-    assert f"SIGTERM: saved step {at} in runs/signalled" in cluster.said("signalled")
+    assert f"SIGTERM: saved step {at} in runs/signalled" in cluster.output("signalled")
     assert cluster.saved("signalled")[-1] == at
     job = cluster.submit("signalled")
     assert cluster.finish("signalled", job) == "COMPLETED 0:0"
-    assert f"Resumed at step {at} from" in cluster.said("signalled")
+    assert f"Resumed at step {at} from" in cluster.output("signalled")
     assert cluster.losses("signalled") == pytest.approx(undisturbed, rel=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_slurm_tells_a_job_before_its_time_is_up(cluster):
     job = cluster.submit("limited")
     assert cluster.finish("limited", job) == "COMPLETED 0:0"
     at = cluster.steps("limited")
-    assert f"SIGTERM: saved step {at} in runs/limited" in cluster.said("limited")
+    assert f"SIGTERM: saved step {at} in runs/limited" in cluster.output("limited")
     assert cluster.saved("limited") == [at]
 
 
@@ -82,5 +82,5 @@ def test_a_killed_task_ends_the_job_which_goes_on_when_requeued(cluster, undistu
     cluster.shell("scontrol", "requeue", job)
     cluster.shell("scontrol", "update", f"jobid={job}", "StartTime=now+5")
     assert cluster.finish("killed", job) == "COMPLETED 0:0"
-    assert "Resumed at step 20 from" in cluster.said("killed")
+    assert "Resumed at step 20 from" in cluster.output("killed")
     assert cluster.losses("killed") == pytest.approx(undisturbed, rel=1e-6)

@@ -46,16 +46,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_it_is_refused_in_one_sentence(said, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("message", REFUSED)
+def test_it_is_refused_in_one_sentence(message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.execvp", lambda *_: pytest.fail("it was launched"))
-    assert main(REFUSED[said]) == 2
+    assert main(REFUSED[message]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("vortaro: ")
     assert len(err.splitlines()) == 1
-    assert said in err
+    assert message in err
     assert list(tmp_path.iterdir()) == []
 
 

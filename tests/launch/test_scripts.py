@@ -119,15 +119,15 @@ def test_each_script_can_be_asked_what_it_would_do(launch, checkout):
 @pytest.mark.parametrize("launch", [name for name in LAUNCHES if not name.startswith("tpu ")])
 def test_what_a_dry_run_says_can_be_pasted(launch, checkout, command):
     machine, (target, *rest) = Machine(checkout), LAUNCHES[launch]
-    said = command("launch", target, "--dry_run", *rest, **machine.environment)
-    assert said.returncode == 0, said.stderr
+    preview = command("launch", target, "--dry_run", *rest, **machine.environment)
+    assert preview.returncode == 0, preview.stderr
     assert machine.calls() == []
     done = command("launch", target, *rest, **machine.environment)
     assert done.returncode == 0, done.stderr
     launched = machine.calls()
     assert launched
     machine.record.unlink()
-    lines = [line[2:] for line in said.stdout.splitlines() if line.startswith("+ ")]
+    lines = [line[2:] for line in preview.stdout.splitlines() if line.startswith("+ ")]
     environment = {**os.environ, **machine.environment}
     subprocess.run(["bash", "-c", "\n".join(lines)], env=environment, cwd=checkout, check=True)
     assert machine.calls() == launched
@@ -229,11 +229,11 @@ def test_pods_get_every_word_and_find_process_0(checkout):
     _, pod = manifest("jobset, tpu", checkout / "out")
     [container] = pod["containers"]
     assert [kubernetes(word) for word in container["args"]] == ["python", *RUNNER]
-    said = {entry["name"]: entry for entry in container["env"]}
-    path = said["COORDINATOR_HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
+    variables = {entry["name"]: entry for entry in container["env"]}
+    path = variables["COORDINATOR_HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
-    assert kubernetes(said["JAX_COORDINATOR_ADDRESS"]["value"]) == "<COORDINATOR_HOST>:8482"
-    assert said["JAX_NUM_PROCESSES"]["value"] == "4"
+    assert kubernetes(variables["JAX_COORDINATOR_ADDRESS"]["value"]) == "<COORDINATOR_HOST>:8482"
+    assert variables["JAX_NUM_PROCESSES"]["value"] == "4"
     assert container["ports"] == [{"containerPort": 8482}]
     shell, flag, script, name = map(kubernetes, container["command"])
     assert (shell, flag, name) == ("sh", "-c", "pod")
@@ -251,12 +251,12 @@ def test_pods_with_gpus_mount_what_they_share(checkout):
 
 RUN = """
 import signal, sys, time
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 print("up", flush=True)
 for _ in range(60000 if sys.argv[1] == "long" else 1):
     time.sleep(0.05)
-    if told:
+    if signals:
         time.sleep(0.2)
         print("saved", flush=True)
         sys.exit(0)
@@ -299,10 +299,10 @@ def test_every_place_of_a_template_is_filled(tmp_path, monkeypatch):
 
 PYTHON = """#!{python}
 import json, os, signal, sys, time
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 print(json.dumps(sys.argv[1:]), flush=True)
-while not told:
+while not signals:
     time.sleep(0.05)
 print("saved", flush=True)
 """
@@ -319,26 +319,26 @@ def eventually(condition, seconds=600):
 def test_a_slice_is_installed_and_run_and_stopped(checkout, command):
     machine = Machine(checkout)
     executable(machine.hosts / "bin" / "python3", '#!/usr/bin/env bash\necho "$PWD: python3 $*"\n')
-    said = command("launch", *LAUNCHES["tpu install"], **machine.environment)
-    assert said.returncode == 0, said.stderr
+    process = command("launch", *LAUNCHES["tpu install"], **machine.environment)
+    assert process.returncode == 0, process.stderr
     for host in (machine.hosts / "host0", machine.hosts / "host1"):
         assert (host / "vortaro/code/pyproject.toml").exists()
-        assert f"{host}/vortaro/code: python3 -m uv pip install --quiet --python ../venv/bin/python " in said.stdout
+        assert f"{host}/vortaro/code: python3 -m uv pip install --quiet --python ../venv/bin/python " in process.stdout
         executable(host / "vortaro/venv/bin/python", PYTHON.format(python=sys.executable))
     logs = [machine.hosts / host / "vortaro/run.log" for host in ("host0", "host1")]
-    said = command("launch", *LAUNCHES["tpu run"], **machine.environment)
-    assert said.returncode == 0, said.stderr
+    process = command("launch", *LAUNCHES["tpu run"], **machine.environment)
+    assert process.returncode == 0, process.stderr
     eventually(lambda: all(log.exists() and "[" in log.read_text() for log in logs))
     again = command("launch", *LAUNCHES["tpu run"], **machine.environment)
     assert again.returncode == 2
     assert "A run is active on" in again.stderr
-    said = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
-    assert said.returncode == 0, said.stderr
+    process = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
+    assert process.returncode == 0, process.stderr
     for log in logs:
         shown = log.read_text().splitlines()
         assert shown[-3:] == [json.dumps(RUNNER), "saved", "The run ended with exit code 0."]
-    said = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
-    assert said.stdout.count("No run is active on") == 2
+    process = command("launch", *LAUNCHES["tpu kill"], **machine.environment)
+    assert process.stdout.count("No run is active on") == 2
 
 
 VM, QUEUED = ["gcloud", "compute", "tpus", "tpu-vm"], ["gcloud", "compute", "tpus", "queued-resources"]
@@ -364,6 +364,6 @@ def test_gcloud_gets_every_word(launch, checkout, command):
     words = LAUNCHES[launch]
     assert command("launch", *words, "--dry_run", **machine.environment).returncode == 0
     assert machine.calls() == []
-    said = command("launch", *words, **machine.environment)
-    assert said.returncode == 0, said.stderr
+    process = command("launch", *words, **machine.environment)
+    assert process.returncode == 0, process.stderr
     assert machine.calls() == [CALLS[launch]]

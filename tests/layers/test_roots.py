@@ -20,8 +20,8 @@ def test_the_finder_is_first_once_and_finds_our_packages_alone():
 
 
 def test_a_module_that_took_a_name_before_is_named(monkeypatch):
-    taken = ModuleType("tasks")
-    taken.__file__ = "/home/user/tasks.py"
-    monkeypatch.setitem(sys.modules, "tasks", taken)
+    module = ModuleType("tasks")
+    module.__file__ = "/home/user/tasks.py"
+    monkeypatch.setitem(sys.modules, "tasks", module)
     with pytest.raises(ImportError, match=r"'tasks' was imported from /home/user/tasks.py, but .* Rename it"):
         roots.ours_first()

@@ -17,7 +17,8 @@ from registry.checks import check
 from registry.resolve import find, resolve
 from registry.snapshot import snapshot, weight_summary
 from registry.tool import golden
-from runners.session import Session, Updates
+from runners.compiled_functions import Updates
+from runners.session import Session
 
 ENTRIES = sorted(index.entries())
 FAMILIES = [next(group) for _, group in itertools.groupby(ENTRIES, lambda name: name.partition(".")[0])]
@@ -92,15 +93,15 @@ def small_step(name: str, shape: str) -> tuple[Session, Any]:
     experiment = resolve(name, [f"DEVICE_MESH_SHAPE={shape}", "LOG_EVERY=1"], smoke=True)
     session = Session(experiment, jax.devices()[: experiment.num_devices])
     with session.placed():
-        batch, _ = next(session.batches(session.train.input))
-        return session, session.lower_step(batch, session.seed)
+        batch, _ = next(session.host_batches.iterate(session.train.input))
+        return session, session.functions.lower_step(batch, session.seed)
 
 
 def train(session: Session, count: int, step: Any = None) -> list[float]:
     """Losses of the first updates; `step` is the lowered update, where there is one."""
     with session.placed():
-        batches = session.batches(session.train.input)
-        updates, state, losses = Updates(session), session.init(), []
+        batches = session.host_batches.iterate(session.train.input)
+        updates, state, losses = Updates(session.functions), session.functions.init(), []
         compiled = {step.args_info[0][1].inputs.shape: step.compile()} if step else {}
         for _ in range(count):
             batch, _ = next(batches)

@@ -129,8 +129,7 @@ def test_owner_names_the_flag_that_set_a_knob():
     assert [step["where"].partition(",")[0] for step in steps] == ["--widths", "Smoke()", "MuTiny", "MuLm", "DecoderLm"]
 
 
-def test_the_window_flag_owns_its_knob(monkeypatch):
-    monkeypatch.setattr("runners.session.Session", lambda experiment: experiment)
+def test_the_window_flag_owns_its_knob():
     assert owner(type(windowed(StdlibTiny(), 8)), "ATTENTION_WINDOW") == "--window"
 
 

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from registry.resolve import resolve
-from runners.session import Session, Updates
+from runners.compiled_functions import Updates
+from runners.session import Session
 from runners.training.train import TrainOptions, train
 from runners.training.workdir import open_workdir
 
@@ -28,8 +29,8 @@ ONE_OF_EACH_FAMILY = [
 def test_the_update_writes_the_new_state_over_the_old(name):
     session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
     with session.placed():
-        compiled = session.compile_step(session.put(session.train.input.batch(0)))
-    state = jax.tree.leaves(session.abstract_state)
+        compiled = session.functions.compile_step(session.host_batches.put(session.train.input.batch(0)))
+    state = jax.tree.leaves(session.abstract.state)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.size)
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= held
@@ -43,7 +44,7 @@ def test_the_update_copies_no_weights(name):
     """One that reads the old weights behind its update, a norm of it say, would copy them all first."""
     session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
     with session.placed():
-        text = session.compile_step(session.put(session.train.input.batch(0))).as_text()
+        text = session.functions.compile_step(session.host_batches.put(session.train.input.batch(0))).as_text()
     assert re.search(r"%state_variables__params__\S* = f32\[\S* parameter\(", text), "weights go by this name"
     copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(%state_variables__params__", text)
     weights = sum(row.size for row in session.task.weight_table())
@@ -88,8 +89,8 @@ def test_losses_in_pieces_are_those_of_whole_ones_however_gradients_are_kept(mes
             resolve("tiny.StdlibTiny", overrides, smoke=True), jax.devices()[: math.prod(map(int, mesh.split(",")))]
         )
         with session.placed():
-            batch = session.put(session.train.input.batch(0))
-            update, state = session.compile_step(batch), session.init()
+            batch = session.host_batches.put(session.train.input.batch(0))
+            update, state = session.functions.compile_step(batch), session.functions.init()
             for _ in range(3):
                 state = session.settle(update(state, batch, session.seed))
         results.append((float(state.sums.loss), float(state.sums.grad_norm)))

@@ -43,8 +43,8 @@ def run(tmp_path, module="told", change="", given=""):
     environment = {**os.environ, "GLIBC_TUNABLES": given, "PYTHONPATH": path}
     command = [sys.executable, "-u", "-m", "told", "--name=a b", ""]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    *begun, said = ended.stdout.splitlines()
-    return len(begun), len(set(begun)), said
+    *begun, message = ended.stdout.splitlines()
+    return len(begun), len(set(begun)), message
 
 
 asks = pytest.mark.skipif(
@@ -101,8 +101,8 @@ def test_a_variable_that_does_not_survive_is_no_endless_loop(tmp_path):
 @asks
 def test_the_runner_has_large_pages():
     code = "import runners.main as m, os; print(os.environ.get('GLIBC_TUNABLES'))"
-    told: Any = {"capture_output": True, "text": True, "check": True, "env": os.environ | {"GLIBC_TUNABLES": ""}}
-    assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **told).stdout
+    options: Any = {"capture_output": True, "text": True, "check": True, "env": os.environ | {"GLIBC_TUNABLES": ""}}
+    assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **options).stdout
     mapped = [sys.executable, "-X", "importtime", "-m", "runners.main", "--help"]
-    ended = subprocess.run(mapped, **told)
+    ended = subprocess.run(mapped, **options)
     assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.huge_pages")]) == 2

@@ -2,8 +2,9 @@
 
 import jax
 import numpy as np
+from safetensors.numpy import save_file
 
-from registry.resolve import resolve
+from registry.resolve import resolve_recorded
 from runners.convert import main
 from runners.session import Session
 from runners.training.checkpoints import Checkpoints
@@ -12,7 +13,14 @@ from runners.training.workdir import recorded
 WIDTH, VOCAB, CONTEXT, LAYERS = 48, 40, 16, 2
 SIZES = [f"MODEL_DIM={WIDTH}", f"VOCAB_SIZE={VOCAB}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}", "NUM_HEADS=6"]
 SIZES += ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "GRADIENT_ACCUMULATION=1", "DROPOUT=0.0"]
+SEQUENTIAL, ALIBI = "little_gpt.LittleGpt124M", "little_gpt.LittleGpt127M"
 FUSED = ["PARALLEL_RESIDUAL=true", "SHARED_NORM=true"]
+
+
+def saved(folder, arrays, name="theirs.safetensors"):
+    """Writes a file of weights; returns its path."""
+    save_file(arrays, folder / name)
+    return folder / name
 
 
 def sets(*knobs):
@@ -31,9 +39,8 @@ def send_out(format, workdir, to, *more):
 
 def variables_in(workdir):
     """The session of a run folder, and the arrays of its last checkpoint on no device."""
-    before = recorded(str(workdir))
-    session = Session(resolve(before["experiment"], before["overrides"], smoke=before["smoke"]))
-    state, _ = Checkpoints(workdir, read_only=True).require(session.abstract_state, "last")
+    session = Session(resolve_recorded(recorded(str(workdir))))
+    state, _ = Checkpoints(workdir, read_only=True).require(session.abstract.state, "last")
     return session, jax.tree.map(np.asarray, state.variables)
 
 

@@ -37,13 +37,13 @@ def start(module: str, count: int, devices: int, arguments, cwd, **environment: 
 def finish(started: Sequence[subprocess.Popen], timeout: float = 900) -> list[subprocess.CompletedProcess]:
     """Waits for all."""
     try:
-        said = [process.communicate(timeout=timeout) for process in started]
+        outputs = [process.communicate(timeout=timeout) for process in started]
     finally:
         for process in started:
             process.kill()
     return [
         subprocess.CompletedProcess(process.args, process.returncode, out, err)
-        for process, (out, err) in zip(started, said, strict=True)
+        for process, (out, err) in zip(started, outputs, strict=True)
     ]
 
 

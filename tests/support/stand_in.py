@@ -14,15 +14,15 @@ from pathlib import Path
 
 def _wait(seconds: float) -> list[int]:
     """Waits until told to end; returns the signals that came until shortly after."""
-    told: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: told.append(got))
+        signal.signal(number, lambda got, _: signals.append(got))
     print("up", flush=True)
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not told:
+    while time.monotonic() < end and not signals:
         time.sleep(0.02)
     time.sleep(0.3)
-    return told
+    return signals
 
 
 def _first_pid() -> Path:

@@ -84,10 +84,10 @@ def test_the_reference(reduction):
 @pytest.mark.parametrize(("heads", "reduction"), [(h, r) for h in ("shga", "mha") for r in REDUCTIONS])
 def test_the_reference_with_other_heads(heads, reduction):
     module = mixer(heads, reduction=reduction)
-    (y, _), said = module.apply(variables(f"opt/{heads}/params/", heads), X, mutable=["losses"])
+    (y, _), collections = module.apply(variables(f"opt/{heads}/params/", heads), X, mutable=["losses"])
     theirs = "serial" if reduction == "scan" else reduction
     np.testing.assert_allclose(y, NUMBERS[f"opt/{heads}/{theirs}/res"], atol=1e-5)
-    commit = said["losses"]["quantizer"]["commit_loss"]
+    commit = collections["losses"]["quantizer"]["commit_loss"]
     np.testing.assert_allclose(commit, 0.25 * NUMBERS[f"opt/{heads}/{theirs}/l_commit"], rtol=1e-5)
 
 
@@ -113,9 +113,9 @@ def test_gradient_and_codebook_of_the_reference(inflation, theirs):
 
     def objective(params, x):
         variables = {**TP, "params": params}
-        (y, _), said = module.apply(variables, normed(x), mutable=["losses", UPDATES])
-        commit = said["losses"]["quantizer"]["commit_loss"]
-        return jnp.sum(y * NUMBERS["cot"]) + commit, said[UPDATES]
+        (y, _), collections = module.apply(variables, normed(x), mutable=["losses", UPDATES])
+        commit = collections["losses"]["quantizer"]["commit_loss"]
+        return jnp.sum(y * NUMBERS["cot"]) + commit, collections[UPDATES]
 
     (gradient, by_x), updates = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(TP["params"], NUMBERS["x"])
     expected, _ = attention_weights("tp/grad/")
@@ -283,8 +283,8 @@ def test_dead_codes_are_seeded_from_keys_of_the_batch():
     book["codebook_count_kc"][0, 0] = 40.0  # nearest to every key
     given = {"params": weights, "codebooks": {"quantizer": book}}
     ids = jnp.ones((2, 32), jnp.int32).at[:, 20:].set(0)
-    _, said = module.apply(given, X, None, ids, mutable=[UPDATES], rngs={"dropout": jax.random.key(0)})
-    new = apply_updates(given, said[UPDATES])["codebooks"]["quantizer"]
+    _, collections = module.apply(given, X, None, ids, mutable=[UPDATES], rngs={"dropout": jax.random.key(0)})
+    new = apply_updates(given, collections[UPDATES])["codebooks"]["quantizer"]
     count = np.asarray(new["codebook_count_kc"][0])
     np.testing.assert_allclose(count, [0.99 * 40 + 0.01 * 40, *[1.0] * (CODES - 1)], rtol=1e-6)
     _, _, key = quantized(module, {"params": weights, "codebooks": {"quantizer": book}}, X)
@@ -294,8 +294,8 @@ def test_dead_codes_are_seeded_from_keys_of_the_batch():
         assert gaps.min() < 1e-5, "a key of the batch, none of its padding"
     # Seeded codes stay for a while without keys; a batch of padding changes none of them.
     after = {**given, "codebooks": {"quantizer": new}}
-    _, said = module.apply(after, X, None, 0 * ids, mutable=[UPDATES], rngs={"dropout": jax.random.key(1)})
-    later = apply_updates(after, said[UPDATES])["codebooks"]["quantizer"]
+    _, collections = module.apply(after, X, None, 0 * ids, mutable=[UPDATES], rngs={"dropout": jax.random.key(1)})
+    later = apply_updates(after, collections[UPDATES])["codebooks"]["quantizer"]
     np.testing.assert_allclose(later["codebook_sum_kcd"], 0.99 * new["codebook_sum_kcd"], rtol=1e-5)
     np.testing.assert_allclose(later["codebook_count_kc"], 0.99 * new["codebook_count_kc"], rtol=1e-5)
 

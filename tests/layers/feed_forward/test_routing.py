@@ -58,12 +58,12 @@ def test_every_slot_has_one_token_and_padding_none(seed, policy, capacity, legac
     logits = 3 * jax.random.normal(keys[0], (2, 8, 4))
     real = jax.random.bernoulli(keys[1], 0.8, (2, 8))
     routing = top2_routing(logits, real, capacity, policy, 0.5, legacy, keys[2])
-    taken = np.asarray(routing.combine_gsec > 0)
-    assert taken.sum(axis=1).max() <= 1
-    assert taken.sum(axis=(2, 3)).max() <= (1 if policy == "none" else 2)
-    assert not taken[~np.asarray(real)].any()
+    slots = np.asarray(routing.combine_gsec > 0)
+    assert slots.sum(axis=1).max() <= 1
+    assert slots.sum(axis=(2, 3)).max() <= (1 if policy == "none" else 2)
+    assert not slots[~np.asarray(real)].any()
     # First come, first served: the slots of an expert fill from the first on.
-    used = taken.any(axis=1)
+    used = slots.any(axis=1)
     assert (np.diff(used.astype(int), axis=-1) <= 0).all()
     assert 0 <= float(routing.dropped) <= 1
     assert np.asarray(routing.combine_gsec.sum((2, 3))).max() <= 1 + 1e-5
@@ -100,12 +100,12 @@ def test_expert_choice_fills_every_expert():
     real = np.ones((2, 8), bool)
     real[:, 6:] = False
     routing = expert_choice_routing(logits, real, 3)
-    taken = np.asarray(routing.combine_gsec > 0)
-    assert (taken.sum(axis=1) == 1).all()
-    assert not taken[:, 6:].any()
+    slots = np.asarray(routing.combine_gsec > 0)
+    assert (slots.sum(axis=1) == 1).all()
+    assert not slots[:, 6:].any()
     probability = np.asarray(jax.nn.softmax(logits, -1))
     for g, e in np.ndindex(2, 4):
         best = set(np.argsort(-probability[g, :6, e])[:3])
-        assert set(np.nonzero(taken[g, :, e].any(-1))[0]) == best
+        assert set(np.nonzero(slots[g, :, e].any(-1))[0]) == best
     assert float(routing.load_max) == pytest.approx(1.0)
     assert float(routing.aux_loss) == 0  # balanced by construction: nothing to learn

@@ -118,7 +118,10 @@ def test_learning_rates():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_in_bfloat16_stay_close(dtype):
     """The gradient arrays are bfloat16; weights, sums over a lookup and updates are float32."""
-    wide, narrow = (task_of("C", DTYPE=dtype, SEQ_LEN=1024, GRADIENT_DTYPE=kept) for kept in ("float32", "bfloat16"))
+    wide, narrow = (
+        task_of("C", DTYPE=dtype, SEQ_LEN=1024, GRADIENT_DTYPE=gradient_dtype)
+        for gradient_dtype in ("float32", "bfloat16")
+    )
     variables = {"params": params_of("C", wide)}
     often = jnp.where(jnp.arange(1024) % 4 == 0, jnp.arange(1024) % 16, 3)[None].repeat(2, 0)  # one token, 1500 times
     many = Batch(inputs=often, targets=often, weights=jnp.ones((2, 1024)))

@@ -265,21 +265,21 @@ def on_mesh(shape, start, **knobs):
     session = Session(cls(), jax.devices()[: int(np.prod(shape))])
     totals = snapshot(cls())["totals"]
     with session.placed():
-        state = session.init()
+        state = session.functions.init()
         if start is not None:
-            placed = jax.tree.map(jax.device_put, start, session.state_shardings.variables)
+            placed = jax.tree.map(jax.device_put, start, session.abstract.state_shardings.variables)
             state = state.replace(variables=placed)
         held = lambda tree: sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree) if x.ndim)
         predicted = session.task.weight_table().tree(lambda row: row.bytes_per_device(session.mesh_shape))
         assert jax.tree.map(lambda x: x.addressable_shards[0].data.nbytes, state.variables) == predicted
         assert held(state.variables) == totals["bytes_per_device"]
         assert held(state.optimizer) == totals["optimizer_bytes_per_device"]
-        update, losses = session.compile_step(session.put(batch_of(0))), []
+        update, losses = session.functions.compile_step(session.host_batches.put(batch_of(0))), []
         for number in range(6):
-            state = session.settle(update(state, session.put(batch_of(number)), session.seed))
+            state = session.settle(update(state, session.host_batches.put(batch_of(number)), session.seed))
             losses.append(float(state.sums.loss / state.sums.weight))
             state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
-        sums = session.metrics_of(state.variables, session.put(batch_of(77)))
+        sums = session.functions.metrics_of(state.variables, session.host_batches.put(batch_of(77)))
         return [*losses, float(sums.loss / sums.weight)]
 
 

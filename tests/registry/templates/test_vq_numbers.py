@@ -123,20 +123,20 @@ def test_truncated_back_propagation_trace():
     update = jax.jit(functools.partial(train_step, task, log_every=1))
     for step in range(3):
         state = update(state, main_batch(step), jax.random.key(0))
-        sums, said = state.sums, {}
+        sums, metrics = state.sums, {}
         for name, value in sums.reports.items():
-            said[name] = value / sums.normalizer
+            metrics[name] = value / sums.normalizer
         np.testing.assert_allclose(sums.objective / sums.normalizer, NUMBERS[f"main/loss{step}"], rtol=1e-4)
-        np.testing.assert_allclose(4 * said["commit_loss"], NUMBERS[f"main/l_commit{step}"], rtol=1e-4)
+        np.testing.assert_allclose(4 * metrics["commit_loss"], NUMBERS[f"main/l_commit{step}"], rtol=1e-4)
         # The least and largest error are theirs of a block, ours of an update.
-        assert said["quantization_error_min"] <= NUMBERS[f"main/metrics{step}/relative_err_min"] * 1.0001
-        assert said["quantization_error_max"] >= NUMBERS[f"main/metrics{step}/relative_err_max"] * 0.9999
+        assert metrics["quantization_error_min"] <= NUMBERS[f"main/metrics{step}/relative_err_min"] * 1.0001
+        assert metrics["quantization_error_max"] >= NUMBERS[f"main/metrics{step}/relative_err_max"] * 0.9999
         for ours, theirs in METRICS.items():
             expected = NUMBERS[f"main/metrics{step}/{theirs}"]
             if step < 2 or not theirs.startswith(
                 ("relative", "vec")
             ):  # the last batch has padding, which theirs counts
-                np.testing.assert_allclose(said[ours], expected, rtol=2e-4, err_msg=ours)
+                np.testing.assert_allclose(metrics[ours], expected, rtol=2e-4, err_msg=ours)
         if step < 2:
             close_weights(state.variables, f"main/params{step + 1}/")
 
@@ -226,8 +226,10 @@ def test_schedules_of_the_reference():
 def test_nucleus_of_the_reference():
     for key in (name for name in NUMBERS.files if name.startswith("nucleus/0")):
         # Theirs keeps what is above 1 - (p - 1e-4). Equally likely tokens are as good as each other.
-        kept = Sampler(top_p=float(key.split("/")[1]) - 1e-4).keep(jnp.asarray(NUMBERS["nucleus/logits"])[None])[0]
-        np.testing.assert_array_equal(np.sort(kept[np.isfinite(kept)]), np.sort(NUMBERS[key][NUMBERS[key] > -1e9]), key)
+        logits = Sampler(top_p=float(key.split("/")[1]) - 1e-4).keep(jnp.asarray(NUMBERS["nucleus/logits"])[None])[0]
+        np.testing.assert_array_equal(
+            np.sort(logits[np.isfinite(logits)]), np.sort(NUMBERS[key][NUMBERS[key] > -1e9]), key
+        )
 
 
 def test_devices_of_one_row_pass_on_blocks_and_totals_only():
@@ -235,7 +237,7 @@ def test_devices_of_one_row_pass_on_blocks_and_totals_only():
     knobs = ["DEVICE_MESH_SHAPE=1,4,1", "SEQ_LEN=64", "BATCH_SIZE=2"]
     session = Session(resolve("VQEnwik8", knobs, smoke=True), jax.devices()[:4])
     with session.placed():
-        text = session.lower_step(session.abstract_batch, session.abstract_seed).compile().as_text()
+        text = session.functions.lower_step(session.abstract.batch, session.abstract.seed).compile().as_text()
     sent = re.findall(r"= (\w+)\[([\d,]*)\]\S* (all-gather|collective-permute)\(.*?op_name=\"([^\"]*)\"", text)
     mixer = [(kind, shape, op) for kind, shape, op, name in sent if "_windows" in name or "_prefixes" in name]
     assert any(op == "collective-permute" for _, _, op in mixer)
@@ -253,11 +255,11 @@ def test_every_split_gives_the_weights_of_one_device(name, shape):
         knobs = [f"DEVICE_MESH_SHAPE={','.join(map(str, mesh))}", "LOG_EVERY=1"]
         session = Session(resolve(name, knobs, smoke=True), jax.devices()[: int(np.prod(mesh))])
         with session.placed():
-            batches = session.batches(session.train.input)
-            state, update = session.init(), None
+            batches = session.host_batches.iterate(session.train.input)
+            state, update = session.functions.init(), None
             for _ in range(3):
                 batch, _ = next(batches)
-                update = update or session.compile_step(batch)
+                update = update or session.functions.compile_step(batch)
                 state = jax.block_until_ready(update(state, batch, session.seed))
         states[mesh] = jax.device_get(state.variables)
     one, many = states.values()

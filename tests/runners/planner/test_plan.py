@@ -33,8 +33,8 @@ def test_predicted_arguments_are_the_live_arrays(name):
     session = session_of(name)
     found = predict(session, CHIPS["v3"])
     with session.placed():
-        batch, _ = next(session.batches(session.train.input))
-        state = session.init()
+        batch, _ = next(session.host_batches.iterate(session.train.input))
+        state = session.functions.init()
     device = jax.devices()[5]
 
     def held(tree):
@@ -69,7 +69,7 @@ def closed_form(experiment) -> int:
 @pytest.mark.parametrize("name", [n for n in entries() if n.startswith(("gshard.Dense", "wiki_bert."))])
 def test_flops_equal_the_closed_form(name):
     session = session_of(name)
-    assert session.flops_per_token == 3 * closed_form(session.experiment)
+    assert session.throughput.flops_per_token == 3 * closed_form(session.experiment)
 
 
 @pytest.mark.parametrize("name", ["DenseLm128B8x8", "DenseLm175B32x32"])
@@ -83,8 +83,8 @@ def test_flops_of_a_whole_step(name):
 
 
 def _flops_per_token(session):
-    flops = matmul_flops(session.step, session.abstract_state, session.abstract_batch, session.abstract_seed)
-    return flops / session.sample_batch.inputs.size
+    flops = matmul_flops(session.functions.step, session.abstract.state, session.abstract.batch, session.abstract.seed)
+    return flops / session.abstract.sample_batch.inputs.size
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_a_mixture_s_registered_step_has_its_all_to_all():
 
 def test_products_that_carry_tokens_are_no_work_of_the_model():
     session = session_of("MoeLm8x2B")
-    e, batch = session.experiment, session.sample_batch
+    e, batch = session.experiment, session.abstract.sample_batch
     heads = e.NUM_HEADS * e.HEAD_DIM
     attention = e.NUM_LAYERS * (4 * e.MODEL_DIM * heads + 2 * heads * e.SEQ_LEN)
     dense = e.NUM_LAYERS // 2 * 2 * e.MODEL_DIM * e.FFN_DIM
     slots = e.NUM_EXPERTS * e.NUM_GROUPS * 8  # 32 tokens a group, factor 2, 8 experts
     experts = 2 * slots * e.MODEL_DIM * e.EXPERT_DIM / batch.inputs.size + e.MODEL_DIM * e.NUM_EXPERTS
     whole = attention + dense + e.NUM_LAYERS // 2 * experts + e.MODEL_DIM * e.VOCAB_SIZE
-    assert session.flops_per_token == 3 * 2 * whole
+    assert session.throughput.flops_per_token == 3 * 2 * whole
 
 
 def test_where_the_plan_goes_is_looked_at_first(tmp_path):

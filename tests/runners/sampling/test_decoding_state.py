@@ -27,7 +27,7 @@ def test_a_sample_in_two_parts_is_the_sample_in_one(session, tmp_path):
     file = str(tmp_path / "folder" / "state")
     tokens, real = pad_prompts([[40, 41, 42, 43, 44, 45], [60, 61, 62, 63, 64, 65]])
     with session.placed():
-        variables, rng = session.init().variables, jax.random.key(0)
+        variables, rng = session.functions.init().variables, jax.random.key(0)
 
         def run(tokens, new_tokens, **choices):
             real = np.ones_like(tokens)
@@ -56,7 +56,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     file = tmp_path / "state"
     with session.placed():
         tokens, real = pad_prompts([[1, 2, 3]])
-        arguments = (session.task, session.init().variables, tokens, real, jax.random.key(0))
+        arguments = (session.task, session.functions.init().variables, tokens, real, jax.random.key(0))
         _, memory = generate(*arguments, new_tokens=2, sampler=GREEDY)
         write_memory(str(file), session, memory, 5, "me")
     for where, prompts, reader, says in (
@@ -99,8 +99,8 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, inside):
     main(*run, "--prompt=def f(", "--max_new_tokens=5", "--save_state=kept")
     main(*run, "--max_new_tokens=7", "--load_state=kept")
     rest = (tmp_path / "run/samples/00000003-seed0-goes-on.txt").read_bytes()
-    said = "".join(out)
-    assert "Saved the state after 11 tokens to kept." in said
-    assert "Continuing after the 11 tokens of kept:" in said
+    output = "".join(out)
+    assert "Saved the state after 11 tokens to kept." in output
+    assert "Continuing after the 11 tokens of kept:" in output
     assert whole.endswith(rest)
     assert "has 1 rows" in main(*run, "--load_state=kept", "--prompt=a", "--prompt=b", code=2)

@@ -44,7 +44,7 @@ def test_a_window_lets_text_go_on(workdir):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--window=0"], "--window must be at least 1 (got 0)"),
         (["--typical_p=2"], "typical_p = 2.0 must be above 0 and at most 1"),
@@ -52,8 +52,8 @@ def test_a_window_lets_text_go_on(workdir):
         (["--repetition_penalty=-1"], "repetition_penalty = -1.0 must be above 0"),
     ],
 )
-def test_bad_requests(workdir, flags, said):
-    message, code = sampled(workdir, *flags)
+def test_bad_requests(workdir, flags, message):
+    output, code = sampled(workdir, *flags)
     assert code == 2
-    assert said in message
-    assert message.count("\n") == 1
+    assert message in output
+    assert output.count("\n") == 1

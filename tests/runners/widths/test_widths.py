@@ -27,33 +27,33 @@ def checked(tmp_path, name, widths=WIDTHS, smoke=False, **knobs):
     """Exit code, and the slopes that left their bands, by activation without its dimensions."""
     sets = [f"{knob}={value}" for knob, value in knobs.items()]
     code = coord_check(resolve(name, sets, smoke=smoke), tmp_path, CoordOptions(widths=widths))
-    said = json.loads((tmp_path / "coord_check.json").read_text())
-    assert said["passed"] == (code == 0) == all(gate["ok"] for gate in said["gates"])
+    record = json.loads((tmp_path / "coord_check.json").read_text())
+    assert record["passed"] == (code == 0) == all(gate["ok"] for gate in record["gates"])
     assert (tmp_path / "coord_check.png").stat().st_size > 10_000
-    return code, said
+    return code, record
 
 
-def outside(said):
+def outside(record):
     """What left its band: statistic, name without layer and dimensions."""
     names = lambda gate: gate["activation"].rpartition(" ")[2].rpartition("/")[2]
-    return {(gate["statistic"], names(gate)) for gate in said["gates"] if not gate["ok"]}
+    return {(gate["statistic"], names(gate)) for gate in record["gates"] if not gate["ok"]}
 
 
 def test_mup_is_flat_and_the_standard_parametrization_grows(tmp_path, capsys):
-    code, said = checked(tmp_path, "mu.MuTiny")
+    code, record = checked(tmp_path, "mu.MuTiny")
     assert code == 0
     assert "Passed: all 34 slopes are in their bands." in capsys.readouterr().out
-    flat = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in said["gates"]}
-    code, said = checked(tmp_path, "mu.MuTiny", PARAMETRIZATION="standard")
+    flat = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in record["gates"]}
+    code, record = checked(tmp_path, "mu.MuTiny", PARAMETRIZATION="standard")
     assert code == 1
     assert "Failed:" in capsys.readouterr().out
-    grown = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in said["gates"]}
+    grown = {(g["activation"], g["statistic"], g["step"]): g["slope"] for g in record["gates"]}
     hidden = [key for key in flat if key[1] == "change" and key[0].startswith("layer")]
     assert len(hidden) == 14
     assert max(abs(flat[key]) for key in hidden) <= 0.35
     assert min(grown[key] for key in hidden) >= 0.5
     # Nothing but the changes of hidden activations tells them apart.
-    assert outside(said) == {("change", key[0].rpartition(" ")[2].rpartition("/")[2]) for key in hidden}
+    assert outside(record) == {("change", key[0].rpartition(" ")[2].rpartition("/")[2]) for key in hidden}
 
 
 HIDDEN = {("change", f"{name}") for name in ("query_bsnd", "key_bskd", "value_bskd", "mixer_out", "ffn_out")}
@@ -80,10 +80,10 @@ def wrong_rate(role, factor):
 )
 def test_a_wrong_rate_is_caught_where_it_acts(tmp_path, monkeypatch, role, factor, caught):
     monkeypatch.setattr(Parametrization, "rate", wrong_rate(role, factor))
-    code, said = checked(tmp_path, "mu.MuTiny", ENDS)
+    code, record = checked(tmp_path, "mu.MuTiny", ENDS)
     assert code == 1
-    assert outside(said) == caught
-    steepest = max((gate for gate in said["gates"] if not gate["ok"]), key=lambda gate: abs(gate["slope"]))
+    assert outside(record) == caught
+    steepest = max((gate for gate in record["gates"] if not gate["ok"]), key=lambda gate: abs(gate["slope"]))
     assert 0.7 <= steepest["slope"] * factor <= 1.8
 
 
@@ -129,21 +129,21 @@ def test_wrong_ends_and_scores_are_caught(tmp_path, part, field, value, caught):
 
 
 def test_what_is_not_finite_does_not_pass(tmp_path, capsys):
-    code, said = checked(tmp_path, "mu.MuTiny", ENDS, LEARNING_RATE=1e30)
+    code, record = checked(tmp_path, "mu.MuTiny", ENDS, LEARNING_RATE=1e30)
     assert code == 1
     assert "NaN" not in (tmp_path / "coord_check.json").read_text()
-    assert any(gate["slope"] is None and not gate["ok"] for gate in said["gates"])
+    assert any(gate["slope"] is None and not gate["ok"] for gate in record["gates"])
     assert "Failed:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("choice", ["fan_in", "zero"])
 def test_other_heads_are_held_to_what_they_should_be(tmp_path, choice):
-    code, said = checked(tmp_path, "mu.MuTiny", ENDS, UNEMBEDDING_INIT=choice, QUERY_INIT="zero")
+    code, record = checked(tmp_path, "mu.MuTiny", ENDS, UNEMBEDDING_INIT=choice, QUERY_INIT="zero")
     assert code == 0
-    logits = [gate for gate in said["gates"] if gate["activation"] == "logits_bsv" and gate["statistic"] == "size"]
+    logits = [gate for gate in record["gates"] if gate["activation"] == "logits_bsv" and gate["statistic"] == "size"]
     assert [(gate["low"], gate["high"]) for gate in logits] == ([] if choice == "zero" else [(-0.1, 0.1)])
     # With zero queries and a zero head nothing behind them is judged where it is 0.
-    assert not [gate for gate in said["gates"] if "query" in gate["activation"] and gate["statistic"] == "size"]
+    assert not [gate for gate in record["gates"] if "query" in gate["activation"] and gate["statistic"] == "size"]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_other_heads_are_held_to_what_they_should_be(tmp_path, choice):
 )
 def test_other_families_under_mup(tmp_path, name, widths, smoke):
     assert checked(tmp_path, name, widths, smoke, NUM_LAYERS=2)[0] == 0
-    code, said = checked(tmp_path, name, widths, smoke, NUM_LAYERS=2, PARAMETRIZATION="standard")
+    code, record = checked(tmp_path, name, widths, smoke, NUM_LAYERS=2, PARAMETRIZATION="standard")
     assert code == 1
-    assert {statistic for statistic, _ in outside(said)} == {"change"}
+    assert {statistic for statistic, _ in outside(record)} == {"change"}
 
 
 def test_slopes():
@@ -175,16 +175,16 @@ def test_bands():
     assert not dataclasses.replace(gate, slope=float("nan")).ok
     assert gate.beyond == pytest.approx(0.1)
     kinds = {"size": [0.0, 0.0, 0.0], "change": [None, 0.0, 0.9]}
-    judged = lambda name, logits=-0.5: {
+    gates = lambda name, logits=-0.5: {
         (g.statistic, g.step, g.ok) for g in judge({name: kinds, "layer 1 residual_bsm": kinds}, logits, 2)
         if g.activation == name
     }  # fmt: skip
-    assert judged("logits_bsv") == {("size", 0, False), ("change", 2, False)}
-    assert judged("embedded") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
-    assert judged("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
-    assert judged("layer 1 mixer/query_bsnd") == {("size", 0, True)}
-    assert judged("layer 0 mixer/scores") == {("size", 0, True)}
-    assert judged("layer 1 mixer/scores") == set()
+    assert gates("logits_bsv") == {("size", 0, False), ("change", 2, False)}
+    assert gates("embedded") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
+    assert gates("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
+    assert gates("layer 1 mixer/query_bsnd") == {("size", 0, True)}
+    assert gates("layer 0 mixer/scores") == {("size", 0, True)}
+    assert gates("layer 1 mixer/scores") == set()
 
 
 def test_widths_and_rates_as_they_are_written():
@@ -235,8 +235,8 @@ def test_a_sweep_is_what_training_gives_and_goes_on(tmp_path, capsys):
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [line["loss"] for line in logged if line["split"] == "train"]
     np.testing.assert_allclose([loss for _, loss in found[128, 0.0625]["train"]], trained, rtol=1e-5)
-    judged = [line["loss"] for line in logged if line["split"] == "validation"][-1]
-    np.testing.assert_allclose(found[128, 0.0625]["loss"], judged, rtol=1e-5)
+    loss_of_run = [line["loss"] for line in logged if line["split"] == "validation"][-1]
+    np.testing.assert_allclose(found[128, 0.0625]["loss"], loss_of_run, rtol=1e-5)
     # Killed while it wrote the last line: that case alone is run again; a new seed adds its own.
     (folder / RESULTS).write_text("\n".join([*lines[:-1], lines[-1][:40]]))
     capsys.readouterr()
@@ -358,14 +358,14 @@ def test_tables_of_sweeps_and_checks_keep_every_loss_at_a_width(capsys, monkeypa
     monkeypatch.setenv("COLUMNS", str(width))
     rates = [2.0**power for power in range(-14, -4)]
     row = {"losses": [None, *(5 + rate for rate in rates[1:])], "best": 1, "refined": -12.51, "regret": 0.034}
-    said = {"experiment": "gshard.DenseLm12kWide162BAdamBS25616x16", "smoke": True, "overrides": ["NUM_LAYERS=4"]}
+    record = {"experiment": "gshard.DenseLm12kWide162BAdamBS25616x16", "smoke": True, "overrides": ["NUM_LAYERS=4"]}
     rows = [{**row, "width": size} for size in (128, 2048)]
-    _show({**said, "rates": rates, "widths": [128, 2048], "rows": rows, "drift_log2": 0.0})
+    _show({**record, "rates": rates, "widths": [128, 2048], "rows": rows, "drift_log2": 0.0})
     out = capsys.readouterr().out
     text = " ".join(out.split())
     tables = out.partition("From width")[0]
     assert max(map(len, tables.splitlines())) <= width
-    assert said["experiment"] in text
+    assert record["experiment"] in text
     for whole in ("2^-14", "2^-5", "parabola, log2", "regret at 128's best"):
         assert whole in text
     for value in ("diverged", "5.000*", *(f"{loss:.3f}" for loss in row["losses"][1:]), "-12.51", "0.034"):

@@ -77,7 +77,7 @@ LOGITS = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]]))
 
 
 @pytest.mark.parametrize(
-    ("sampler", "kept"),
+    ("sampler", "count"),
     [
         (Sampler(), 4),
         (Sampler(top_k=2), 2),
@@ -89,13 +89,13 @@ LOGITS = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]]))
         (Sampler(top_p=1e-6), 1),
     ],
 )
-def test_what_may_be_drawn(sampler, kept):
-    assert np.isfinite(sampler.keep(LOGITS)).sum() == kept
-    assert np.isfinite(sampler.keep(LOGITS)[0, :kept]).all()
+def test_what_may_be_drawn(sampler, count):
+    assert np.isfinite(sampler.keep(LOGITS)).sum() == count
+    assert np.isfinite(sampler.keep(LOGITS)[0, :count]).all()
 
 
 @pytest.mark.parametrize(
-    ("sampler", "kept"),
+    ("sampler", "tokens"),
     [
         # Surprises 0.69, 1.39, 1.90, 2.30 around an entropy of 1.21: nearest is the second token, then the first.
         (Sampler(typical_p=0.2), {1}),
@@ -111,8 +111,8 @@ def test_what_may_be_drawn(sampler, kept):
         (Sampler(top_k=3, eta=0.3), {0, 1}),
     ],
 )
-def test_which_may_be_drawn_by_entropy(sampler, kept):
-    assert set(np.flatnonzero(np.isfinite(sampler.keep(LOGITS)[0])).tolist()) == kept
+def test_which_may_be_drawn_by_entropy(sampler, tokens):
+    assert set(np.flatnonzero(np.isfinite(sampler.keep(LOGITS)[0])).tolist()) == tokens
 
 
 def test_eta_keeps_the_likeliest_of_many_alike():
@@ -189,7 +189,7 @@ def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
         monkeypatch.setattr(stack, "APART_BYTES", limit)
         session = Session(resolve(name, smoke=True), jax.devices()[:1])  # a task of its own: another compiled program
         with session.placed():
-            variables = session.init().variables
+            variables = session.functions.init().variables
             prompt = jax.random.randint(jax.random.key(1), (2, 7), 0, 32)
             given = (session.task, variables, prompt, jnp.ones_like(prompt), jax.random.key(2))
             chosen = {"new_tokens": generation.APART_TOKENS, "sampler": Sampler(repetition_penalty=1.2), "capacity": 80}
