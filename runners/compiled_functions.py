@@ -44,7 +44,7 @@ class CompiledFunctions:
         return jax.jit(lambda v: state_of(self._task, v, rows), out_shardings=self._abstract.state_shardings)(variables)
 
     def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
-        """Returns the state after one update (not compiled by itself); with `rate`, at that learning rate."""
+        """Returns the state after one update (not compiled); with `rate`, at that learning rate."""
         task: Any = self._task
         if rate is not None:
             task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
