@@ -98,7 +98,7 @@ def main() -> int:
     lines = []
     for name, (_, made) in inputs.items():
         rate = statistics.median(rates[name])
-        line = {"source": name, "tokenised, tokens/s": made, "read, tokens/s": rate, "times the demo's": rate / demo}
+        line = {"source": name, "tokenized, tokens/s": made, "read, tokens/s": rate, "times the demo's": rate / demo}
         note = "" if rate >= GOAL * large else f"below {GOAL}"
         lines.append(line | {"times the 124M's": rate / large, "note": note})
     facts = {"machine": machine(), "the demo's update, tokens/s": demo, "of GPT-2 124M, 1 x 512, float32": large}

@@ -14,7 +14,7 @@ def device_ids(order: DeviceOrder, shape: Sequence[int]) -> np.ndarray:
     """Returns device ids in a two-dimensional mesh of `shape`.
 
     row_major: id = row * columns + column. transposed: id = column * rows + row. ring: rows and columns both ascend
-    over the even numbers and descend over the odd ones, so that neighbours along an axis, including the last and the
+    over the even numbers and descend over the odd ones, so that neighbors along an axis, including the last and the
     first, are at most two apart: a ring on chips in a line whose ends are not linked. ring_transposed: the ring of the
     transposed shape, transposed.
 

@@ -200,6 +200,12 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
     return types
 
 
+def declared_value(cls: type[Experiment], knob: str) -> Any:
+    """Returns the value of a knob where its annotation first declares it: the template's."""
+    base = next(base for base in reversed(cls.__mro__) if knob in inspect.get_annotations(base))
+    return vars(base).get(knob)
+
+
 def written_classes(cls: type[Experiment]) -> list[type[Experiment]]:
     """Returns the experiments that a class extends, itself included, nearest first, without those made by `derive`."""
     return [base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base)]

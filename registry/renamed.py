@@ -102,7 +102,7 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Returns the record of an experiment with current knob names; reports renamed overrides on stderr.
 
     Args:
-      record: a snapshot (registry.snapshot).
+      record: a snapshot (registry.records.snapshot).
       place: the name of its file.
     """
     knobs = {KNOBS.get(name, name): value for name, value in record["knobs"].items()}

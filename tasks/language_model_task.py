@@ -1,4 +1,4 @@
-"""The language-modelling task: loss, decoding and weight table of next-token prediction."""
+"""The language-modeling task: loss, decoding and weight table of next-token prediction."""
 
 import dataclasses
 import functools

@@ -44,7 +44,7 @@ def tensorflow() -> Any:
     """
     with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_native_code():
         import tensorflow as tf
-    with contextlib.suppress(RuntimeError):  # TensorFlow is initialised already; its devices cannot change
+    with contextlib.suppress(RuntimeError):  # TensorFlow is initialized already; its devices cannot change
         for kind in ("GPU", "TPU"):
             tf.config.set_visible_devices([], kind)
     return tf

@@ -12,7 +12,7 @@ import pytest
 pytest_plugins = ["tests.support.shapes", "tests.support.commands", "tests.support.progress"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
-# Tests compile much and compute little: one LLVM module for each program, emitted directly, not optimised (0.3 s of CPU
+# Tests compile much and compute little: one LLVM module for each program, emitted directly, not optimized (0.3 s of CPU
 # for a small train step, where XLA's defaults take 4.7 s).
 QUICK_COMPILE = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import VortaroError
-from registry import diff as differences
 from registry.checks import check as check_experiment
 from registry.index import entries as all_entries
+from registry.records import diff as differences
+from registry.records.snapshot import load as load_snapshot
 from registry.resolve import resolve
-from registry.snapshot import load as load_snapshot
 from registry.values import show
 from tasks.storage.files import place
 from vortaro.run import Run

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from registry.diff import is_equal
+from registry.records.diff import is_equal
 from registry.tool import render
 from runners.reports import page
 
@@ -32,7 +32,7 @@ class Table(list[dict[str, Any]]):
 
 
 class Difference(dict[str, Any]):
-    """The difference of two experiments: "knobs", "config", "weights" as rows, "totals" by name (registry.diff)."""
+    """The difference of two experiments: knobs, config and weights as rows, totals by name (registry.records.diff)."""
 
     def __bool__(self) -> bool:
         return not is_equal(self)

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from registry.experiment import Experiment, cls_key, doc_line
-from registry.snapshot import snapshot
+from registry.records.snapshot import snapshot
 from registry.tool import render
 from runners.reports import page
 from vortaro.tables import Table
@@ -27,7 +27,7 @@ class View:
 
     @functools.cached_property
     def snapshot(self) -> dict[str, Any]:
-        """The experiment as plain data (registry.snapshot)."""
+        """The experiment as plain data (registry.records.snapshot)."""
         return snapshot(self.experiment)
 
     @property

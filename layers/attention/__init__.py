@@ -1,1 +1,1 @@
-"""Sequence mixers: softmax, gated and vector-quantised attention, static SGU, and their caches."""
+"""Sequence mixers: softmax, gated and vector-quantized attention, static SGU, and their caches."""

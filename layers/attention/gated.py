@@ -40,7 +40,7 @@ class GatedHeads(nn.Module):
 
     With a gate and one head of `value_dim` 2 m it is a gated attention unit (Hua et al. 2022, FLASH, section 3.1, with
     softmax); without a gate, multi-head (`num_kv_heads` = `num_heads`) or multi-query (1) attention. Queries and keys
-    are RMS-normalised per head and scaled by key_dim^-1/4 each, so that their product is scaled by key_dim^-1/2. The
+    are RMS-normalized per head and scaled by key_dim^-1/4 each, so that their product is scaled by key_dim^-1/2. The
     score of a key at distance t is (query + u) key + (query + w) W sin(t), with learned u and w (Dai et al. 2019,
     section 3.3).
     """
@@ -76,7 +76,7 @@ class GatedHeads(nn.Module):
     sinusoid_dropout: float = 0.0  # rate of dropout on the sines; one mask for all updates that a row is cut into
     epsilon: float = 1e-6  # of the norms
     joint_projections: bool = True  # one product for matrices of equal shape: queries and keys, values and gate
-    dtype: str = "float32"  # of the computation; softmax, counts and quantisation are always float32
+    dtype: str = "float32"  # of the computation; softmax, counts and quantization are always float32
     param_dtype: str = "float32"
 
     def _check_heads(self) -> None:
@@ -135,7 +135,7 @@ class GatedHeads(nn.Module):
 
 
 class FullAttention(GatedHeads):
-    """Softmax over all keys, not quantised, with scores for every distance: VQ attention in quadratic time."""
+    """Softmax over all keys, not quantized, with scores for every distance: VQ attention in quadratic time."""
 
     query_chunk: int = 512  # queries whose scores are in memory at once
 

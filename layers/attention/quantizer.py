@@ -1,4 +1,4 @@
-"""Vector quantisation of keys, with codebooks that follow the keys by moving averages."""
+"""Vector quantization of keys, with codebooks that follow the keys by moving averages."""
 
 from typing import Any, ClassVar
 
@@ -85,7 +85,7 @@ class VectorQuantizer(nn.Module):
 
     @nn.compact
     def __call__(self, key: Float[Array, "b s k d"], segment_ids: Int[Array, "b s"] | None = None) -> Quantized:
-        """Quantises the keys; positions of segment 0 are not counted."""
+        """Quantizes the keys; positions of segment 0 are not counted."""
         self._check()
         shape = (self.num_heads, self.num_codes, self.key_dim)
         common: Any = {"role": "state", "collection": CODEBOOKS}

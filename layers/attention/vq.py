@@ -1,4 +1,4 @@
-"""Attention in linear time over vector-quantised keys (Lingle 2023, Transformer-VQ)."""
+"""Attention in linear time over vector-quantized keys (Lingle 2023, Transformer-VQ)."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ class Window(struct.PyTreeNode):
     """Keys before a block and in it: t tokens, any leading dimensions."""
 
     codes_tk: Int[Array, "*batch t k"]
-    key_tkd: Float[Array, "*batch t k d"]  # quantised
+    key_tkd: Float[Array, "*batch t k d"]  # quantized
     value_tkf: Float[Array, "*batch t k f"]
     segment_ids_t: Int[Array, "*batch t"]  # -1 marks an empty slot
 
@@ -35,7 +35,7 @@ class VQState(struct.PyTreeNode):
 
 
 class VQAttention(GatedHeads):
-    """Exact softmax attention over the quantised keys of the complete past, in time linear in its length.
+    """Exact softmax attention over the quantized keys of the complete past, in time linear in its length.
 
     Keys of one code share a score, so together they weigh exp(score) * count in the softmax and contribute the mean of
     their values (Lingle 2023, theorem 3.6). A query attends to the last `memory_length` keys and those of its own block
@@ -169,7 +169,7 @@ class VQAttention(GatedHeads):
         before = memory // block  # blocks that fit in the memory
 
         def whole(old: jax.Array, new: jax.Array) -> tuple[jax.Array, ...]:
-            """Shifts by complete blocks, which devices that share a sequence send to their neighbours."""
+            """Shifts by complete blocks, which devices that share a sequence send to their neighbors."""
             blocks, early = _split(new, number), _split(old, before)
             moved = []
             for i in range(before, 0, -1):

@@ -56,7 +56,7 @@ class MixtureOfExperts(nn.Module):
     routing: Literal["top2", "expert_choice"] = "top2"
     second_expert: SecondExpert = "all"  # of top-2 routing; "none" is Switch routing
     second_threshold: float = 0.0  # of second_expert = "random"
-    legacy_gates: bool = True  # normalise top-2 gates to sum 1 before tokens are dropped, not after
+    legacy_gates: bool = True  # normalize top-2 gates to sum 1 before tokens are dropped, not after
     activation: str = "relu"  # a name in layers.feed_forward.activations
     gated: bool = False
     aux_loss: float = 0.01  # factor of the load-balancing loss

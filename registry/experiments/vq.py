@@ -1,6 +1,6 @@
 """Transformer-VQ: the paper's data sets, two sizes on your own text, and their counterparts with quadratic attention.
 
-The presets without a suffix have the weights of the tensor-parallel code and the dropout of the optimised one, and
+The presets without a suffix have the weights of the tensor-parallel code and the dropout of the optimized one, and
 back-propagate through full rows; those that end in Tbptt are the paper's runs (2048-token updates, carried state).
 """
 

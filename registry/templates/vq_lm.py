@@ -26,11 +26,11 @@ from tasks.vocabularies.vocabulary import ByteVocabulary
 
 
 class VQLm(DecoderLm):
-    """Transformer-VQ (Lingle 2023): linear-time attention over quantised keys, exact over the complete past.
+    """Transformer-VQ (Lingle 2023): linear-time attention over quantized keys, exact over the complete past.
 
     A layer is two gated attention units of one head each ("shga"), or multi-query or multi-head attention with a
     feed-forward layer ("mqa", "mha"). ATTENTION = "full" is the counterpart with quadratic attention: the same weights
-    without codebooks, unquantised keys, relative positions at every distance.
+    without codebooks, unquantized keys, relative positions at every distance.
 
     The mesh has three axes: rows are split over "data", positions over "sequence" (blocks of one row on different
     devices, with merged caches), values, gates and hidden units over "model". Matrices and the optimizer's slots are
@@ -121,7 +121,7 @@ class VQLm(DecoderLm):
     @classmethod
     def Smoke(cls):
         heads = {"NUM_HEADS": 1, "KEY_DIM": 8, "VALUE_DIM": None}
-        quantised = {"BLOCK_LEN": 4, "MEMORY_LEN": None, "NUM_CODES": 16, "CODEBOOK_DECAY": 0.9}
+        quantized = {"BLOCK_LEN": 4, "MEMORY_LEN": None, "NUM_CODES": 16, "CODEBOOK_DECAY": 0.9}
         dropped = dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT"), 0.01)
         learned = {"LEARNING_RATE": 2e-2 if cls.OPTIMIZER == "adafactor" else 5e-3, "DTYPE": "float32"}
         data = {
@@ -132,7 +132,7 @@ class VQLm(DecoderLm):
         }
         parts = {name: 0.0 if getattr(cls, name) == 0 else rate for name, rate in dropped.items()}
         sizes = {"MODEL_DIM": 32, "VOCAB_SIZE": 264}
-        return super().Smoke().derive(**heads, **quantised, **parts, **learned, **data, **sizes)
+        return super().Smoke().derive(**heads, **quantized, **parts, **learned, **data, **sizes)
 
     @classmethod
     def grows_with_width(cls):

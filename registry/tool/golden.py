@@ -1,32 +1,78 @@
-"""Golden files: reviewed snapshots of all experiments."""
+"""Golden files: reviewed records of all experiments, by section."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from registry.diff import diff, is_equal
-from registry.experiment import Experiment, cls_key
-from registry.snapshot import snapshot
+from layers.errors import UsageError, did_you_mean
+from layers.specs import Specs, show_spec
+from registry.build import config_of
+from registry.config_paths import walk
+from registry.experiment import Experiment, cls_key, declared_value
+from registry.records.snapshot import snapshot
+from registry.values import show
 from tasks.storage.files import write_whole
 
 FOLDER = Path(__file__).parents[2] / "tests" / "golden"
 
+# knobs: those whose values differ from the template's; config: without specs, which `weights` and `activations` hold.
+SECTIONS = ("knobs", "config", "activations", "mesh", "weights", "totals")
 
-def compare(experiment: Experiment, *, update: bool = False) -> dict[str, Any]:
-    """Compares an experiment with its golden file, or writes the file: `{name, ok, reason}`."""
+
+def compare(experiment: Experiment, *, update: bool = False, sections: Collection[str] = SECTIONS) -> dict[str, Any]:
+    """Compares sections of an experiment with its golden file, or writes them: `{name, ok, reason}`.
+
+    Raises:
+      UsageError: a section is unknown.
+    """
+    for section in sections:
+        if section not in SECTIONS:
+            raise UsageError(f"Unknown section '{section}' of golden files. {did_you_mean(section, SECTIONS)}")
     name = cls_key(type(experiment))
     path = FOLDER / f"{name}.json"
-    now = snapshot(experiment)
+    now = _record(experiment)
+    before = json.loads(path.read_text()) if path.exists() else None
     if update:
+        kept = {} if before is None else {key: before[key] for key in SECTIONS if key not in sections}
         FOLDER.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(now, indent=1) + "\n")
+        write_whole(path, json.dumps({**now, **kept}, indent=1) + "\n")
         return {"name": name, "ok": True, "reason": f"written to {path.name}"}
     hint = f"review it, then run `python -m registry golden {name} --update`"
-    if not path.exists():
+    if before is None:
         return {"name": name, "ok": False, "reason": f"has no golden file ({hint})"}
-    difference = diff(json.loads(path.read_text()), now)
-    if is_equal(difference):
+    changed = [f"{section}.{key}" for section in sections for key in _changed(before[section], now[section])]
+    if not changed:
         return {"name": name, "ok": True, "reason": ""}
-    changed = [row["knob"] for row in difference["knobs"]] + [row["path"] for row in difference["config"]]
-    changed += [row["path"] for row in difference["weights"]]
     return {"name": name, "ok": False, "reason": f"differs from its golden file in {', '.join(changed[:5])} ({hint})"}
+
+
+def _record(experiment: Experiment) -> dict[str, Any]:
+    """Returns what a golden file holds of an experiment."""
+    cls, full = type(experiment), snapshot(experiment)
+    knobs = {name: show(value) for name, value in cls.knobs().items() if value != declared_value(cls, name)}
+    return {
+        "experiment": full["experiment"],
+        "knobs": knobs,
+        "config": {path: value for path, value in full["config"].items() if not _is_spec(path)},
+        "activations": _activations(experiment),
+        "mesh": full["mesh"],
+        "weights": {row.pop("path"): row for row in full["weights"]},
+        "totals": full["totals"],
+    }
+
+
+def _is_spec(path: str) -> bool:
+    """Returns whether a config path is a row of a spec table."""
+    return {"specs", "activations", "batch_placement"} & set(path.split(".")[:-1]) != set()
+
+
+def _activations(experiment: Experiment) -> dict[str, str]:
+    """Returns the specs of the activations that layers of the task place."""
+    tables = [value for _, value in walk(config_of(experiment, "task"), "task") if isinstance(value, Specs)]
+    placed = {row for table in tables for row in table}
+    return {row: show_spec(spec) for row, spec in experiment.ACTIVATIONS.items() if row in placed}
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [key for key in {**before, **now} if before.get(key) != now.get(key)]

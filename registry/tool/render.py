@@ -14,7 +14,7 @@ PIPE_WIDTH = 200
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Returns the console for standard output or a file; without a terminal it has no colour, and lines may be longer.
+    """Returns the console for standard output or a file; without a terminal it has no color, and lines may be longer.
 
     The environment variable COLUMNS sets the width, as on a terminal.
     """

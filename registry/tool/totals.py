@@ -19,7 +19,7 @@ from typing import Any
 from layers.roots import FOLDER
 from registry import index
 
-Totals = dict[str, int]  # "parameters", "bytes" and so on: registry.snapshot.weight_summary
+Totals = dict[str, int]  # "parameters", "bytes" and so on: registry.records.snapshot.weight_summary
 
 PACKAGES = ("layers", "tasks", "registry")
 LIBRARIES = ("fiddle", "flax", "jax", "numpy", "optax")

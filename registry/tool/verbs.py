@@ -26,7 +26,7 @@ USAGE = """python -m registry VERB ...
   check [NAME ...]    validate experiments (default: all) against their meshes
   tree                show the inheritance of all experiments
   explain NAME PATH   show the class and line that set a knob, a config field or a weight's spec
-  golden [NAME ...]   compare with the files in tests/golden; --update writes them
+  golden [NAME ...]   compare with the files in tests/golden; --update writes them, --sections=weights,totals parts
   new BASE NAME       write the first lines of a new experiment; NAME is module.Class"""
 
 
@@ -69,6 +69,7 @@ def _run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="show: also what is as in the template, and the config")
     parser.add_argument("--update", action="store_true", help="golden: write the files")
+    parser.add_argument("--sections", metavar="LIST", help="golden: only these sections, as in weights,totals")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
@@ -162,13 +163,13 @@ def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache)
 
 
 def _weights_of(experiment: Any) -> dict[str, Any]:
-    from registry.snapshot import weight_summary
+    from registry.records.snapshot import weight_summary
 
     return weight_summary(experiment)
 
 
 def _show(options: argparse.Namespace) -> int:
-    from registry.snapshot import snapshot
+    from registry.records.snapshot import snapshot
     from registry.tool import json_values
     from registry.tool.knob_docs import groups, meanings
 
@@ -186,8 +187,8 @@ def _weights(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from registry.diff import diff, is_equal
-    from registry.snapshot import snapshot
+    from registry.records.diff import diff, is_equal
+    from registry.records.snapshot import snapshot
     from registry.tool import json_values
 
     a, *rest = _names(options, 1, 2, "one or two names")
@@ -210,7 +211,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _stored(name: str) -> dict[str, Any] | None:
     """Returns the snapshot in a run folder or file of that name; None for the name of an experiment."""
-    from registry.snapshot import load
+    from registry.records.snapshot import load
     from tasks.storage.files import place
 
     path = place(name)
@@ -225,8 +226,8 @@ def _stored(name: str) -> dict[str, Any] | None:
 
 def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
     """Returns the experiment of a run folder, from its current class or, if that is gone, from the recorded configs."""
+    from registry.records.snapshot import rebuilt, snapshot
     from registry.resolve import resolve_recorded
-    from registry.snapshot import rebuilt, snapshot
     from registry.values import show
 
     try:
@@ -242,7 +243,7 @@ def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any
 
 
 def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, Any]:
-    from registry.provenance import made_now
+    from registry.records.provenance import made_now
 
     name = side["experiment"].rpartition(".")[0]
     return made_now((*options.imports, name))
@@ -319,7 +320,8 @@ def _golden(options: argparse.Namespace) -> int:
     from registry.tool import golden
 
     names = _tracked(options.names or _keys(options), "Comparing")
-    rows = [golden.compare(_resolve(options, name), update=options.update) for name in names]
+    chosen = golden.SECTIONS if options.sections is None else tuple(options.sections.split(","))
+    rows = [golden.compare(_resolve(options, name), update=options.update, sections=chosen) for name in names]
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 1
 

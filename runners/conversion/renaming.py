@@ -10,7 +10,7 @@ from einops import rearrange
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
-from registry.snapshot import flat_config
+from registry.records.snapshot import flat_config
 from runners.conversion.foreign_files import Arrays, ForeignWeights
 from runners.conversion.name_maps import FORMATS, KNOBS, SHARED_SETTINGS, SIZES, NameMap, Rule, name_map
 from tasks.weight_table import WeightRow

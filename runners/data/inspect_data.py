@@ -27,7 +27,7 @@ ROWS_SHOWN = 4
 SECONDS = 3.0  # spent on reading each split
 MOST_BATCHES = 200
 SHOWN_TOKENS = 160  # of a segment, decoded
-COLOURS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
+COLORS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,15 +219,15 @@ def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
         page.table(head, rows, head[1:]),
         f"<h2>Lengths of {_counted(looks)}</h2>",
         _histogram(looks),
-        "<h2>First rows</h2><p class=doc>Targets, coloured by segment.</p>",
-        *(_coloured(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
+        "<h2>First rows</h2><p class=doc>Targets, colored by segment.</p>",
+        *(_colored(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
     ]
     return page.page(f"{name}: data", parts)
 
 
-def _coloured(row: Batch, vocabulary: Vocabulary) -> str:
+def _colored(row: Batch, vocabulary: Vocabulary) -> str:
     spans = [
-        f"<span style='background:{COLOURS[number % len(COLOURS)]}'>"
+        f"<span style='background:{COLORS[number % len(COLORS)]}'>"
         f"{page.text(vocabulary.decode(row.targets[places].tolist()))}</span>"
         for number, places in enumerate(segments_of(row))
     ]

@@ -70,7 +70,7 @@ def windowed(experiment: Experiment, window: int) -> Experiment:
       UsageError: the experiment has no softmax attention, or the window is smaller than 1.
     """
     from registry.experiment import knobs_set_by
-    from registry.snapshot import flat_config
+    from registry.records.snapshot import flat_config
 
     if not any(path.endswith(".window") for path in flat_config(experiment)):
         raise UsageError(f"--window needs softmax attention, which {type(experiment).__name__} does not have.")

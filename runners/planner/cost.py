@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from registry.snapshot import weight_summary
+from registry.records.snapshot import weight_summary
 from runners.chips import Chip
 from runners.flops import matmul_flops
 from runners.planner.hlo import collectives, loops_counted_once

@@ -8,7 +8,7 @@ import jax
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
-from registry.snapshot import weight_summary
+from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.chips import CHIPS, Chip
 from runners.planner.cost import Plan, Step, predict

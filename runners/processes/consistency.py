@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from registry.experiment import Experiment, cls_key
-from registry.provenance import PACKAGES, digest, short_digest
-from registry.snapshot import flat_config
+from registry.records.provenance import PACKAGES, digest, short_digest
+from registry.records.snapshot import flat_config
 from runners.flags import given_module_flags
 from runners.processes.coordination import ProcessGroup
 

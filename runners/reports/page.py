@@ -37,7 +37,7 @@ def text(value: Any) -> str:
 
 
 def cards(pairs: Iterable[tuple[str, Any]]) -> str:
-    """Returns labelled numbers, side by side."""
+    """Returns labeled numbers, side by side."""
     return (
         "<div class=cards>" + "".join(f"<div class=card>{text(k)}<b>{text(v)}</b></div>" for k, v in pairs) + "</div>"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
-from registry.snapshot import flat_config
+from registry.records.snapshot import flat_config
 from tasks.storage import files
 from tasks.storage.files import Place
 from tasks.storage.jsonl import append_line, read_lines

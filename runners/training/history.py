@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from absl import logging
 
-from registry import provenance
 from registry.experiment import Experiment
-from registry.snapshot import load
+from registry.records import provenance
+from registry.records.snapshot import load
 from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from layers.errors import UsageError, first_line
-from registry.snapshot import load
+from registry.records.snapshot import load
 from runners.session import Session
 from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
 from runners.training.history import EXPERIMENT, parent_run

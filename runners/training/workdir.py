@@ -9,10 +9,10 @@ from typing import Any
 
 from layers.errors import UsageError
 from registry.build import build, config_of, to_json
-from registry.diff import diff
 from registry.experiment import Experiment, doc_line
 from registry.overrides import METHODS
-from registry.snapshot import Snapshot, flat_config, load, snapshot
+from registry.records.diff import diff
+from registry.records.snapshot import Snapshot, flat_config, load, snapshot
 from registry.tool import render
 from runners.processes.coordination import ProcessGroup
 from runners.training.history import EXPERIMENT, Start, first_record

@@ -11,8 +11,8 @@ from runners.widths.coord_gates import Slopes, parts
 from runners.widths.widths import rate_text
 from tasks.storage.files import Place, write_whole
 
-# Colour of each activation shown; lines of the first layer are solid, of the last one dashed.
-COLOURS = {
+# Color of each activation shown; lines of the first layer are solid, of the last one dashed.
+COLORS = {
     "embedded": "#7f7f7f",
     "query_bsnd": "#d62728",
     "key_bskd": "#ff7f0e",
@@ -62,7 +62,7 @@ def _panel(
         found, (layer, short) = slopes[name][kind][step], parts(name)
         if found is None or not _shown(name, statistics):
             continue
-        style = {"color": COLOURS[short], "ls": "-" if layer in (None, 0) else "--"}
+        style = {"color": COLORS[short], "ls": "-" if layer in (None, 0) else "--"}
         style |= {"lw": 1.5} if name in judged else {"lw": 0.8, "alpha": 0.5}
         mark = "" if judged.get(name, True) else " !"
         label = f"{found:+.2f}{mark}  {name.rpartition('_')[0] if '_bs' in name else name}"
@@ -100,4 +100,4 @@ def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
     last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
     if layer is None:
         return short in ("embedded", "logits_bsv")
-    return short in COLOURS and layer in (0, last)
+    return short in COLORS and layer in (0, last)

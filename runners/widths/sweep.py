@@ -137,7 +137,7 @@ def _data_hash(experiment: Experiment) -> str:
 def summarize(lines: Sequence[dict[str, Any]], options: SweepOptions) -> dict[str, Any]:
     """Returns losses by width and rate (means over seeds; None if any run diverged), the best rates and their drift.
 
-    `refined` is the minimum, in log2(rate), of the parabola through the best loss and its neighbours. `regret` is the
+    `refined` is the minimum, in log2(rate), of the parabola through the best loss and its neighbors. `regret` is the
     loss at the smallest width's best rate minus the best loss: the cost of transferring that rate.
     """
     rows: list[dict[str, Any]] = []
@@ -174,7 +174,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def refine(rates: Sequence[float], losses: Sequence[float | None], best: int) -> float | None:
-    """Returns log2 of the rate at the minimum of the parabola through the best loss and its neighbours, or None."""
+    """Returns log2 of the rate at the minimum of the parabola through the best loss and its neighbors, or None."""
     if not 0 < best < len(rates) - 1:
         return None
     x, y = np.log2(rates[best - 1 : best + 2]), losses[best - 1 : best + 2]

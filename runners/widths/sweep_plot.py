@@ -18,21 +18,21 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     x, rows = np.log2(summary["rates"]), summary["rows"]
-    colours = [f"C{index}" for index in range(len(rows))]
-    for row, colour in zip(rows, colours, strict=True):
+    colors = [f"C{index}" for index in range(len(rows))]
+    for row, color in zip(rows, colors, strict=True):
         y = np.array([np.nan if loss is None else loss for loss in row["losses"]])
-        left.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=f"width {row['width']}")
+        left.plot(x, y, marker="o", ms=3, lw=1.4, color=color, label=f"width {row['width']}")
         if row["best"] is not None:
-            left.plot(x[row["best"]], y[row["best"]], marker="*", ms=13, color=colour)
+            left.plot(x[row["best"]], y[row["best"]], marker="*", ms=13, color=color)
     left.set_title(title(summary), fontsize=10, loc="left")
     left.set_xlabel("log2(learning rate)")
     left.set_ylabel("validation loss (nats per token)")
     first = rows[0]["best"]
     if first is not None:
-        for row, colour in zip(rows, colours, strict=True):
+        for row, color in zip(rows, colors, strict=True):
             steps, losses = zip(*row["train"][first], strict=True)
             values = [np.nan if loss is None else loss for loss in losses]
-            right.plot(steps, values, marker="o", ms=2, lw=1.4, color=colour, label=f"width {row['width']}")
+            right.plot(steps, values, marker="o", ms=2, lw=1.4, color=color, label=f"width {row['width']}")
         _leave_out_the_fall(right)
         rate = rate_text(summary["rates"][first])
         right.set_title(f"training at {rate}, the best of width {rows[0]['width']}", fontsize=10, loc="left")

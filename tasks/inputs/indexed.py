@@ -86,7 +86,7 @@ class IndexedInput(abc.ABC):
     def byte_ratio(self) -> float:
         """Bytes of raw text per byte that the vocabulary's `token_bytes` counts, over the complete split.
 
-        Above 1 if encoding loses bytes (white space, unknown characters, normalisation), below 1 if it adds bytes. Bits
+        Above 1 if encoding loses bytes (white space, unknown characters, normalization), below 1 if it adds bytes. Bits
         per byte are divided by it.
         """
         counts = self.byte_counts

@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens are hidden and predicted from the tokens around them."""
+"""Masked language modeling: some tokens are hidden and predicted from the tokens around them."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Token cache: documents are tokenised once, and their ids are stored on disk.
+"""Token cache: documents are tokenized once, and their ids are stored on disk.
 
 A cache is a local or remote folder, keyed by everything that determines its ids except the documents: format,
 vocabulary, split shares and stop tokens. Each part of the source has a subfolder, keyed by the part's name and version:
@@ -33,13 +33,13 @@ from tasks.inputs.tokens import Tokens
 from tasks.vocabularies.vocabulary import Vocabulary
 
 FORMAT = 1
-BATCH_CHARACTERS = 4_000_000  # characters tokenised in one call
+BATCH_CHARACTERS = 4_000_000  # characters tokenized in one call
 QUIET_SECONDS = 10  # seconds between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachedDocuments:
-    """A TokenSource of the documents of `source`, tokenised once, each followed by a stop token.
+    """A TokenSource of the documents of `source`, tokenized once, each followed by a stop token.
 
     A source without splits of its own is divided by the hash of each document's content: equal documents are in the
     same split, which depends neither on the number of hosts nor on the other documents.
@@ -123,7 +123,7 @@ class CachedDocuments:
                 found[part.name] = self.store.open(part.name, part.version) or self._build(part, split)
         opened = [part for part in (found[part.name] for part in parts) if part is not None]
         if missing:
-            print(f"Tokenised {self.source.describe()}: {self._count(opened)}.{self._skips(opened)}", flush=True)
+            print(f"Tokenized {self.source.describe()}: {self._count(opened)}.{self._skips(opened)}", flush=True)
         return opened
 
     def _mine_first(self, parts: list[Part]) -> Iterator[Part]:
@@ -132,7 +132,7 @@ class CachedDocuments:
         printed_at = time.monotonic()
         for done, part in enumerate(parts[begin:] + parts[:begin]):
             if done == 0 or time.monotonic() - printed_at > QUIET_SECONDS:
-                print(f"Tokenising {part.name} ({done + 1} of {len(parts)}) into {self.store.place} ...", flush=True)
+                print(f"Tokenizing {part.name} ({done + 1} of {len(parts)}) into {self.store.place} ...", flush=True)
                 printed_at = time.monotonic()
             yield part
 

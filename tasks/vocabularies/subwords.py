@@ -29,7 +29,7 @@ class _ReadOnce:
 class SentencePieceVocabulary(_ReadOnce):
     """A SentencePiece model (Kudo and Richardson 2018), as `--mode=train_vocab` and T5 write them.
 
-    Normalisation is that of the model: by default NFKC, one space for runs of white space, one leading space.
+    Normalization is that of the model: by default NFKC, one space for runs of white space, one leading space.
     """
 
     path: str | None  # the .model file

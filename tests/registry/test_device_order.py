@@ -20,7 +20,7 @@ def test_digests_of_the_reference(name):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
-def test_neighbours_on_a_ring_are_two_apart(count):
+def test_neighbors_on_a_ring_are_two_apart(count):
     row = device_ids("ring", (1, count))[0]
     assert np.abs(np.diff([*row, row[0]])).max(initial=0) <= 2
 

@@ -14,8 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from registry import index
 from registry.checks import check
+from registry.records.snapshot import snapshot, weight_summary
 from registry.resolve import find, resolve
-from registry.snapshot import snapshot, weight_summary
 from registry.tool import golden
 from runners.compiled_functions import Updates
 from runners.session import Session

@@ -2,8 +2,8 @@
 
 import pytest
 
+from registry.records.snapshot import snapshot
 from registry.resolve import resolve
-from registry.snapshot import snapshot
 
 SIZES = {
     "gpt2.Gpt2Small": 124_439_808,

@@ -6,9 +6,9 @@ import pytest
 
 from layers.errors import UsageError
 from registry import renamed
+from registry.records.snapshot import load as load_snapshot
+from registry.records.snapshot import snapshot
 from registry.resolve import resolve
-from registry.snapshot import load as load_snapshot
-from registry.snapshot import snapshot
 from tasks.storage.files import place
 
 

@@ -14,7 +14,7 @@ class Skipped:
     reason: str  # short, for a tally: "invalid UTF-8"
 
 
-Document = str | np.ndarray | Skipped  # text, or token ids that need no tokenising
+Document = str | np.ndarray | Skipped  # text, or token ids that need no tokenizing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Part:
 
 
 class DocumentSource(abc.ABC):
-    """Documents in parts, the units of tokenising: different processes handle parts in any order."""
+    """Documents in parts, the units of tokenizing: different processes handle parts in any order."""
 
     @property
     @abc.abstractmethod

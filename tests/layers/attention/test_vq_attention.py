@@ -65,7 +65,7 @@ def dense(module, weights, key_hat, x, cut=True):
 
 
 def quantized(module, variables, x):
-    """Codes and quantised keys of `x`, by the plain formula."""
+    """Codes and quantized keys of `x`, by the plain formula."""
     w, book = variables["params"], variables["codebooks"]["quantizer"]
     key = np.einsum("bsm,mkd->bskd", np.asarray(x, np.float64), w["key_mkd"])
     key = key / np.sqrt((key**2).mean(-1, keepdims=True) + 1e-6) * module.key_dim**-0.25

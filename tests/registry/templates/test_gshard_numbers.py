@@ -9,8 +9,8 @@ import pytest
 
 from layers.weights.weight import _to_bfloat16
 from registry.index import entries
+from registry.records.snapshot import weight_summary
 from registry.resolve import find, resolve
-from registry.snapshot import weight_summary
 from runners.session import Session
 from tasks.batch import Batch, empty_batch
 from tasks.gradients import gradient_of

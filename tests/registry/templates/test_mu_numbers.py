@@ -11,8 +11,8 @@ from flax import traverse_util
 
 from layers.auxiliary import WATCHED
 from registry.build import build
+from registry.records.snapshot import snapshot
 from registry.resolve import find, resolve
-from registry.snapshot import snapshot
 from registry.templates.mu_lm import MuLm
 from runners.session import Session
 from tasks.batch import Batch, empty_batch

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from registry.index import entries
+from registry.records.snapshot import snapshot
 from registry.resolve import find, resolve
-from registry.snapshot import snapshot
 from runners.session import Session
 from tasks.batch import Batch, empty_batch
 from tasks.decoding.generation import Sampler

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from registry.diff import diff
 from registry.index import entries
+from registry.records.diff import diff
 from registry.tool import render
 from registry.tool.golden import FOLDER
 from registry.tool.tables import MARK, Table, shortened

@@ -7,8 +7,8 @@ import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file
 
+from registry.records.snapshot import snapshot
 from registry.resolve import resolve
-from registry.snapshot import snapshot
 from runners.conversion.foreign_files import ABSMAX_BLOCK
 from runners.convert import main
 from runners.main import main as run_main
@@ -203,7 +203,7 @@ def quantized(arrays):
 def test_eight_bit_files(tmp_path):
     arrays = little_gpt(learned=False, fused=True)
     codes, meant = quantized(arrays)
-    codes["lm_head.weight"] = codes["lm_head.weight"] ^ 1  # quantised by itself, so it may differ
+    codes["lm_head.weight"] = codes["lm_head.weight"] ^ 1  # quantized by itself, so it may differ
     assert bring_in("little_gpt", saved(tmp_path, codes), ALIBI, tmp_path / "run") == 0
     assert send_out("little_gpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
     assert_same(load_file(tmp_path / "ours.safetensors"), meant)

@@ -89,7 +89,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_one_sentence():
 
 def test_showing_an_experiment_needs_no_seqio():
     check = (
-        "import sys; from registry.resolve import resolve; from registry.snapshot import snapshot; "
+        "import sys; from registry.resolve import resolve; from registry.records.snapshot import snapshot; "
         "snapshot(resolve('tiny.StdlibTiny', ['DATA=seqio', 'SEQIO_TASK=any'])); "
         "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
     )

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from layers.errors import UsageError
+from registry.records.snapshot import stored_configs
 from registry.resolve import resolve
-from registry.snapshot import stored_configs
 from runners.session import Session
 from runners.training.history import Start, parent_run, record_start
 from runners.training.workdir import open_workdir
@@ -19,7 +19,7 @@ def no_weights(monkeypatch):
     """Weight tables take most of the time, and nothing here depends on them."""
     totals = dict.fromkeys(("parameters", "bytes", "bytes_per_device"), 0)
     summary = lambda experiment, mesh: {"mesh": dict(mesh), "weights": [], "totals": totals}
-    monkeypatch.setattr("registry.snapshot.weight_summary", summary)
+    monkeypatch.setattr("registry.records.snapshot.weight_summary", summary)
 
 
 def opened(folder, *sets, name="tiny.StdlibTiny", **options):

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from registry.build import build
-from registry.snapshot import weight_summary
+from registry.records.snapshot import weight_summary
 from runners.planner.hlo import exchanges
 from runners.session import Session
 from tasks.zero import placed_table

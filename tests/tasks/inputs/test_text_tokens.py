@@ -10,8 +10,8 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
+from registry.records.snapshot import flat_config, snapshot
 from registry.resolve import resolve
-from registry.snapshot import flat_config, snapshot
 from runners.session import Session
 from runners.training.evaluate import evaluate
 from tasks.inputs.byte_text import StandardLibrary, stretches

@@ -37,7 +37,7 @@ def test_documents_follow_each_other_with_their_ends(tmp_path):
 def test_the_cache_is_read_and_not_made_again(tmp_path, capsys):
     first = cached(tmp_path, ("ab",), ("c",), fractions=EVERYTHING)
     assert len(first.tokens("train")) == 5
-    assert "Tokenised lists: 2 documents, 5 tokens." in capsys.readouterr().out
+    assert "Tokenized lists: 2 documents, 5 tokens." in capsys.readouterr().out
     again = cached(tmp_path, ("never",), ("read",), fractions=EVERYTHING)
     assert len(again.tokens("train")) == 5
     assert READ == [0, 1]

@@ -11,9 +11,9 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build, to_json
-from registry.diff import diff
+from registry.records.diff import diff
+from registry.records.snapshot import flat_config, snapshot
 from registry.resolve import resolve
-from registry.snapshot import flat_config, snapshot
 from tasks.inputs.sources.documents import Skipped
 from tasks.inputs.sources.huggingface import HuggingFace
 

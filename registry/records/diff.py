@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from registry.provenance import made_by
-from registry.snapshot import Snapshot
+from registry.records.provenance import made_by
+from registry.records.snapshot import Snapshot
 
 Difference = dict[str, Any]
 

@@ -10,11 +10,12 @@ import tomllib
 import pytest
 
 from layers.errors import UsageError
-from registry import index, provenance
+from registry import index
 from registry.build import to_json
 from registry.overrides import METHODS
+from registry.records import provenance
+from registry.records.snapshot import flat_config, rebuilt, snapshot, stored_configs
 from registry.resolve import resolve
-from registry.snapshot import flat_config, rebuilt, snapshot, stored_configs
 from registry.tool.verbs import main
 from tests.conftest import ROOT
 
@@ -179,7 +180,7 @@ def test_diff_of_a_run_names_the_code_of_its_last_start(tmp_path, capsys, monkey
     file = tmp_path / "experiment.json"
     file.write_text(json.dumps(stored_run(resolve("tiny.StdlibTiny"), first | {"starts": [first, last]})))
     now = made("c", "0.10.0")
-    monkeypatch.setattr("registry.provenance.made_now", lambda modules: now)
+    monkeypatch.setattr("registry.records.provenance.made_now", lambda modules: now)
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["diff", str(tmp_path)]) == 0, "only settings count"
     out = capsys.readouterr().out
