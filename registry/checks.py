@@ -48,7 +48,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     if task.zero is not None:
         with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
             for rows, length in train.input.shapes():
-                _trace_metrics(task, rows // task.microbatches, length)
+                _trace_metrics(task, rows // task.gradient_accumulation, length)
 
 
 def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -> None:
@@ -60,7 +60,7 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
         raise SpecError(
             f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight uses it. {near}"
         )
-    for key in task.optimizer.undecayed:
+    for key in task.optimizer.no_decay:
         if key not in experiment.specs:
             raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
 
@@ -71,13 +71,14 @@ def _require_even_batches(task: Task, inputs: Mapping[str, IndexedInput], mesh: 
     if task.zero is not None:
         task.zero.check_batch(placement)
     for where, source in inputs.items():
-        pieces = task.microbatches if where == "train.input" else 1
+        pieces = task.gradient_accumulation if where == "train.input" else 1
         if source.batch_size % pieces:
             raise UsageError(
-                f"{where}.batch_size must be divisible by task.microbatches = {pieces} (got {source.batch_size})."
+                f"{where}.batch_size must be divisible by task.gradient_accumulation = {pieces} (got "
+                f"{source.batch_size})."
             )
         for rows, length in source.shapes():
-            batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} microbatches" if pieces > 1 else "")
+            batch = f"{where}: a batch of {rows} rows" + (f" in {pieces} micro-batches" if pieces > 1 else "")
             check_spec(batch, placement, (rows // pieces, length), mesh)
 
 

@@ -8,6 +8,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import Specs
+from registry.renamed import field_advice
 from registry.values import show
 
 
@@ -41,7 +42,7 @@ def path_steps(config: Any, path: str) -> Iterator[tuple[str, Any, str]]:
         if at != root and not known:
             raise UsageError(f"{at} is one value, {show(holder)}, without fields.")
         if name not in known:
-            raise UsageError(f"Unknown field '{name}' in {at}. {did_you_mean(name, known)}")
+            raise UsageError(f"Unknown field '{name}' in {at}. {field_advice(name) or did_you_mean(name, known)}")
         at = f"{at}.{name}"
         yield at, holder, name
         holder = get_field(holder, name)

@@ -1,4 +1,4 @@
-"""Names of earlier versions: renamed knobs and modules.
+"""Names of earlier versions: renamed knobs, modules, and classes and fields of configs.
 
 Run folders and users' modules may be older than a renaming. Records are translated when they are read; a command or a
 class that uses an old name fails with an error that gives the new one.
@@ -19,6 +19,15 @@ KNOBS = {
     "TIED": "TIE_EMBEDDINGS",
     "HEAD_SLOTS": "PADDED_HEADS",
     "VOCAB_MULTIPLE": "PAD_VOCAB_TO",
+    "PARALLEL_RESIDUAL": "RESIDUAL",
+    "SHARED_NORM": "RESIDUAL",
+}
+CLASSES = {"MixedInput": "MixtureInput", "PiecesInput": "TbpttInput", "StagedInput": "LengthCurriculumInput"}
+FIELDS = {
+    "head_slots": "padded_heads",
+    "logit_cap": "softcap",
+    "microbatches": "gradient_accumulation",
+    "undecayed": "no_decay",
 }
 MODULES = {
     "layers.activations": "layers.feed_forward.activations",
@@ -49,6 +58,9 @@ MODULES = {
     "registry.experiments.mu_lm": "registry.templates.mu_lm",
     "registry.experiments.training": "registry.templates.training",
     "registry.experiments.vq_lm": "registry.templates.vq_lm",
+    "registry.diff": "registry.records.diff",
+    "registry.provenance": "registry.records.provenance",
+    "registry.snapshot": "registry.records.snapshot",
     "tasks.adafactor": "tasks.optimizers.adafactor",
     "tasks.decoding": "tasks.decoding.generation",
     "tasks.inputs.corpus": "tasks.inputs.byte_text",
@@ -93,9 +105,11 @@ def _old_module() -> re.Pattern[str]:
     return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
 
 
-def with_todays_modules(text: str) -> str:
-    """Returns the text of a record with current module names."""
-    return _old_module().sub(lambda match: MODULES[match[0]], text)
+def with_todays_names(text: str) -> str:
+    """Returns the text of a record with current names of modules, classes and fields."""
+    text = _old_module().sub(lambda match: MODULES[match[0]], text)
+    others = CLASSES | FIELDS
+    return re.sub(rf"\b(?:{'|'.join(others)})\b", lambda match: others[match[0]], text)
 
 
 def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -108,6 +122,11 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     knobs = {KNOBS.get(name, name): value for name, value in record["knobs"].items()}
     overrides = record.get("overrides", [])
     changed = [name for name in map(_knob_of, overrides) if name in KNOBS]
+    if "PARALLEL_RESIDUAL" in record["knobs"]:
+        knobs["RESIDUAL"] = _residual(record["knobs"])
+        if KNOBS["PARALLEL_RESIDUAL"] in map(KNOBS.get, changed):
+            overrides = [each for each in overrides if KNOBS.get(_knob_of(each)) != "RESIDUAL"]
+            overrides = [*overrides, f"RESIDUAL={knobs['RESIDUAL']['value'][1:-1]}"]
     if changed:
         renamings = ", ".join(f"{name} is now {KNOBS[name]}" for name in dict.fromkeys(changed))
         print(f"'{place}' was written with earlier knob names: {renamings}.", file=sys.stderr)
@@ -115,9 +134,21 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {**record, "knobs": knobs, **translated}
 
 
+def _residual(knobs: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the knob RESIDUAL for the two that it replaces."""
+    parallel, shared = knobs["PARALLEL_RESIDUAL"], knobs["SHARED_NORM"]
+    value = "sequential" if parallel["value"] == "False" else "parallel"
+    return {**parallel, "value": repr("parallel_shared_norm" if shared["value"] == "True" else value)}
+
+
 def knob_advice(name: str) -> str | None:
     """Returns the advice for an old knob name; None for all others."""
     return f"{name} was renamed. Set {KNOBS[name]}." if name in KNOBS else None
+
+
+def field_advice(name: str) -> str | None:
+    """Returns the advice for an old field of a config; None for all others."""
+    return f"{name} was renamed. Set {FIELDS[name]}." if name in FIELDS else None
 
 
 def module_advice(error: BaseException) -> str:

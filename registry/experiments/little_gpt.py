@@ -21,8 +21,7 @@ class LittleGptAlibi(LittleGpt):
     """ALiBi, and parallel residual branches after a shared norm."""
 
     POSITIONS = "alibi"
-    PARALLEL_RESIDUAL = True
-    SHARED_NORM = True
+    RESIDUAL = "parallel_shared_norm"
     NUM_HEADS = 8
     SEQ_LEN = 512
 

@@ -16,7 +16,7 @@ from registry.build import build, config_of, from_json
 from registry.config_paths import field_text, is_row, walk
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
-from registry.renamed import with_todays_knobs, with_todays_modules
+from registry.renamed import with_todays_knobs, with_todays_names
 from registry.values import show
 from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
@@ -96,7 +96,9 @@ def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> d
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
-    kept = task.gradient_dtype if task.microbatches == 1 else "float32"  # float32, the dtype of sums over micro-batches
+    kept = (
+        task.gradient_dtype if task.gradient_accumulation == 1 else "float32"
+    )  # float32, the dtype of sums over micro-batches
     return math.prod(row.shape) * np.dtype(kept).itemsize // shards(row.gradient_spec, mesh)
 
 
@@ -118,7 +120,7 @@ def load(path: Place) -> Snapshot:
     if not file.exists():
         raise UsageError(f"'{path}' is not a run folder (it has no experiment.json). Give the --workdir of a run.")
     try:
-        loaded = json.loads(with_todays_modules(file.read_text()))
+        loaded = json.loads(with_todays_names(file.read_text()))
         if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
             raise ValueError("it does not contain an experiment")
         return with_todays_knobs(_with_texts(loaded), str(file))
@@ -148,6 +150,17 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
         raise UsageError(
             f"The configs that {stored['experiment']} was run with cannot be read: {first_line(error)}."
         ) from error
+
+
+def with_todays_fields(stored: Snapshot) -> Snapshot:
+    """Returns a run's record with the config fields of the current code: fields that it lacks have their defaults.
+
+    A record whose configs cannot be read is returned unchanged.
+    """
+    try:
+        return {**stored, "config": _flat_configs(stored_configs(stored))}
+    except UsageError:
+        return stored
 
 
 def rebuilt(stored: Snapshot) -> Snapshot:

@@ -7,7 +7,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
 from tasks.inputs.byte_text import ByteText
-from tasks.inputs.mixture import ChainedInput, MixedInput
+from tasks.inputs.mixture import ChainedInput, MixtureInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.functions import FromFunction
 from tasks.inputs.sources.huggingface import HuggingFace
@@ -65,7 +65,7 @@ class DataSources(Experiment):
         rows = {"rows": self.ROWS, "document_masks": self.DOCUMENT_MASKS}
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
-    def mixed_rows(self, **sizes: Any) -> fdl.Config:
+    def mixture_rows(self, **sizes: Any) -> fdl.Config:
         """Returns endless rows of the sources in MIXTURE, drawn by their weights."""
         if not self.MIXTURE:
             example = 'MIXTURE=(("text:",0.7),("jsonl:more.jsonl",0.3))'
@@ -78,11 +78,11 @@ class DataSources(Experiment):
                 raise UsageError(f"'{name}' in MIXTURE is not of the form KIND:PLACE. {hint}")
             rows.append(self.token_rows(kind, place or None, **sizes))
         weights = tuple(float(weight) for _, weight in self.MIXTURE)
-        return fdl.Config(MixedInput, sources=tuple(rows), weights=weights, seed=sizes.get("seed", 0))
+        return fdl.Config(MixtureInput, sources=tuple(rows), weights=weights, seed=sizes.get("seed", 0))
 
     def held_out(self, config: fdl.Config, split: str, max_rows: int | None) -> fdl.Config:
         """Returns one pass over another split of the data of a config."""
-        if fdl.get_callable(config) is MixedInput:
+        if fdl.get_callable(config) is MixtureInput:
             parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
             return fdl.Config(ChainedInput, sources=parts)
         config.split, config.shuffle, config.max_rows = split, False, max_rows

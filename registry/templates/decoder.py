@@ -21,6 +21,7 @@ from registry.values import Positive, PositiveFloat
 from tasks.parametrization import Parametrization
 
 HeadInit = Literal["fan_in", "inverse_fan_in", "zero"]
+Residual = Literal["sequential", "parallel", "parallel_shared_norm"]
 
 
 class DecoderLm(LanguageTraining):
@@ -48,8 +49,7 @@ class DecoderLm(LanguageTraining):
     QK_NORM: Literal["none", "rms", "l2"] = "none"  # norm of each head's query and key; see layers.attention.softmax
     POSITIONS: Literal["rotary", "learned", "sinusoidal", "alibi", "none"] = "rotary"  # position encoding
     ROTARY_BASE: PositiveFloat = 10_000.0  # base of rotary wavelengths
-    PARALLEL_RESIDUAL: bool = False  # attention and feed-forward layer read the same input
-    SHARED_NORM: bool = False  # one norm for both branches of a parallel residual
+    RESIDUAL: Residual = "sequential"  # branches in sequence, in parallel, or in parallel after one shared norm
     USE_BIAS: bool = False  # biases in linear layers and layer norms
     TIE_EMBEDDINGS: bool = True  # use the embedding as the head
     ATTENTION_SCALE: float | None = None  # factor on the scores; None is HEAD_DIM^-1/2, or 1 / HEAD_DIM under muP
@@ -260,16 +260,14 @@ class DecoderLm(LanguageTraining):
 
     def block(self) -> fdl.Config:
         """Returns the config of one layer."""
-        if self.SHARED_NORM and not self.PARALLEL_RESIDUAL:
-            raise UsageError("SHARED_NORM needs PARALLEL_RESIDUAL=true, because sequential branches read two norms.")
         return fdl.Config(
             ResidualBlock,
             activations=self.ACTIVATIONS.of(ResidualBlock),
             mixer_norm=self.norm(),
             mixer=self.mixer(),
-            ffn_norm=None if self.SHARED_NORM else self.norm(),
+            ffn_norm=None if self.RESIDUAL == "parallel_shared_norm" else self.norm(),
             ffn=self.ffn(),
-            parallel=self.PARALLEL_RESIDUAL,
+            parallel=self.RESIDUAL != "sequential",
             dropout_rate=self.DROPOUT,
         )
 

@@ -65,10 +65,6 @@ class GptLm(DecoderLm):
         learned["BATCH_SIZE"] = 8 * pieces
         return super().Smoke().derive(**learned, VOCAB_SIZE=264, HEAD_QK=None if cls.HEAD_QK is None else 8)
 
-    @property
-    def vocab_size(self) -> int:
-        return max(self.VOCAB_SIZE, super().vocab_size)  # bytes use the first rows
-
     def model(self) -> fdl.Config:
         config = super().model()
         if self.HEAD_QK is not None:
@@ -101,5 +97,4 @@ class GptLm(DecoderLm):
 class ParallelGptLm(GptLm):
     """GPT with parallel attention and feed-forward layer after a shared norm (Wang and Komatsuzaki 2021, GPT-J)."""
 
-    PARALLEL_RESIDUAL = True
-    SHARED_NORM = True
+    RESIDUAL = "parallel_shared_norm"

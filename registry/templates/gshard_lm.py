@@ -148,9 +148,9 @@ class GShardLm(DecoderLm):
         config = super().mixer()
         config.query_initializer = fdl.Config(FanIn, scale=self.head_dim**-0.5)
         config.extra_logit = self.EXTRA_LOGIT
-        config.logit_cap = self.ATTENTION_SOFTCAP
+        config.softcap = self.ATTENTION_SOFTCAP
         config.merged_heads = True
-        config.head_slots = self.PADDED_HEADS
+        config.padded_heads = self.PADDED_HEADS
         config.causal = self.CAUSAL
         if self.POSITIONS == "relative":
             config.relative_bias = self.layer(

@@ -7,11 +7,11 @@ import fiddle as fdl
 from layers.errors import UsageError
 from registry.templates.data_sources import Data, DataSources
 from registry.values import Positive
-from tasks.inputs.length_curriculum import StagedInput
+from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.seqio.rows import SeqioInput
 from tasks.inputs.seqio.vocabulary import SeqioVocabulary
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.tbptt_chunks import PiecesInput
+from tasks.inputs.tbptt_chunks import TbpttInput
 from tasks.programs import TestProgram, TrainProgram, WarmStart
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
@@ -21,7 +21,7 @@ class LanguageData(DataSources):
     """The data knobs of the template: documents as tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Data
-    VOCAB_SIZE: Positive = 256  # tokens of synthetic data, seqio tasks and vocabularies in files; 256 for bytes
+    VOCAB_SIZE: Positive = 256  # rows of the embedding, at least as many as the vocabulary has tokens
     SEQ_LEN: Positive = 128  # positions per row
     TBPTT_LEN: Positive | None = None  # positions per update: reads rows in chunks with carried state (TBPTT)
     BATCH_SIZE: Positive = 16  # rows per update
@@ -35,7 +35,7 @@ class LanguageData(DataSources):
     SENTENCEPIECE_MODEL: Literal["bpe", "unigram"] = "bpe"  # model type of --mode=train_vocab, with VOCAB_SIZE pieces
     VOCABULARY_BYTES: int = 10**9  # bytes of training text that --mode=train_vocab reads
 
-    DATA: Literal[Data] = "text"  # kind of data source: see docs/data.md
+    DATA: Literal[Data] = "text"  # kind of data source: see docs/howto/data.md
     EVAL_ROWS: int | None = 512  # rows of the validation split that are evaluated; None is all
     SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
     SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # training objective; see tasks.inputs.seqio.rows
@@ -79,7 +79,7 @@ class LanguageData(DataSources):
     def Train(self) -> fdl.Config:
         return fdl.Config(
             TrainProgram,
-            input=self.pieces(self.staged(self.train_input())),
+            input=self.in_tbptt_chunks(self.with_length_curriculum(self.train_input())),
             num_steps=self.NUM_STEPS,
             log_every=self.LOG_EVERY,
             eval_every=self.EVAL_EVERY,
@@ -91,15 +91,15 @@ class LanguageData(DataSources):
     def Test(self) -> fdl.Config:
         return fdl.Config(TestProgram, inputs={split: self.test_input(split) for split in ("validation", "test")})
 
-    def pieces(self, source: fdl.Config) -> fdl.Config:
+    def in_tbptt_chunks(self, source: fdl.Config) -> fdl.Config:
         """Returns the input, in chunks if back-propagation is truncated (TBPTT, Williams and Peng 1990)."""
         if self.TBPTT_LEN is None:
             return source
         if self.SEQ_LEN % self.TBPTT_LEN:
             raise UsageError(f"TBPTT_LEN = {self.TBPTT_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
-        return fdl.Config(PiecesInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
+        return fdl.Config(TbpttInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
 
-    def staged(self, source: fdl.Config) -> fdl.Config:
+    def with_length_curriculum(self, source: fdl.Config) -> fdl.Config:
         """Returns the input, with stages of short rows first if they are set."""
         lengths = self.stage_lengths()
         if bool(lengths) != (self.STAGED_STEPS is not None):
@@ -113,7 +113,7 @@ class LanguageData(DataSources):
             raise UsageError(f"STAGED_STEPS does not work with TBPTT_LEN (got {self.TBPTT_LEN}). Remove one of them.")
         sizes = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN}
         stages = {"lengths": lengths, "steps": self.STAGED_STEPS, "rows": self.STAGED_ROWS}
-        return fdl.Config(StagedInput, source=source, **stages, **sizes)
+        return fdl.Config(LengthCurriculumInput, source=source, **stages, **sizes)
 
     def stage_lengths(self) -> tuple[int, ...]:
         """Returns positions per row in each stage of short rows; empty if all rows are full."""
@@ -162,7 +162,7 @@ class LanguageData(DataSources):
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)
         if self.DATA == "mixture":
-            return self.mixed_rows(**common)
+            return self.mixture_rows(**common)
         if self.DATA == "seqio":
             cache = {"use_cached": self.SEQIO_CACHED, "cache_dir": self.SEQIO_CACHE_DIR}
             return fdl.Config(SeqioInput, task=self.seqio_task, objective=self.SEQIO_OBJECTIVE, **cache, **common)
@@ -204,12 +204,22 @@ class LanguageData(DataSources):
             return fdl.Config(HuggingFaceVocabulary, name=self.VOCABULARY_PATH)
         if self.VOCABULARY == "gpt2":
             return fdl.Config(Gpt2Vocabulary, path=self.VOCABULARY_PATH)
-        return fdl.Config(ByteVocabulary)
+        return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return ByteVocabulary().size if self.in_bytes else self.VOCAB_SIZE
+        """Number of rows of the embedding; raises a UsageError if bytes need more."""
+        least = self.bytes_vocabulary.size if self.in_bytes else 1
+        if least > self.VOCAB_SIZE:
+            raise UsageError(
+                f"VOCAB_SIZE must be at least {least} for bytes (got {self.VOCAB_SIZE}). Set VOCAB_SIZE={least}."
+            )
+        return self.VOCAB_SIZE
+
+    @property
+    def bytes_vocabulary(self) -> ByteVocabulary:
+        """The vocabulary of VOCABULARY = bytes."""
+        return ByteVocabulary()
 
     @property
     def in_bytes(self) -> bool:

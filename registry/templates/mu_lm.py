@@ -112,12 +112,6 @@ class MuLm(DecoderLm):
         rate = 2**-6 if cls.PARAMETRIZATION != "abs_mup" else 2**-3
         return super().Smoke().derive(BASE_WIDTH=32, LEARNING_RATE=rate, **sizes, **relative)
 
-    @property
-    def vocab_size(self) -> int:
-        if super().vocab_size > self.VOCAB_SIZE:
-            raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {super().vocab_size} for bytes.")
-        return self.VOCAB_SIZE
-
     def model(self) -> fdl.Config:
         config = super().model()
         (config.embedding if self.TIE_EMBEDDINGS else config.head).use_bias = self.USE_BIAS

@@ -62,7 +62,7 @@ class LanguageTraining(LanguageData):
             label_smoothing=self.LABEL_SMOOTHING,
             loss_chunk=self.LOSS_CHUNK,
             normalizer=self.LOSS_NORMALIZER,
-            microbatches=self.GRADIENT_ACCUMULATION,
+            gradient_accumulation=self.GRADIENT_ACCUMULATION,
             gradient_dtype=self.GRADIENT_DTYPE,
             zero=None if self.ZERO_STAGE is None else fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS),
             carry_length=None if self.TBPTT_LEN is None else self.SEQ_LEN,
@@ -112,5 +112,5 @@ class LanguageTraining(LanguageData):
             weight_decay=self.WEIGHT_DECAY,
             decay_scale=self.DECAY_SCALE,
             decay_roles=self.DECAY_ROLES,
-            undecayed=self.NO_DECAY,
+            no_decay=self.NO_DECAY,
         )

@@ -139,20 +139,9 @@ class VQLm(DecoderLm):
         return ("FFN_DIM", "VALUE_DIM") if cls.HEADS == "shga" else ("FFN_DIM",)
 
     @property
-    def vocab_size(self) -> int:
-        if self.in_bytes and self.bytes_vocabulary.size > self.VOCAB_SIZE:
-            raise UsageError(f"VOCAB_SIZE = {self.VOCAB_SIZE} must be at least {self.bytes_vocabulary.size} for bytes.")
-        return self.VOCAB_SIZE
-
-    @property
     def bytes_vocabulary(self) -> ByteVocabulary:
         """The byte vocabulary, with three special tokens if the data are the paper's."""
         return ByteVocabulary(special_tokens=0 if self.DATA == "text" else 3)
-
-    def vocabulary(self) -> fdl.Config:
-        if not self.in_bytes:
-            return super().vocabulary()
-        return fdl.Config(ByteVocabulary, special_tokens=self.bytes_vocabulary.special_tokens)
 
     def train_input(self) -> fdl.Config:
         if self.DATA not in ("enwik8", "pg19", "imagenet64"):

@@ -178,7 +178,7 @@ def name_map(format: str, rows: Iterable[str]) -> NameMap:
 KNOBS = (
     ("_bias_", "USE_BIAS=true", "USE_BIAS=false"),
     ("positions/", "POSITIONS=learned", "POSITIONS=alibi"),
-    (f"{BLOCK}ffn_norm/", "PARALLEL_RESIDUAL=false", "PARALLEL_RESIDUAL=true --set=SHARED_NORM=true"),
+    (f"{BLOCK}ffn_norm/", "RESIDUAL=sequential", "RESIDUAL=parallel_shared_norm"),
     ("embedding_norm/", "EMBEDDING_NORM=true", "EMBEDDING_NORM=false"),
     ("pointer/", "HEAD_QK=256", "HEAD_QK=none"),
     ("head/", "TIE_EMBEDDINGS=false", "TIE_EMBEDDINGS=true"),

@@ -112,7 +112,7 @@ def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
     wanted = [
         *SHARED_SETTINGS,
         (f"ACTIVATION={names.activation}", f"{block}.ffn.activation", f"'{names.activation}'"),
-        (f"PARALLEL_RESIDUAL={str(alone).lower()}", f"{block}.parallel", str(alone)),
+        (f"RESIDUAL={'parallel_shared_norm' if alone else 'sequential'}", f"{block}.parallel", str(alone)),
         (
             f"POSITIONS={'learned' if learned else 'alibi'}",
             f"{block}.mixer.relative_bias",

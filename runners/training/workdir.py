@@ -12,7 +12,7 @@ from registry.build import build, config_of, to_json
 from registry.experiment import Experiment, doc_line
 from registry.overrides import METHODS
 from registry.records.diff import diff
-from registry.records.snapshot import Snapshot, flat_config, load, snapshot
+from registry.records.snapshot import Snapshot, flat_config, load, snapshot, with_todays_fields
 from registry.tool import render
 from runners.processes.coordination import ProcessGroup
 from runners.training.history import EXPERIMENT, Start, first_record
@@ -191,8 +191,10 @@ def _is_name(path: str) -> bool:
 
 def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: Experiment, allow_changes: bool) -> str:
     """Returns a summary of the changes that are always allowed; raises a UsageError for others unless allowed."""
-    difference = diff(before, now)
+    difference = diff(with_todays_fields(before), now)
     following = _following_length(experiment, before)
+    # The effect of a knob that was added or removed since is in the config.
+    difference["knobs"] = [row for row in difference["knobs"] if None not in (row["a"], row["b"])]
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
     free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
     free |= {row["path"]: row for row in difference["config"] if row["path"] in following}

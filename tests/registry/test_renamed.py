@@ -15,8 +15,8 @@ from tasks.storage.files import place
 def test_new_names_exist_and_old_ones_do_not():
     for old, new in renamed.MODULES.items():
         assert importlib.util.find_spec(new)
-        assert renamed.with_todays_modules(f"{old}.Name") == f"{new}.Name"
-        assert renamed.with_todays_modules(f"{new}.Name") == f"{new}.Name"
+        assert renamed.with_todays_names(f"{old}.Name") == f"{new}.Name"
+        assert renamed.with_todays_names(f"{new}.Name") == f"{new}.Name"
     knobs = set().union(*(resolve(name).knobs() for name in ("gshard.DenseLm8B2x2", "mu.MuTiny")))
     assert not knobs & set(renamed.KNOBS)
     assert set(renamed.KNOBS.values()) <= knobs
@@ -30,6 +30,34 @@ def test_a_record_with_old_names_is_todays_experiment(tmp_path, capsys):
     assert load_snapshot(place(str(tmp_path))) == json.loads(json.dumps(now))
     written = f"'{file}' was written with earlier knob names: UPDATE_LEN is now TBPTT_LEN.\n"
     assert capsys.readouterr().err == written
+
+
+def test_two_knobs_of_an_old_record_are_one_today(tmp_path):
+    now = json.loads(json.dumps(snapshot(resolve("tiny.StdlibTiny", ["RESIDUAL=parallel_shared_norm"]))))
+    knob = now["knobs"]["RESIDUAL"]
+    knobs = {name: value for name, value in now["knobs"].items() if name != "RESIDUAL"}
+    old = {
+        **now,
+        "knobs": {**knobs, **{name: {**knob, "value": "True"} for name in ("PARALLEL_RESIDUAL", "SHARED_NORM")}},
+    }
+    old["overrides"] = ["PARALLEL_RESIDUAL=true", "SHARED_NORM=true"]
+    (tmp_path / "experiment.json").write_text(json.dumps(old))
+    assert load_snapshot(place(str(tmp_path))) == now
+
+
+def test_classes_and_fields_of_old_records_have_todays_names():
+    text = "task.microbatches task.optimizer.undecayed mixer.logit_cap mixer.head_slots tasks.inputs.pieces.PiecesInput"
+    now = "task.gradient_accumulation task.optimizer.no_decay mixer.softcap mixer.padded_heads"
+    assert renamed.with_todays_names(text) == f"{now} tasks.inputs.tbptt_chunks.TbpttInput"
+    config = snapshot(resolve("gshard.DenseLm8B2x2"))["config"]
+    fields = {path.rpartition(".")[2] for path in config}
+    assert set(renamed.FIELDS.values()) <= fields
+    assert not set(renamed.FIELDS) & fields
+
+
+def test_an_old_field_is_refused_with_the_new_name():
+    with pytest.raises(UsageError, match=r"field 'microbatches' in task\. .* renamed\. Set gradient_accumulation\.$"):
+        resolve("tiny.StdlibTiny", ["task.microbatches=2"])
 
 
 @pytest.mark.parametrize("setting", ["UPDATE_LEN=64", "MICROBATCHES=2"])

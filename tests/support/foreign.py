@@ -14,7 +14,7 @@ WIDTH, VOCAB, CONTEXT, LAYERS = 48, 40, 16, 2
 SIZES = [f"MODEL_DIM={WIDTH}", f"VOCAB_SIZE={VOCAB}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}", "NUM_HEADS=6"]
 SIZES += ["DATA=synthetic", "DTYPE=float32", "BATCH_SIZE=8", "GRADIENT_ACCUMULATION=1", "DROPOUT=0.0"]
 SEQUENTIAL, ALIBI = "little_gpt.LittleGpt124M", "little_gpt.LittleGpt127M"
-FUSED = ["PARALLEL_RESIDUAL=true", "SHARED_NORM=true"]
+FUSED = ["RESIDUAL=parallel_shared_norm"]
 
 
 def saved(folder, arrays, name="theirs.safetensors"):

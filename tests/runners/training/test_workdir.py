@@ -32,7 +32,7 @@ def record(folder):
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "says"),
+    ("before", "now", "message"),
     [
         (["SCHEDULE=constant"], ["SCHEDULE=constant", "LOG_EVERY=7"], "LOG_EVERY = 7 (was 5)."),
         ([], ["SAVE_EVERY=7", "EVAL_EVERY=none"], "EVAL_EVERY = None (was 10), SAVE_EVERY = 7 (was 10)."),
@@ -44,13 +44,13 @@ def record(folder):
         ([], [], None),
     ],
 )
-def test_cadence_and_length_may_change(tmp_path, capsys, before, now, says):
+def test_cadence_and_length_may_change(tmp_path, capsys, before, now, message):
     opened(tmp_path, *before)
     assert capsys.readouterr().out == ""
     opened(tmp_path, *now, record=False)
     assert capsys.readouterr().out == "", "of interest to training alone"
     opened(tmp_path, *now)
-    assert capsys.readouterr().out == (f"Changed since the last start: {says}\n" if says else "")
+    assert capsys.readouterr().out == (f"Changed since the last start: {message}\n" if message else "")
     written = record(tmp_path)
     assert written["overrides"] == now
     experiment = resolve("tiny.StdlibTiny", now, smoke=True)
@@ -79,6 +79,16 @@ def test_what_is_learned_may_not(tmp_path, capsys, now):
     assert record(tmp_path)["overrides"] == []
     opened(tmp_path, *now, allow_changes=True)
     assert record(tmp_path)["overrides"] == now
+
+
+def test_a_record_from_before_a_knob_and_a_field_existed_resumes(tmp_path):
+    opened(tmp_path)
+    written = record(tmp_path)
+    del written["knobs"]["QK_NORM"], written["config"]["task.model.stack.block.mixer.qk_norm"]
+    (tmp_path / "experiment.json").write_text(json.dumps(written))
+    opened(tmp_path)
+    with pytest.raises(UsageError, match="this experiment with other settings"):
+        opened(tmp_path, "QK_NORM=rms")
 
 
 def test_each_start_is_added_and_the_first_record_stays(tmp_path):
