@@ -6,7 +6,7 @@ import fiddle as fdl
 from fiddle import daglish
 from fiddle.experimental import serialization
 
-from layers.errors import SpecError, UsageError, VortaroError
+from layers.errors import SpecError, UsageError, VortaroError, first_line
 from layers.specs import P, Specs
 from registry.experiment import Experiment, cls_key
 from registry.overrides import METHODS
@@ -23,7 +23,8 @@ def build(config: fdl.Config, name: str) -> Any:
         return fdl.build(config)
     except VortaroError as error:
         kind = next(kind for kind in (SpecError, UsageError, VortaroError) if isinstance(error, kind))
-        raise kind(str(error).partition("\n")[0]) from error  # Fiddle appends its own lines
+        message = first_line(error, 1000)  # Fiddle appends its own lines
+        raise kind(message if message.endswith("?") else f"{message}.") from error
     except Exception as error:
         place = "".join(getattr(error, "__notes__", ())).partition(" at <root>")[2].partition(" ")[0].rstrip(".\n")
         raise UsageError(f"{name}{place}: {described(error)}.") from error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TUNABLE = "glibc.malloc.hugetlb"
-MARK = "large_pages"  # an -X option that marks the restarted process, because the variable may not survive
+MARK = "huge_pages"  # an -X option that marks the restarted process, because the variable may not survive
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -50,7 +50,7 @@ def _is_watched() -> bool:
     return bool(sys.gettrace() or sys.getprofile() or any(tools))
 
 
-def use_large_pages(module: str) -> None:
+def use_huge_pages(module: str) -> None:
     """Restarts this process by exec with an allocator that requests huge pages, if the system supports them.
 
     Does nothing unless the command was `python -m MODULE`, or under a debugger or profiler, because earlier code would
@@ -62,10 +62,10 @@ def use_large_pages(module: str) -> None:
     given = os.environ.get("GLIBC_TUNABLES")
     # If anything fails, the process continues with small pages.
     with contextlib.suppress(OSError, ValueError):
-        wanted = tunables(given or "", KERNEL.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or "")
-        if wanted is None:
+        value = tunables(given or "", KERNEL.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or "")
+        if value is None:
             return
-        os.environ["GLIBC_TUNABLES"] = wanted
+        os.environ["GLIBC_TUNABLES"] = value
         try:
             os.execv(sys.executable, [sys.executable, "-X", MARK, *arguments])
         finally:  # reached only if exec failed

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from layers.errors import UsageError, did_you_mean, missing_package
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
-from runners.huge_pages import use_large_pages
+from runners.huge_pages import use_huge_pages
 from runners.modes import MODES
 from runners.options import add_options, fields, from_flags
 from runners.request import Request
@@ -70,12 +70,18 @@ def _refuse_flags_of_other_modes(arguments: Sequence[str], mode: str) -> None:
             raise UsageError(f"--{name} is a flag of {needed} (got --mode={mode}). {advice}".rstrip())
 
 
-def mode_parser(mode: str) -> Parser:
-    """Returns the parser of the flags of a mode, those of all modes included."""
-    parser = Parser("runners.main", __doc__, with_absl=True)
+def mode_parser(mode: str, prog: str = "runners.main") -> Parser:
+    """Returns the parser of the flags of a mode, those of all modes included.
+
+    Args:
+      mode: the mode.
+      prog: the command; if it is not the runner itself, it selects the mode, and --help describes this mode alone.
+    """
+    module, is_runner = mode_module(mode), prog == "runners.main"
+    parser = Parser(prog, __doc__ if is_runner else module.__doc__, with_absl=True)
     add = parser.add_argument
     add("--exp", help="the experiment: family.Class or package.module.Class; by default the one in --workdir")
-    add("--mode", default="train", help=f"one of: {', '.join(MODES)}")
+    add("--mode", default="train", help=f"one of: {', '.join(MODES)}" if is_runner else argparse.SUPPRESS)
     add("--workdir", help="the run folder: checkpoints, metrics, report")
     add("--smoke", action="store_true", help="a small version of the experiment, on the available devices")
     add(
@@ -102,8 +108,8 @@ def mode_parser(mode: str) -> Parser:
     )
     add("--wandb", metavar="PROJECT", help="log to this Weights & Biases project")
     _add_process_flags(parser)
-    module = mode_module(mode)
-    add_options(parser.add_argument_group(f"--mode={mode}", module.__doc__), module.Options)
+    group = (f"--mode={mode}", module.__doc__) if is_runner else (mode,)
+    add_options(parser.add_argument_group(*group), module.Options)
     return parser
 
 
@@ -169,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    use_large_pages("runners.main")
+    use_huge_pages("runners.main")
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -20,6 +20,8 @@ class ModeOptions:
     several_processes: ClassVar[bool] = False  # whether several processes can run this mode together
     saves_on_sigterm: ClassVar[bool] = False  # whether SIGTERM makes all processes save the same step and exit
     needs_workdir: ClassVar[bool] = True
+    reads_train: ClassVar[bool] = False  # whether it reads training data
+    splits: ClassVar[tuple[str, ...]] = ()  # inputs of evaluation that it reads, by name
 
     def default_workdir(self, exp: str | None) -> str | None:
         """Returns the run folder if --workdir is not given; None if it must be given."""
@@ -49,10 +51,11 @@ class Request:
 
         return start_of(self.flags, self.experiment)
 
-    def session(self, *, has_checkpoint: bool = False) -> "Session":
+    def session(self, options: ModeOptions, *, has_checkpoint: bool = False) -> "Session":
         """Returns the experiment on the devices, after all checks of its data and of the other processes.
 
         Args:
+          options: those of the mode, whose class names the data that it reads.
           has_checkpoint: whether the mode reads a checkpoint of the run folder.
         Raises:
           UsageError: processes differ, the vocabulary has changed, or the checkpoint or data is missing.
@@ -62,14 +65,15 @@ class Request:
         from runners.training.checkpoints import require_checkpoints
         from runners.training.workdir import require_same_vocabulary
 
-        mode, folder = self.flags.mode, self.flags.workdir
-        require_same_run(self.experiment, self.experiment.overrides, self.flags, self.processes)
+        folder = self.flags.workdir
+        require_same_run(self.experiment, self.flags, self.processes)
         require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
         session = Session(self.experiment, processes=self.processes)
         if has_checkpoint:
             require_checkpoints(folder)
-        session.require_data(mode)
-        require_same_data_everywhere(session.inputs_of(mode), self.processes)
+        session.require_data(train=options.reads_train, splits=options.splits)
+        inputs = session.shared_inputs(train=options.reads_train, splits=options.splits)
+        require_same_data_everywhere(inputs, self.processes)
         return session
 
     def open_workdir(self, session: "Session", **chosen: Any) -> "Place":

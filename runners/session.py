@@ -1,7 +1,7 @@
 """Sessions: an experiment on the available devices, with its mesh, programs and shardings."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,9 +56,16 @@ class Session:
         self.functions = CompiledFunctions(self.task, self.train, self.seed, self.abstract)
         self.throughput = Throughput(self.task, self.mesh, self.abstract)
 
-    def require_data(self, mode: str) -> None:
-        """Raises a UsageError if the data that a mode reads is missing or too little."""
-        if mode in ("train", "profile"):
+    def require_data(self, *, train: bool, splits: Collection[str]) -> None:
+        """Checks the data before they are read.
+
+        Args:
+          train: whether training data are read.
+          splits: names of the inputs in `test.inputs` that are read; names without an input are ignored.
+        Raises:
+          UsageError: data are missing or too little.
+        """
+        if train:
             source, steps = self.train.input, self.train.num_steps
             source.require_data()
             end = source.num_batches()
@@ -66,18 +73,20 @@ class Session:
                 raise UsageError(
                     f"train.input ends after {end} batches, before train.num_steps = {steps}. Lower train.num_steps."
                 )
-        split = "validation" if mode == "train" else mode
-        if split in self.test.inputs:
+        for split in (split for split in splits if split in self.test.inputs):
             self.test.inputs[split].require_data()
             if self.test.inputs[split].num_batches() == 0:
                 raise UsageError(f"test.inputs.{split} has no batch. Give it more data or a smaller batch.")
 
-    def inputs_of(self, mode: str) -> dict[str, Any]:
-        """Returns the inputs that must be the same in all processes of a mode, by config path."""
-        if mode == "sample":
+    def shared_inputs(self, *, train: bool, splits: Collection[str]) -> dict[str, Any]:
+        """Returns the inputs that must be the same in all processes, by config path; arguments as in `require_data`.
+
+        These are none if no data are read, else all inputs of evaluation, and that of training if it is read.
+        """
+        if not train and not splits:
             return {}
-        learned = {"train.input": self.train.input} if mode in ("train", "profile") else {}
-        return learned | {f"test.inputs.{split}": source for split, source in self.test.inputs.items()}
+        train_input = {"train.input": self.train.input} if train else {}
+        return train_input | {f"test.inputs.{split}": source for split, source in self.test.inputs.items()}
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:

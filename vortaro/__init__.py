@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from layers.errors import SpecError, UsageError, VortaroError
     from vortaro.api import check, diff, entries, get, load, plan
 
+# Makes this package's siblings take precedence over a user's modules of the same names, whichever is imported first.
 runpy.run_path(str(Path(__file__).parents[1] / "layers" / "roots.py"))["ours_first"]()
 
 __all__ = ["SpecError", "UsageError", "VortaroError", "check", "diff", "entries", "get", "load", "plan"]

@@ -2,24 +2,34 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from layers.errors import did_you_mean
 from registry.tool import verbs
 from registry.tool.verbs import VERBS
-from runners.modes import MODES
+from runners.modes import MODES, meaning
 
-COMMANDS = {"import": "runners.convert", "export": "runners.convert", "launch": "launch"}
+COMMANDS = {  # name: its module, and its meaning
+    "import": ("runners.convert", "Imports weights of another code base into a run folder."),
+    "export": ("runners.convert", "Exports the weights of a run folder to the format of another code base."),
+    "launch": ("launch", "Starts runs on many machines: Slurm, Open MPI, Kubernetes, Cloud TPU."),
+}
+
+
+def _lines(meanings: Mapping[str, str]) -> str:
+    return "\n".join(f"  {name:<14}{text}" for name, text in meanings.items())
+
+
 USAGE = f"""vortaro COMMAND ...
 
-  {" ".join(VERBS)}
-      the registry: `vortaro list`, `vortaro show tiny.StdlibTiny` (python -m registry)
-  {" ".join(MODES)}
-      the runner: `vortaro train --exp=tiny.StdlibTiny --workdir=runs/demo` (python -m runners.main --mode=...)
-  import export
-      weights of other codes (python -m runners.convert)
-  launch
-      runs on many machines (python -m launch)
+The registry: `vortaro list`, `vortaro show tiny.StdlibTiny` (python -m registry)
+{_lines({name: verb.meaning for name, verb in VERBS.items()})}
+
+The runner: `vortaro train --exp=tiny.StdlibTiny --workdir=runs/demo` (python -m runners.main --mode=...)
+{_lines({mode: meaning(mode) for mode in MODES})}
+
+Weights of other codes (python -m runners.convert), and many machines (python -m launch)
+{_lines({name: text for name, (_, text) in COMMANDS.items()})}
 
 `vortaro COMMAND --help` lists the flags of a command."""
 
@@ -36,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if command in VERBS:
         return verbs.main([command, *rest])
+    if command in MODES and {"-h", "--help"} & set(rest):
+        from runners.main import mode_parser
+
+        print(mode_parser(command, f"vortaro {command}").format_help())
+        return 0
     if (module := module_of(command, rest)) is None:
         print(f"vortaro: Unknown command '{command}'. {did_you_mean(command, names())}", file=sys.stderr)
         return 2
@@ -54,4 +69,5 @@ def module_of(command: str, rest: Sequence[str]) -> list[str] | None:
         return ["runners.main", f"--mode={command}", *rest]
     if command not in COMMANDS:
         return None
-    return [COMMANDS[command], *([] if command == COMMANDS[command] else [command]), *rest]
+    module = COMMANDS[command][0]
+    return [module, *([] if command == module else [command]), *rest]

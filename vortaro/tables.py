@@ -50,7 +50,7 @@ class Difference(dict[str, Any]):
 
 
 class Plan(dict[str, Any]):
-    """The content of plan.json (docs/plans.md)."""
+    """The content of plan.json (docs/howto/plans.md)."""
 
     def __init__(self, content: Mapping[str, Any], text: str):
         super().__init__(content)

@@ -6,6 +6,7 @@ from typing import Any
 from registry.experiment import Experiment, cls_key, doc_line
 from registry.records.snapshot import snapshot
 from registry.tool import render
+from registry.tool.knob_docs import meanings
 from runners.reports import page
 from vortaro.tables import Table
 
@@ -32,9 +33,13 @@ class View:
 
     @property
     def knobs(self) -> Table:
-        """Every knob: its value, and the class or flag that sets it."""
-        rows = self.snapshot["knobs"].items()
-        return Table([{"knob": name, "value": row["value"], "set by": row["owner"]} for name, row in rows])
+        """Every knob: its value, its meaning, and the class or flag that sets it."""
+        texts = meanings(type(self.experiment))
+        rows = [
+            {"knob": name, "value": row["value"], "meaning": texts.get(name, ""), "set by": row["owner"]}
+            for name, row in self.snapshot["knobs"].items()
+        ]
+        return Table(rows)
 
     @property
     def config(self) -> Table:

@@ -26,7 +26,7 @@ NAMES = (
 )
 
 
-def where(expression: str, totals: Callable[[], Mapping[str, int]], devices: int) -> bool:
+def matches(expression: str, totals: Callable[[], Mapping[str, int]], devices: int) -> bool:
     """Returns whether a condition such as `params>10e9 and devices<=128` holds.
 
     `totals` is called only if the condition needs them.

@@ -11,6 +11,7 @@ from registry.build import config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, declared_value
 from registry.records.snapshot import snapshot
+from registry.tool import totals
 from registry.values import show
 from tasks.storage.files import write_whole
 
@@ -23,6 +24,8 @@ SECTIONS = ("knobs", "config", "activations", "mesh", "weights", "totals")
 def compare(experiment: Experiment, *, update: bool = False, sections: Collection[str] = SECTIONS) -> dict[str, Any]:
     """Compares sections of an experiment with its golden file, or writes them: `{name, ok, reason}`.
 
+    Writing also updates registry/totals.json.
+
     Raises:
       UsageError: a section is unknown.
     """
@@ -34,9 +37,11 @@ def compare(experiment: Experiment, *, update: bool = False, sections: Collectio
     now = _record(experiment)
     before = json.loads(path.read_text()) if path.exists() else None
     if update:
-        kept = {} if before is None else {key: before[key] for key in SECTIONS if key not in sections}
+        others = {} if before is None else {key: before[key] for key in SECTIONS if key not in sections}
+        content = {**now, **others}
         FOLDER.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({**now, **kept}, indent=1) + "\n")
+        write_whole(path, json.dumps(content, indent=1) + "\n")
+        totals.store(name, content["totals"])
         return {"name": name, "ok": True, "reason": f"written to {path.name}"}
     hint = f"review it, then run `python -m registry golden {name} --update`"
     if before is None:

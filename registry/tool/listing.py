@@ -36,15 +36,15 @@ def _names(key: str) -> tuple[str, str]:
 
 
 def entry(key: str, totals: Totals | None) -> Row:
-    """Returns one row; parameters and bytes are None if the totals are not cached."""
+    """Returns one row; parameters and bytes are None if the totals are not known."""
     if key in index.entries():
         found = index.entries()[key]
         row = {"name": key, "base": found.base, "doc": found.doc, "mesh": list(found.mesh)}
     else:
-        from registry.experiment import REGISTRY
+        from registry.experiment import REGISTRY, doc_line
 
         cls = REGISTRY[key]
-        doc = (cls.__doc__ or "").strip().partition("\n")[0]
+        doc = doc_line(cls)
         row = {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
     return with_figures(row, row["mesh"], totals)
 

@@ -100,8 +100,8 @@ def entries(rows: list[dict[str, Any]]) -> None:
 
 
 TOTALS_HINT = (
-    "Parameters and bytes are not computed yet for this version of the code: "
-    "`python -m registry list --where 'params>0'` computes and caches them."
+    "Parameters of experiments in other packages are computed on request: "
+    "`python -m registry list --where 'params>0'` shows them."
 )
 
 
@@ -114,7 +114,14 @@ def _entry_cells(row: dict[str, Any]) -> dict[str, str]:
 TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
 
 
-def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanings: Mapping[str, str]) -> None:
+def summary(
+    data: dict[str, Any],
+    *,
+    doc: str,
+    groups: Mapping[str, str],
+    meanings: Mapping[str, str],
+    is_complete: bool = False,
+) -> None:
     """Prints `show`: the knobs that differ from the template, by group, and the totals.
 
     Args:
@@ -122,6 +129,7 @@ def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanin
       doc: the docstring of the class.
       groups: the group of each knob (registry.tool.knob_docs).
       meanings: the meaning of each knob.
+      is_complete: prints all knobs, and the config.
     """
     out = console()
     out.print(f"{data['experiment']}: {' '.join(doc.split())}\n", markup=False)
@@ -129,25 +137,31 @@ def summary(data: dict[str, Any], *, doc: str, groups: Mapping[str, str], meanin
     for group in dict.fromkeys(groups.values()):
         rows = [
             (name, knob["value"], meanings.get(name, ""), knob["owner"])
-            for name, knob in own.items()
-            if groups.get(name) == group
+            for name, knob in (data["knobs"] if is_complete else own).items()
+            if groups.get(name, "Model") == group
         ]
         if rows:
             flexible = {"value": 16, "meaning": None}
             out.print(table(("knob", "value", "meaning", "set by"), rows, title=group, flexible=flexible))
-    rest = len(data["knobs"]) - len(own)
+    if is_complete:
+        out.print(_config_table(data))
     out.print(_totals(data))
-    out.print(f"{rest} other knobs have the values of the template. --all shows them, and the config.")
+    if not is_complete:
+        rest = len(data["knobs"]) - len(own)
+        out.print(f"{rest} other knobs have the values of the template. --all shows them, and the config.")
 
 
 def experiment(data: dict[str, Any], out: Console | None = None) -> None:
-    """Prints the tables of `show`."""
+    """Prints all knobs, the config and the totals of a snapshot, without its class: experiment.txt of a run folder."""
     out = out or console()
     knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
-    flexible = {"value": 16}
-    out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"], flexible=flexible))
-    out.print(table(("config", "value"), data["config"].items(), flexible=flexible))
+    out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"], flexible={"value": 16}))
+    out.print(_config_table(data))
     out.print(_totals(data))
+
+
+def _config_table(data: dict[str, Any]) -> Table:
+    return table(("config", "value"), data["config"].items(), flexible={"value": 16})
 
 
 def weights(data: dict[str, Any], out: Console | None = None) -> None:

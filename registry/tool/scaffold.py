@@ -7,6 +7,7 @@ from pathlib import Path
 from layers.errors import UsageError
 from layers.roots import ROOTS
 from registry.experiment import Experiment, cls_key
+from tasks.storage.files import write_whole
 
 
 def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
@@ -40,7 +41,8 @@ def scaffold(base: type[Experiment], name: str, folder: Path) -> Path:
     start = _after_docstring(source)
     path.parent.mkdir(parents=True, exist_ok=True)
     blank = "\n" if imports and start else ""
-    path.write_text(f"{source[:start]}{blank}{imports}{source[start:]}".rstrip() + "\n\n" + textwrap.dedent(body))
+    content = f"{source[:start]}{blank}{imports}{source[start:]}".rstrip() + "\n\n" + textwrap.dedent(body)
+    write_whole(path.resolve(), content)  # a link stays a link
     return path
 
 

@@ -1,6 +1,7 @@
 """Registry tool: commands that inspect the registered experiments."""
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -13,22 +14,9 @@ from typing import Any
 from layers.errors import UsageError, VortaroError, did_you_mean, first_line, unknown_flag
 from registry import index
 from registry.tool import listing, render
-from registry.tool.totals import TotalsCache
+from registry.tool.totals import TotalsByName
 
 # Everything that needs jax is imported inside the verb that uses it, so that `list` prints immediately.
-
-USAGE = """python -m registry VERB ...
-
-  list [PATTERN]      list experiments, or those whose name matches; --where filters by size
-  show NAME           show what differs from the template; --all shows all knobs and the resolved config
-  weights NAME        show the weight table: shape, spec, role, bytes per device
-  diff A [B]          show differences; A and B are names, run folders or experiment.json files
-  check [NAME ...]    validate experiments (default: all) against their meshes
-  tree                show the inheritance of all experiments
-  explain NAME PATH   show the class and line that set a knob, a config field or a weight's spec
-  golden [NAME ...]   compare with the files in tests/golden; --update writes them, --sections=weights,totals parts
-  new BASE NAME       write the first lines of a new experiment; NAME is module.Class"""
-
 
 SHOWN_ERRORS = 5  # printed errors of experiments that `list` cannot show
 MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that determine a mesh
@@ -53,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(arguments: Sequence[str]) -> int:
-    parser = _Parser(prog="registry", usage=USAGE, allow_abbrev=False, add_help=True)
+    parser = _Parser(prog="registry", usage=_usage(), allow_abbrev=False, add_help=True)
     parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
     parser.add_argument("names", nargs="*", help="experiments, paths, or a pattern")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -75,7 +63,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
     if options.verb not in VERBS:
         raise UsageError(f"Unknown verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
-    return VERBS[options.verb](options)
+    return VERBS[options.verb].run(options)
 
 
 def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | None = None) -> Any:
@@ -111,20 +99,18 @@ def _known_keys(options: argparse.Namespace) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> int:
+    """Lists experiments, or those whose name matches; --where filters by size."""
     pattern, keys = _names(options, 0, 1, "at most one pattern"), _keys(options)
     if pattern:
         keys = listing.matching(keys, pattern[0])
     is_registered = not (options.set or options.smoke)
-    totals = TotalsCache(lambda name: _weights_of(_resolve(options, name))["totals"], is_stored=is_registered)
+    totals = TotalsByName(lambda name: _weights_of(_resolve(options, name))["totals"], is_registered=is_registered)
     rows = [listing.entry(key, totals.known(key)) for key in keys]
     errors: list[UsageError] = []
-    try:
-        if not is_registered:
-            rows = list(_each(lambda row: _changed(options, row, totals), rows, errors))
-        if options.where:
-            rows = list(_each(lambda row: _where(options.where, row, totals), rows, errors))
-    finally:
-        totals.save()
+    if not is_registered:
+        rows = list(_each(lambda row: _changed(options, row, totals), rows, errors))
+    if options.where:
+        rows = list(_each(lambda row: _where(options.where, row, totals), rows, errors))
     if errors and not rows:
         raise errors[0]
     _print(options, rows, render.entries)
@@ -147,16 +133,16 @@ def _each(
             errors.append(error)
 
 
-def _where(condition: str, row: listing.Row, totals: TotalsCache) -> listing.Row | None:
+def _where(condition: str, row: listing.Row, totals: TotalsByName) -> listing.Row | None:
     """Returns the row with its figures if the condition holds for it; None otherwise."""
-    from registry.tool.filter import where
+    from registry.tool.filter import matches
 
-    if not where(condition, partial(totals.of, row["name"]), row["devices"]):
+    if not matches(condition, partial(totals.of, row["name"]), row["devices"]):
         return None
     return listing.with_figures(row, row["mesh"], totals.known(row["name"]))
 
 
-def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsCache) -> listing.Row:
+def _changed(options: argparse.Namespace, row: listing.Row, totals: TotalsByName) -> listing.Row:
     """Returns the row of an experiment as changed by --set and --smoke."""
     mesh = _resolve(options, row["name"]).DEVICE_MESH_SHAPE
     return listing.with_figures(row, mesh, totals.of(row["name"]))
@@ -169,6 +155,7 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> int:
+    """Shows what differs from the template; --all shows all knobs and the resolved config."""
     from registry.records.snapshot import snapshot
     from registry.tool import json_values
     from registry.tool.knob_docs import groups, meanings
@@ -176,17 +163,19 @@ def _show(options: argparse.Namespace) -> int:
     (name,) = _names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
     cls = type(experiment)
-    summary = partial(render.summary, doc=cls.__doc__ or "", groups=groups(cls), meanings=meanings(cls))
-    draw = render.experiment if options.all else summary
+    texts = {"doc": cls.__doc__ or "", "groups": groups(cls), "meanings": meanings(cls)}
+    draw = partial(render.summary, **texts, is_complete=options.all)
     return _print(options, snapshot(experiment), draw, json_values.of_snapshot)
 
 
 def _weights(options: argparse.Namespace) -> int:
+    """Shows the weight table: shape, spec, role, bytes per device."""
     (name,) = _names(options, 1, 1, "one name")
     return _print(options, _weights_of(_resolve(options, name)), render.weights)
 
 
 def _diff(options: argparse.Namespace) -> int:
+    """Shows differences; A and B are names, run folders or experiment.json files."""
     from registry.records.diff import diff, is_equal
     from registry.records.snapshot import snapshot
     from registry.tool import json_values
@@ -250,6 +239,7 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
 
 
 def _check(options: argparse.Namespace) -> int:
+    """Validates experiments (default: all) against their meshes."""
     from registry.checks import check
     from registry.resolve import load, resolve
     from registry.user_code import clear_errors
@@ -284,6 +274,7 @@ def _tracked(items: Sequence[Any], description: str) -> Iterable[Any]:
 
 
 def _tree(options: argparse.Namespace) -> int:
+    """Shows the inheritance of all experiments."""
     from registry.resolve import find
 
     _names(options, 0, 0, "no names")
@@ -300,6 +291,7 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    """Shows the class and line that set a knob, a config field or a weight's spec."""
     from registry.explain import explain
     from registry.tool import json_values
     from registry.tool.knob_docs import meanings
@@ -317,6 +309,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _golden(options: argparse.Namespace) -> int:
+    """Compares with the files in tests/golden; --update writes them, --sections selects parts."""
     from registry.tool import golden
 
     names = _tracked(options.names or _keys(options), "Comparing")
@@ -327,6 +320,7 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
+    """Writes the first lines of a new experiment; NAME is module.Class."""
     from registry.tool.scaffold import scaffold
 
     base, name = _names(options, 2, 2, "a base and a new name")
@@ -353,14 +347,32 @@ def _print(
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """A command of the registry tool."""
+
+    run: Callable[[argparse.Namespace], int]
+    arguments: str = ""  # as --help shows them
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for --help."""
+        return (self.run.__doc__ or "").partition("\n")[0]
+
+
 VERBS = {
-    "list": _list,
-    "show": _show,
-    "weights": _weights,
-    "diff": _diff,
-    "check": _check,
-    "tree": _tree,
-    "explain": _explain,
-    "golden": _golden,
-    "new": _new,
+    "list": Verb(_list, "[PATTERN]"),
+    "show": Verb(_show, "NAME"),
+    "weights": Verb(_weights, "NAME"),
+    "diff": Verb(_diff, "A [B]"),
+    "check": Verb(_check, "[NAME ...]"),
+    "tree": Verb(_tree),
+    "explain": Verb(_explain, "NAME PATH"),
+    "golden": Verb(_golden, "[NAME ...]"),
+    "new": Verb(_new, "BASE NAME"),
 }
+
+
+def _usage() -> str:
+    lines = (f"  {f'{name} {verb.arguments}':<20}{verb.meaning}" for name, verb in VERBS.items())
+    return "\n".join(("python -m registry VERB ...\n", *lines))

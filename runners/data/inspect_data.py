@@ -31,24 +31,22 @@ COLORS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class SplitSample:
     """Statistics of some batches of a split."""
 
     split: str
-    described: str
+    description: str
     batches: int | None  # in one pass; None: endless
-    read: int  # batches that were read
+    batches_read: int
     rows: int  # rows in them with a target
     positions: int
     targets: int  # positions whose target counts
     lengths: np.ndarray  # int (segments,): positions of each segment that was read
-    documents: (
-        np.ndarray | None
-    )  # int (documents,): tokens per document of the split, stop token included; None: unknown
+    documents: np.ndarray | None  # int (documents,): tokens per document of the split with stop token; None: unknown
     tokens: int  # distinct tokens among the targets
     text_bytes: float  # bytes of the decoded targets
     seconds: float
-    first: list[Batch]  # the first rows
+    first_rows: list[Batch]
 
     @property
     def efficiency(self) -> float:
@@ -62,7 +60,7 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
     train: TrainProgram = build(config_of(experiment, "train"), "train")
     test: TestProgram = build(config_of(experiment, "test"), "test")
     inputs = {"train": train.input, **test.inputs}
-    looks = []
+    samples = []
     for split, source in inputs.items():
         try:
             source.require_data()
@@ -71,19 +69,19 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
                 raise
             print(f"{split}: {error}", flush=True)
             continue
-        looks.append(look(split, source, vocabulary))
-    _show(looks, vocabulary)
+        samples.append(sample_split(split, source, vocabulary))
+    _show(samples, vocabulary)
     make_folder(workdir)
-    write_whole(workdir / PAGE, _page(type(experiment).__name__, looks, vocabulary))
+    write_whole(workdir / PAGE, _page(type(experiment).__name__, samples, vocabulary))
     print(f"Page: {workdir / PAGE}", flush=True)
     return 0
 
 
-def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
+def sample_split(split: str, source: IndexedInput, vocabulary: Vocabulary) -> SplitSample:
     """Reads batches from the first one on, until SECONDS or MOST_BATCHES is reached; returns their statistics."""
     token_bytes = vocabulary.token_bytes()
     counts: collections.Counter[str] = collections.Counter()
-    lengths, seen, first = [], np.zeros(vocabulary.size, bool), []
+    lengths, is_used, first_rows = [], np.zeros(vocabulary.size, bool), []
     seconds = 0.0
     batches = source.iterator()
     while counts["read"] < MOST_BATCHES and seconds < SECONDS:
@@ -96,23 +94,23 @@ def look(split: str, source: IndexedInput, vocabulary: Vocabulary) -> Look:
         targets = batch.targets[real]
         counts.update(read=1, rows=int(real.any(axis=1).sum()), positions=real.size, targets=len(targets))
         counts["bytes"] += token_bytes[targets].sum()
-        seen[targets] = True
+        is_used[targets] = True
         lengths += [length for row in rows_of(batch) for length in segment_lengths(row)]
-        first += list(itertools.islice(rows_of(batch), ROWS_SHOWN - len(first)))
-    return Look(
+        first_rows += list(itertools.islice(rows_of(batch), ROWS_SHOWN - len(first_rows)))
+    return SplitSample(
         split=split,
-        described=source.describe(),
+        description=source.describe(),
         batches=source.num_batches(),
-        read=counts["read"],
+        batches_read=counts["read"],
         rows=counts["rows"],
         positions=counts["positions"],
         targets=counts["targets"],
         lengths=np.array(lengths, int),
         documents=document_lengths(source),
-        tokens=int(seen.sum()),
+        tokens=int(is_used.sum()),
         text_bytes=float(counts["bytes"]) * source.byte_ratio,
         seconds=seconds,
-        first=first,
+        first_rows=first_rows,
     )
 
 
@@ -122,16 +120,16 @@ def document_lengths(source: IndexedInput) -> np.ndarray | None:
         tokens = source.tokens
         return np.diff(tokens.document_ends, prepend=0) if tokens.has_documents else None
     parts = getattr(source, "sources", None) or [getattr(source, "source", None)]
-    found = [document_lengths(part) if isinstance(part, IndexedInput) else None for part in parts]
-    known = [lengths for lengths in found if lengths is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
+    by_part = [document_lengths(part) if isinstance(part, IndexedInput) else None for part in parts]
+    arrays = [lengths for lengths in by_part if lengths is not None]
+    return np.concatenate(arrays) if len(arrays) == len(parts) else None
 
 
 def rows_of(batch: Batch) -> Any:
     """Yields the rows of a batch, each with arrays of shape (S,)."""
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    there = {name: array for name, array in fields.items() if array is not None}
-    return (Batch(**{name: array[row] for name, array in there.items()}) for row in range(len(batch.inputs)))
+    arrays = {name: array for name, array in fields.items() if array is not None}
+    return (Batch(**{name: array[row] for name, array in arrays.items()}) for row in range(len(batch.inputs)))
 
 
 def segments_of(row: Batch) -> list[np.ndarray]:
@@ -147,80 +145,80 @@ def segment_lengths(row: Batch) -> list[int]:
     return [len(places) for places in segments_of(row)]
 
 
-def _measures(found: Look) -> dict[str, str]:
-    lengths = found.lengths if len(found.lengths) else np.zeros(1, int)
-    documents = found.documents if found.documents is not None and len(found.documents) else None
+def _measures(sample: SplitSample) -> dict[str, str]:
+    lengths = sample.lengths if len(sample.lengths) else np.zeros(1, int)
+    documents = sample.documents if sample.documents is not None and len(sample.documents) else None
     return {
         "documents in the split": "-" if documents is None else f"{len(documents):,}",
         "document length: median": "-" if documents is None else f"{np.median(documents):,.0f}",
         "document length: maximum": "-" if documents is None else f"{documents.max():,}",
-        "batches": "endless" if found.batches is None else f"{found.batches:,}",
-        "batches read": f"{found.read:,}",
-        "positions with a target": f"{found.efficiency:.1%}",
-        "segments per row": f"{len(found.lengths) / max(found.rows, 1):.1f}",
+        "batches": "endless" if sample.batches is None else f"{sample.batches:,}",
+        "batches read": f"{sample.batches_read:,}",
+        "positions with a target": f"{sample.efficiency:.1%}",
+        "segments per row": f"{len(sample.lengths) / max(sample.rows, 1):.1f}",
         "segment length: minimum": f"{lengths.min():,}",
         "segment length: median": f"{np.median(lengths):,.0f}",
         "segment length: maximum": f"{lengths.max():,}",
-        "distinct tokens": f"{found.tokens:,}",
-        "bytes per token": f"{found.text_bytes / found.targets:.2f}" if found.text_bytes else "-",
-        "tokens per second": f"{found.targets / found.seconds:,.0f}" if found.seconds else "-",
+        "distinct tokens": f"{sample.tokens:,}",
+        "bytes per token": f"{sample.text_bytes / sample.targets:.2f}" if sample.text_bytes else "-",
+        "tokens per second": f"{sample.targets / sample.seconds:,.0f}" if sample.seconds else "-",
     }
 
 
-def _columns(looks: Sequence[Look]) -> tuple[list[str], list[list[str]]]:
+def _columns(samples: Sequence[SplitSample]) -> tuple[list[str], list[list[str]]]:
     """Returns the table of statistics: its header, and a row per statistic."""
-    measured = [_measures(found) for found in looks]
-    return ["", *(found.split for found in looks)], [[name, *(m[name] for m in measured)] for name in measured[0]]
+    measures = [_measures(sample) for sample in samples]
+    return ["", *(sample.split for sample in samples)], [[name, *(m[name] for m in measures)] for name in measures[0]]
 
 
-def _show(looks: Sequence[Look], vocabulary: Vocabulary) -> None:
+def _show(samples: Sequence[SplitSample], vocabulary: Vocabulary) -> None:
     console = Console(highlight=False)
     console.print(f"Tokens: {vocabulary.describe()}, {vocabulary.size:,} in total", markup=False, soft_wrap=True)
-    for found in looks:
-        console.print(f"{found.split}: {found.described}", markup=False, soft_wrap=True)
-    head, rows = _columns(looks)
+    for sample in samples:
+        console.print(f"{sample.split}: {sample.description}", markup=False, soft_wrap=True)
+    head, rows = _columns(samples)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in head:
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for number, row in enumerate(looks[0].first[:ROWS_SHOWN]):
+    for number, row in enumerate(samples[0].first_rows[:ROWS_SHOWN]):
         for places in segments_of(row)[:3]:
             text = _decoded(row, places, vocabulary)
             console.print(
                 f"row {number}, positions {places[0]} to {places[-1]}: {text!r}", markup=False, soft_wrap=True
             )
-    for found in looks:
-        if found.efficiency < 0.9:
+    for sample in samples:
+        if sample.efficiency < 0.9:
             advice = " --set=ROWS=pack packs complete documents into rows, ROWS=cut fills rows with contiguous text."
-            message = f"{1 - found.efficiency:.0%} of the positions of {found.split} are padding."
-            console.print(message + (advice if found.documents is not None else ""), markup=False, soft_wrap=True)
+            message = f"{1 - sample.efficiency:.0%} of the positions of {sample.split} are padding."
+            console.print(message + (advice if sample.documents is not None else ""), markup=False, soft_wrap=True)
 
 
 def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
     """Decodes the first targets of a segment."""
-    shown = places[:SHOWN_TOKENS]
-    return vocabulary.decode(row.targets[shown].tolist()) + (" ..." if len(places) > len(shown) else "")
+    start = places[:SHOWN_TOKENS]
+    return vocabulary.decode(row.targets[start].tolist()) + (" ..." if len(places) > len(start) else "")
 
 
-def _page(name: str, looks: Sequence[Look], vocabulary: Vocabulary) -> str:
-    (head, rows), measured = _columns(looks), _measures(looks[0])
+def _page(name: str, samples: Sequence[SplitSample], vocabulary: Vocabulary) -> str:
+    (head, rows), measures = _columns(samples), _measures(samples[0])
     parts = [
         f"<h1>{page.text(name)}: data</h1>",
-        *(f"<p class=doc>{page.text(found.split)}: {page.text(found.described)}</p>" for found in looks),
+        *(f"<p class=doc>{page.text(sample.split)}: {page.text(sample.description)}</p>" for sample in samples),
         page.cards(
             [
                 ("vocabulary", f"{vocabulary.size:,} tokens"),
-                *((name, measured[name]) for name in ("positions with a target", "segments per row")),
-                ("tokens per second", measured["tokens per second"]),
+                *((name, measures[name]) for name in ("positions with a target", "segments per row")),
+                ("tokens per second", measures["tokens per second"]),
             ]
         ),
         page.table(head, rows, head[1:]),
-        f"<h2>Lengths of {_counted(looks)}</h2>",
-        _histogram(looks),
+        f"<h2>Lengths of {_unit(samples)}</h2>",
+        _histogram(samples),
         "<h2>First rows</h2><p class=doc>Targets, colored by segment.</p>",
-        *(_colored(row, vocabulary) for row in looks[0].first[:ROWS_SHOWN]),
+        *(_colored(row, vocabulary) for row in samples[0].first_rows[:ROWS_SHOWN]),
     ]
     return page.page(f"{name}: data", parts)
 
@@ -235,19 +233,19 @@ def _colored(row: Batch, vocabulary: Vocabulary) -> str:
     return f"<pre>{''.join(spans)}{f'<i> and {padding:,} positions without a target</i>' if padding else ''}</pre>"
 
 
-def _counted(looks: Sequence[Look]) -> str:
+def _unit(samples: Sequence[SplitSample]) -> str:
     """Unit of the histogram: documents if their lengths are known in every split, else segments."""
-    return "segments" if any(found.documents is None for found in looks) else "documents"
+    return "segments" if any(sample.documents is None for sample in samples) else "documents"
 
 
-def _histogram(looks: Sequence[Look]) -> str:
+def _histogram(samples: Sequence[SplitSample]) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 2.8), layout="constrained")
     axis = figure.subplots()
-    counted = _counted(looks)
-    shown = [(found.split, found.lengths if counted == "segments" else found.documents) for found in looks]
-    lengths_of = {split: lengths for split, lengths in shown if lengths is not None and len(lengths)}
+    unit = _unit(samples)
+    by_split = [(sample.split, sample.lengths if unit == "segments" else sample.documents) for sample in samples]
+    lengths_of = {split: lengths for split, lengths in by_split if lengths is not None and len(lengths)}
     most = max((int(lengths.max()) for lengths in lengths_of.values()), default=1)
     for split, lengths in lengths_of.items():
         axis.hist(lengths, bins=40, range=(0, most), histtype="step", lw=1.6, label=split, density=True)
@@ -255,4 +253,4 @@ def _histogram(looks: Sequence[Look]) -> str:
     axis.set_yticks([])
     axis.legend(frameon=False)
     axis.spines[["top", "right", "left"]].set_visible(False)
-    return page.image(figure, f"lengths of {counted}")
+    return page.image(figure, f"lengths of {unit}")

@@ -50,11 +50,11 @@ def train_vocab(experiment: Experiment) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
-            done = path.exists()
-            _check(path, settings, source) if done else _train(path, settings, source)
+            exists = path.exists()
+            _check(path, settings, source) if exists else _train(path, settings, source)
     except OSError as error:
         raise UsageError(f"The vocabulary '{path}' cannot be written: {error.strerror or error}.") from error
-    if done:
+    if exists:
         print(f"'{path}' already exists with the same settings and texts. It is kept.", flush=True)
     _show(path, experiment)
     return 0
@@ -121,17 +121,17 @@ def _train(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
             **SPECIAL_IDS,
         )
     except RuntimeError as error:
-        raise _why(str(error), settings, lines) from error
-    kept = json.dumps(settings.key(lines.digest), indent=1) + "\n"
+        raise _training_error(str(error), settings, lines) from error
+    record = json.dumps(settings.key(lines.digest), indent=1) + "\n"
     # The model is written last, so that every existing model has its record.
-    write_whole(_beside(path), kept)
+    write_whole(_record_path(path), record)
     write_whole(path, model.getvalue())
     spent = f"{lines.bytes:,} bytes in {time.perf_counter() - began:.1f} s"
     kind = {"bpe": "byte pairs", "unigram": "unigrams"}[settings.model]
     print(f"Trained {settings.size:,} pieces ({kind}) on {spent}: '{path}'", flush=True)
 
 
-def _why(message: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
+def _training_error(message: str, settings: VocabularySettings, lines: _Lines) -> UsageError:
     """Returns the error for a message of SentencePiece."""
     knob = f"VOCAB_SIZE = {settings.size}"
     if most := re.search(r"Please set it to a value <= (\d+)", message):
@@ -144,30 +144,28 @@ def _why(message: str, settings: VocabularySettings, lines: _Lines) -> UsageErro
         )
     if not lines.bytes:
         return UsageError(f"No line of text fits into VOCABULARY_BYTES (got {settings.text_bytes}). Increase it.")
-    return UsageError(
-        f"SentencePiece cannot train a {settings.model} model with {knob}: {message.partition(chr(10))[0]}."
-    )
+    return UsageError(f"SentencePiece cannot train a {settings.model} model with {knob}: {first_line(message, 1000)}.")
 
 
 def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> None:
     """Raises a UsageError unless the existing model was trained with these settings and texts."""
     other = f"'{path}' contains another vocabulary"
     try:
-        kept = json.loads(_beside(path).read_text())
+        record = json.loads(_record_path(path).read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{other}, without a record of its training. Set another VOCABULARY_PATH.") from error
     lines = _Lines(source.texts(), settings.text_bytes)
     for _ in lines:
         pass
     now = settings.key(lines.digest)
-    differing = [name for name in now if not isinstance(kept, dict) or kept.get(name) != now[name]]
+    differing = [name for name in now if not isinstance(record, dict) or record.get(name) != now[name]]
     if differing:
         raise UsageError(
             f"{other}, which differs in {', '.join(differing)}. Set another VOCABULARY_PATH, or delete the file."
         )
 
 
-def _beside(path: Path) -> Path:
+def _record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 

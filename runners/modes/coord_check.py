@@ -1,4 +1,4 @@
-"""Coordinate check of muP: activations at several widths over a few updates."""
+"""Checks muP by the activations at several widths over a few updates."""
 
 import dataclasses
 

@@ -28,9 +28,9 @@ class Options(ModeOptions):
 
 def run(request: Request, options: Options) -> int:
     """Prints the plan and writes plan.json and plan.html; returns the exit code."""
-    from runners.planner.mesh_search import rank_layouts
+    from runners.planner.mesh_search import rank_meshes
     from runners.planner.plan import PlanOptions, plan
 
     fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
     chosen = PlanOptions(devices=request.flags.host_devices, **fields)
-    return (rank_layouts if options.sweep else plan)(request.experiment, request.workdir, chosen)
+    return (rank_meshes if options.sweep else plan)(request.experiment, request.workdir, chosen)

@@ -12,6 +12,7 @@ class Options(ModeOptions):
     """Flags of --mode=profile."""
 
     several_processes: ClassVar[bool] = True
+    reads_train: ClassVar[bool] = True
 
     profile_steps: int = option("updates under the profiler", default=10)
 
@@ -20,5 +21,5 @@ def run(request: Request, options: Options) -> int:
     """Writes profile/ in the run folder; returns the exit code."""
     from runners.training.profile import profile
 
-    session = request.session()
+    session = request.session(options)
     return profile(session, request.open_workdir(session), options.profile_steps)

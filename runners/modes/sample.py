@@ -42,7 +42,7 @@ def run(request: Request, options: Options) -> int:
     from runners.session import Session
     from tasks.decoding.sampler import Sampler
 
-    session = request.session(has_checkpoint=True)
+    session = request.session(options, has_checkpoint=True)
     workdir = request.open_workdir(session, record=False)
     if options.window is not None:
         session = Session(windowed(request.experiment, options.window), processes=request.processes)

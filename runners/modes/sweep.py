@@ -1,4 +1,4 @@
-"""Learning rate sweep: the best rate at several widths."""
+"""Finds the best learning rate at several widths."""
 
 import dataclasses
 

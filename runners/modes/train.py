@@ -13,6 +13,8 @@ class Options(ModeOptions):
 
     several_processes: ClassVar[bool] = True
     saves_on_sigterm: ClassVar[bool] = True
+    reads_train: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = ("validation",)
 
     profile_at: int | None = option(
         "trace --profile_steps updates from this one on",
@@ -29,7 +31,7 @@ def run(request: Request, options: Options) -> int:
     from runners.training.warm_start import check_warm_start
     from runners.training.workdir import sole_use
 
-    session, flags = request.session(), request.flags
+    session, flags = request.session(options), request.flags
     check_warm_start(session, flags.workdir, allow_changes=flags.allow_changes)
     chosen = TrainOptions(
         start=request.start,

@@ -9,17 +9,18 @@ from runners.request import ModeOptions, Request
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ModeOptions):
-    """Flags of --mode=validation and --mode=test."""
+    """Flags of --mode=validation."""
 
     several_processes: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = ("validation",)
 
     checkpoint: str = option("last, best or a step", default="last")
 
 
 def run(request: Request, options: Options) -> int:
-    """Prints the metrics of the split that the mode is named after; returns the exit code."""
+    """Prints the metrics of the split; returns the exit code."""
     from runners.training.evaluate_checkpoint import evaluate_checkpoint
 
-    session = request.session(has_checkpoint=True)
+    session = request.session(options, has_checkpoint=True)
     folder = request.open_workdir(session, record=False)
-    return evaluate_checkpoint(session, folder, request.flags.mode, options.checkpoint)
+    return evaluate_checkpoint(session, folder, options.splits[0], options.checkpoint)

@@ -8,17 +8,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from layers.errors import first_line
 from registry.records.snapshot import weight_summary
 from runners.chips import Chip
 from runners.flops import matmul_flops
-from runners.planner.hlo import collectives, loops_counted_once
+from runners.planner.hlo import collective_totals, loops_counted_once
 from runners.session import Session
 
 Step = Literal["train", "decode"]
 Plan = dict[str, Any]
 
 
-def predict(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
+def cost(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
     Bytes are per device. `peak` is the TPU compiler's peak memory; on virtual CPU devices it is arguments + outputs -
@@ -28,7 +29,7 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
     computation, the least memory traffic and the links of each mesh axis overlap perfectly; link times are estimates
     that assign each mesh axis one axis of the torus. `roofline_is_estimate` is true if the CPU compiler compiled the
     program: its collectives differ from the chip's, so the step time is not a bound. `fits` is the TPU compiler's
-    verdict if it compiled the program, else a comparison of the peak with the chip's memory; None if neither is known.
+    answer if it compiled the program, else a comparison of the peak with the chip's memory; None if neither is known.
 
     Args:
       session: the experiment on the mesh to plan for.
@@ -39,7 +40,7 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
     began = time.perf_counter()
     with session.placed():
         lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
-    found: Plan = {
+    plan: Plan = {
         "experiment": session.name,
         "smoke": session.experiment.smoke,
         "overrides": list(session.experiment.overrides),
@@ -59,19 +60,19 @@ def predict(session: Session, chip: Chip | None, topology: str | None = None, st
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        needed = _out_of_memory(str(error))
-        if needed is None:
+        shortage = _out_of_memory(str(error))
+        if shortage is None:
             raise
-        found |= {"fits": False, "compiler": needed}
+        plan |= {"fits": False, "compiler": shortage}
     else:
-        found["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
+        plan["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
         text = compiled.as_text()
-        found["collectives"] = [dataclasses.asdict(c) for c in collectives(text, session.mesh_shape)]
-        found["loops_counted_once"] = loops_counted_once(text)
+        plan["collectives"] = [dataclasses.asdict(c) for c in collective_totals(text, session.mesh_shape)]
+        plan["loops_counted_once"] = loops_counted_once(text)
         if chip is not None:
-            found["fits"] = topology is not None or found["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
-            found |= _roofline(found, chip)
-    return found | {"compile_seconds": time.perf_counter() - began}
+            plan["fits"] = topology is not None or plan["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
+            plan |= _roofline(plan, chip)
+    return plan | {"compile_seconds": time.perf_counter() - began}
 
 
 def _lower_train(session: Session) -> tuple[Any, int]:
@@ -120,26 +121,26 @@ def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
     return parts | {"peak": stats.peak_memory_in_bytes if by_tpu_compiler else most}
 
 
-def _roofline(found: Plan, chip: Chip) -> Plan:
+def _roofline(plan: Plan, chip: Chip) -> Plan:
     """Returns the lower bounds of the step time by computation, memory and links, and the resulting speed."""
-    memory, decoding = found["memory_bytes_per_device"], found["step"] == "decode"
+    memory, decoding = plan["memory_bytes_per_device"], plan["step"] == "decode"
     # At least, arguments are read and outputs written; a decoding step writes one position of its cache.
     traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
     axes: dict[str, int] = {}
-    for exchange in found["collectives"]:
-        axes[exchange["axis"]] = axes.get(exchange["axis"], 0) + exchange["bytes"]
-    peak = chip.flops * found["devices"]
-    bounds = {"compute_seconds": found["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
+    for collective in plan["collectives"]:
+        axes[collective["axis"]] = axes.get(collective["axis"], 0) + collective["bytes"]
+    peak = chip.flops * plan["devices"]
+    bounds = {"compute_seconds": plan["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
     links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
     step = max((bounds | links).values())
     # A decoding step runs the forward pass, a third of the work.
-    work = found["flops_per_token"] * found["tokens_per_step"] / (3 if decoding else 1)
+    work = plan["flops_per_token"] * plan["tokens_per_step"] / (3 if decoding else 1)
     return {
         "roofline": bounds | links,
         # The CPU's program sends more than the chip's: float32 for bfloat16, and unsharded sums.
-        "roofline_is_estimate": bool(links) and found["topology"] is None,
+        "roofline_is_estimate": bool(links) and plan["topology"] is None,
         "roofline_step_seconds": step,
-        "roofline_tokens_per_second": found["tokens_per_step"] / step,
+        "roofline_tokens_per_second": plan["tokens_per_step"] / step,
         "roofline_mfu": work / (peak * step),
     }
 
@@ -150,7 +151,7 @@ def _out_of_memory(message: str) -> Plan | None:
         return None
     amounts = [float(number) * 2 ** (10 * "KMGT".index(unit) + 10) for number, unit in _AMOUNT.findall(message)]
     numbers = dict(zip(("needed_bytes", "available_bytes"), map(int, amounts), strict=False))
-    return {"message": message.partition("\n")[0], **numbers}
+    return {"message": first_line(message, 1000), **numbers}
 
 
 _AMOUNT = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")

@@ -16,7 +16,7 @@ _SCATTER = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class CollectiveTotal:
     """Total of one kind of collective along one mesh axis in one step."""
 
     kind: str  # a name in KINDS
@@ -26,7 +26,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class Collective:
     """A collective instruction of a program."""
 
     kind: str
@@ -49,7 +49,7 @@ class _Instruction:
     rest: str  # operands and attributes
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+def collective_totals(text: str, mesh: Mapping[str, int]) -> list[CollectiveTotal]:
     """Returns the collectives of one run of a program compiled for `mesh`, by kind and axis, largest first.
 
     Args:
@@ -57,19 +57,19 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
       mesh: axis name to size, in the order of the mesh.
     """
     totals: dict[tuple[str, str], list[int]] = {}
-    for exchange in exchanges(text, mesh):
-        total = totals.setdefault((exchange.kind, exchange.axis), [0, 0])
-        total[0] += exchange.times
-        total[1] += exchange.times * exchange.sent_bytes
-    found = [Collective(kind, axis, *total) for (kind, axis), total in totals.items()]
-    return sorted(found, key=lambda collective: -collective.bytes)
+    for collective in collectives(text, mesh):
+        total = totals.setdefault((collective.kind, collective.axis), [0, 0])
+        total[0] += collective.times
+        total[1] += collective.times * collective.sent_bytes
+    sums = [CollectiveTotal(kind, axis, *total) for (kind, axis), total in totals.items()]
+    return sorted(sums, key=lambda total: -total.bytes)
 
 
-def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
-    """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collectives`."""
+def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
+    """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collective_totals`."""
     computations, entry = _parse(text)
     fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
-    seen: set[tuple[str, str]] = set()
+    counted: set[tuple[str, str]] = set()
     for loops, name, instruction in _walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
@@ -77,20 +77,20 @@ def exchanges(text: str, mesh: Mapping[str, int]) -> Iterator[Exchange]:
         axes, size = _group(instruction.rest, mesh)
         # TPU programs split one collective over several fusions, which overlap it with computation.
         one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
-        if size == 1 or (name in fused and one in seen):
+        if size == 1 or (name in fused and one in counted):
             continue
-        seen.add(one)
+        counted.add(one)
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
-        yield Exchange(kind, axes, loops, payload, _sent(kind, payload, size))
+        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size))
 
 
 def loops_counted_once(text: str) -> int:
     """Number of loops of unknown trip count, whose collectives are counted once."""
     computations, _ = _parse(text)
     loops = (i for body in computations.values() for i in body if i.opcode == "while")
-    return sum(_turns(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
+    return sum(_trip_count(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
 
 
 def _sent(kind: str, payload: int, size: int) -> int:
@@ -123,8 +123,8 @@ def _walk(
         yield loops, name, instruction
         if instruction.opcode == "while":
             body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
-            turns = _turns(instruction.rest, computations.get(condition, []))
-            yield from _walk(computations, body, (*loops, turns or 1))
+            count = _trip_count(instruction.rest, computations.get(condition, []))
+            yield from _walk(computations, body, (*loops, count or 1))
         elif instruction.opcode == "conditional":
             parts = ("branch_computations", "true_computation", "false_computation")
             for branch in re.findall(r"[\w.\-]+", " ".join(_attribute(instruction.rest, part) for part in parts)):
@@ -140,14 +140,14 @@ def _attribute(rest: str, name: str) -> str:
     return match[1].lstrip("%") if match else ""
 
 
-def _turns(rest: str, condition: list[_Instruction]) -> int | None:
+def _trip_count(rest: str, condition: list[_Instruction]) -> int | None:
     """Trip count of a loop: the compiler's annotation, or the bound of its counter; None if unknown."""
-    stated = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
-    if stated:
-        return int(stated[1])
+    annotation = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
+    if annotation:
+        return int(annotation[1])
     constants = {i.name: int(i.rest.partition(")")[0]) for i in condition if re.match(r"\d+\)", i.rest)}
-    compared = " ".join(i.rest.partition(")")[0] for i in condition if i.opcode in ("compare", "fusion"))
-    return next((constants[name] for name in re.findall(r"[\w.\-]+", compared) if name in constants), None)
+    operands = " ".join(i.rest.partition(")")[0] for i in condition if i.opcode in ("compare", "fusion"))
+    return next((constants[name] for name in re.findall(r"[\w.\-]+", operands) if name in constants), None)
 
 
 def _result_bytes(instruction: _Instruction) -> int:
@@ -176,23 +176,23 @@ def _group(rest: str, mesh: Mapping[str, int]) -> tuple[str, int]:
 def _first_group(rest: str, devices: int) -> list[int]:
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest)
     if pairs:
-        moved = re.findall(r"\{(\d+),(\d+)\}", rest[pairs.start() :].partition("}}")[0] + "}")
-        return next(([int(a), int(b)] for a, b in moved if a != b), [0])
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
-    if listed:
-        return list(map(int, listed[1].split(",")))
+        moves = re.findall(r"\{(\d+),(\d+)\}", rest[pairs.start() :].partition("}}")[0] + "}")
+        return next(([int(a), int(b)] for a, b in moves if a != b), [0])
+    groups = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    if groups:
+        return list(map(int, groups[1].split(",")))
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota:
         return _transposed(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2]))[0].tolist()
-    named = re.search(
+    mesh_groups = re.search(
         r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", rest
     )
-    if named:
-        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", named[1]), strict=True)
-        ids = _transposed(named[2], named[3]) if named[2] else np.arange(devices)
+    if mesh_groups:
+        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", mesh_groups[1]), strict=True)
+        ids = _transposed(mesh_groups[2], mesh_groups[3]) if mesh_groups[2] else np.arange(devices)
         grid = ids.reshape(tuple(map(int, sizes)))
-        chosen = re.findall(r"'([^']+)'", named[4])
-        return grid[tuple(slice(None) if name in chosen else 0 for name in names)].ravel().tolist()
+        grouped_axes = re.findall(r"'([^']+)'", mesh_groups[4])
+        return grid[tuple(slice(None) if name in grouped_axes else 0 for name in names)].ravel().tolist()
     return list(range(devices))
 
 

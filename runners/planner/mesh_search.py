@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from layers.remat import REMAT_POLICIES
 from registry.experiment import Experiment
 from registry.overrides import override
 from registry.tool import render
-from runners.planner.cost import Plan, predict
+from runners.planner.cost import Plan, cost
 from runners.planner.plan import ESTIMATE, PlanOptions, chip_of, planning_devices, rate
 from runners.reports.results import Results, experiment_hash, make_folder
 from runners.session import Session
@@ -21,7 +21,7 @@ RESULTS = "layouts.jsonl"
 COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
 
 
-def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
+def rank_meshes(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     """Plans every mesh shape and remat policy on the machine's devices; prints those that fit first, by step time.
 
     Each result is appended to layouts.jsonl at once: the same command in the same folder resumes the sweep.
@@ -38,13 +38,13 @@ def rank_layouts(experiment: Experiment, folder: Place, options: PlanOptions) ->
     cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
     for number, (shape, remat) in enumerate(cases, 1):
         key = {**common, "shape": list(shape), "remat": remat}
-        found = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
-        out.print(f"{number}/{len(cases)}  {_line(found)}")
-        ranked.append(found)
+        result = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
+        out.print(f"{number}/{len(cases)}  {_line(result)}")
+        ranked.append(result)
     ranked.sort(key=_rank)
     numbers = ("memory", "step", "tokens/s", "MFU")
     out.print(render.table(COLUMNS, map(_cells, ranked), right=numbers, flexible={"why not": 30}))
-    if any(found.get("roofline_is_estimate") for found in ranked):
+    if any(result.get("roofline_is_estimate") for result in ranked):
         out.print(ESTIMATE)
     print(f"Written: {results.file}")
     return 0 if ranked[0].get("fits") else 1
@@ -64,12 +64,12 @@ def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], rem
     sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
     try:
         session = Session(override(type(experiment), sets)(), devices)
-        found = predict(session, chip_of(options), options.topology, options.step)
+        result = cost(session, chip_of(options), options.topology, options.step)
     except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        return {"fits": False, "reason": str(error).partition("\n")[0]}
-    if "compiler" in found:
-        found["reason"] = found["compiler"]["message"]
-    return found
+        return {"fits": False, "reason": first_line(error, 1000)}
+    if "compiler" in result:
+        result["reason"] = result["compiler"]["message"]
+    return result
 
 
 def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
 
 
 def _rank(result: dict[str, Any]) -> tuple[bool, float, float]:
-    """Sort key: layouts that fit first, then by step time, then by the sum of all roofline times."""
+    """Sort key: meshes that fit first, then by step time, then by the sum of all roofline times."""
     seconds = result.get("roofline", {})
     return not result.get("fits"), result.get("roofline_step_seconds", float("inf")), sum(seconds.values())
 

@@ -11,7 +11,7 @@ from registry.experiment import Experiment
 from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.chips import CHIPS, Chip
-from runners.planner.cost import Plan, Step, predict
+from runners.planner.cost import Plan, Step, cost
 from runners.planner.topologies import parse_topology, topology_devices
 from runners.reports import page
 from runners.reports.results import make_folder, title
@@ -37,11 +37,11 @@ def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     chip, devices = chip_of(options), planning_devices(experiment, options)
     session = Session(experiment, devices)
     make_folder(folder)
-    found = predict(session, chip, options.topology, options.step)
-    show(found)
-    write(found, experiment, folder)
+    content = cost(session, chip, options.topology, options.step)
+    show(content)
+    write(content, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
-    return 1 if found["fits"] is False else 0
+    return 1 if content["fits"] is False else 0
 
 
 def chip_of(options: PlanOptions) -> Chip | None:
@@ -78,24 +78,24 @@ def planning_devices(experiment: Experiment, options: PlanOptions) -> list[Any]:
     return jax.devices()[:count]
 
 
-def parts(found: Plan) -> dict[str, int]:
+def parts(content: Plan) -> dict[str, int]:
     """Splits the peak into weights, optimizer, gradients, and the rest: activations, copies and the batch."""
-    memory = found["memory_bytes_per_device"]
-    kept = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
+    memory = content["memory_bytes_per_device"]
+    shares = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
     if "peak" in memory:
         rest = memory["peak"] - memory["weights"] - memory["optimizer"]
-        kept["gradients"] = min(memory["gradients"], rest)
-        kept["activations and other"] = rest - kept["gradients"]
-    return {name: amount for name, amount in kept.items() if amount}
+        shares["gradients"] = min(memory["gradients"], rest)
+        shares["activations and other"] = rest - shares["gradients"]
+    return {name: amount for name, amount in shares.items() if amount}
 
 
-def verdict(found: Plan) -> str:
+def fit_message(content: Plan) -> str:
     """Returns a sentence on whether the step fits into memory, and by how much."""
-    capacity, peak = found["hbm_bytes_per_device"], found["memory_bytes_per_device"].get("peak")
-    if "compiler" in found:
-        needed, available = (found["compiler"].get(key) for key in ("needed_bytes", "available_bytes"))
+    capacity, peak = content["hbm_bytes_per_device"], content["memory_bytes_per_device"].get("peak")
+    if "compiler" in content:
+        needed, available = (content["compiler"].get(key) for key in ("needed_bytes", "available_bytes"))
         if needed is None or available is None:
-            return f"Does not fit: {found['compiler']['message']}"
+            return f"Does not fit: {content['compiler']['message']}."
         over = render.size(needed - available)
         return f"Does not fit: the compiler needs {render.size(needed)} of {render.size(available)}, {over} too much."
     if capacity is None or peak is None:
@@ -104,7 +104,7 @@ def verdict(found: Plan) -> str:
             "and an estimate of the step time."
         )
     amounts = "{} of {}".format(*render.apart(peak, capacity, render.size))
-    if found["fits"]:
+    if content["fits"]:
         return f"Fits: {amounts}, {render.size(capacity - peak)} free."
     message = f"Does not fit: {amounts}, {render.size(peak - capacity)} too much."
     return (
@@ -112,32 +112,32 @@ def verdict(found: Plan) -> str:
     )
 
 
-def machine(found: Plan) -> str:
+def machine(content: Plan) -> str:
     """Description of the machine: devices, chip or topology, mesh."""
-    where = found["topology"] or f"virtual CPU devices{', chip ' + found['chip'] if found['chip'] else ''}"
-    return f"{found['devices']} devices ({where}), mesh {render.mesh_text(found['mesh'])}"
+    hardware = content["topology"] or f"virtual CPU devices{', chip ' + content['chip'] if content['chip'] else ''}"
+    return f"{content['devices']} devices ({hardware}), mesh {render.mesh_text(content['mesh'])}"
 
 
-def numbers(found: Plan) -> list[tuple[str, str]]:
+def numbers(content: Plan) -> list[tuple[str, str]]:
     """Returns the names and values of a plan's figures."""
     rows = [
-        ("tokens per step", f"{found['tokens_per_step']:,}"),
-        ("FLOPs per step, all devices", f"{found['flops_per_step']:.4g}"),
-        ("FLOPs per token, model", f"{found['flops_per_token']:.4g}"),
-        ("compiled in", f"{found['compile_seconds']:.1f} s"),
+        ("tokens per step", f"{content['tokens_per_step']:,}"),
+        ("FLOPs per step, all devices", f"{content['flops_per_step']:.4g}"),
+        ("FLOPs per token, model", f"{content['flops_per_token']:.4g}"),
+        ("compiled in", f"{content['compile_seconds']:.1f} s"),
     ]
-    if "roofline" in found:
+    if "roofline" in content:
         bounds = ", ".join(
             f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g} s"
-            for name, seconds in found["roofline"].items()
+            for name, seconds in content["roofline"].items()
         )
-        is_estimate = found["roofline_is_estimate"]
+        is_estimate = content["roofline_is_estimate"]
         least, most = ("about", "about") if is_estimate else ("at least", "at most")
         kind = "estimated" if is_estimate else "roofline"
         rows[3:3] = [
-            (f"{kind} step time", f"{least} {found['roofline_step_seconds']:.3g} s ({bounds})"),
-            (f"{kind} tokens per second", f"{most} {rate(found['roofline_tokens_per_second'])}"),
-            (f"{kind} MFU", render.percent(found["roofline_mfu"])),
+            (f"{kind} step time", f"{least} {content['roofline_step_seconds']:.3g} s ({bounds})"),
+            (f"{kind} tokens per second", f"{most} {rate(content['roofline_tokens_per_second'])}"),
+            (f"{kind} MFU", render.percent(content["roofline_mfu"])),
         ]
     return rows
 
@@ -153,67 +153,70 @@ ESTIMATE = (
 )
 
 
-def exchange_cells(found: Plan) -> list[tuple[str, str, str, str]]:
+def collective_cells(content: Plan) -> list[tuple[str, str, str, str]]:
     """Rows of the table of collectives."""
-    return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in found["collectives"]]
+    return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in content["collectives"]]
 
 
-MOST = 8  # collectives on the terminal, largest first
-EXCHANGES = ("collective", "axis", "count", "sent per device")
+COLLECTIVES_SHOWN = 8  # collectives on the terminal, largest first
+COLLECTIVE_COLUMNS = ("collective", "axis", "count", "sent per device")
 
 
-def show(found: Plan) -> None:
+def show(content: Plan) -> None:
     """Prints the plan on one screen."""
     out = render.console()
-    out.print(f"{title(found)}, one {found['step']} step on {machine(found)}")
-    out.print(verdict(found))
-    memory = [(name, render.size(amount)) for name, amount in parts(found).items()]
+    out.print(f"{title(content)}, one {content['step']} step on {machine(content)}")
+    out.print(fit_message(content))
+    memory = [(name, render.size(amount)) for name, amount in parts(content).items()]
     out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
-    if found["collectives"]:
-        out.print(render.table(EXCHANGES, exchange_cells(found)[:MOST], right=EXCHANGES[2:]))
-    if len(found["collectives"]) > MOST:
-        out.print(f"The {len(found['collectives']) - MOST} smaller collectives are in plan.json and plan.html.")
-    out.print(render.table(("figure", "value"), numbers(found), flexible={"value": None}))
-    if found.get("roofline_is_estimate"):
+    if content["collectives"]:
+        rows = collective_cells(content)[:COLLECTIVES_SHOWN]
+        out.print(render.table(COLLECTIVE_COLUMNS, rows, right=COLLECTIVE_COLUMNS[2:]))
+    if len(content["collectives"]) > COLLECTIVES_SHOWN:
+        count = len(content["collectives"]) - COLLECTIVES_SHOWN
+        out.print(f"The {count} smaller collectives are in plan.json and plan.html.")
+    out.print(render.table(("figure", "value"), numbers(content), flexible={"value": None}))
+    if content.get("roofline_is_estimate"):
         out.print(ESTIMATE)
 
 
-def write(found: Plan, experiment: Experiment, folder: Place) -> None:
+def write(content: Plan, experiment: Experiment, folder: Place) -> None:
     """Writes plan.json and plan.html."""
-    write_whole(folder / "plan.json", json.dumps(found, indent=1) + "\n")
+    write_whole(folder / "plan.json", json.dumps(content, indent=1) + "\n")
+    memory = [(name, render.size(amount)) for name, amount in parts(content).items()]
     sections = [
-        f"<h1>{page.text(title(found))}: the plan of a {found['step']} step</h1>",
-        f"<p class=doc>{page.text(machine(found))}</p>",
-        f"<p><b>{page.text(verdict(found))}</b></p>",
-        _bar(found),
-        page.table(("memory per device", "bytes"), [(k, render.size(v)) for k, v in parts(found).items()], ("bytes",)),
+        f"<h1>{page.text(title(content))}: the plan of a {content['step']} step</h1>",
+        f"<p class=doc>{page.text(machine(content))}</p>",
+        f"<p><b>{page.text(fit_message(content))}</b></p>",
+        _bar(content),
+        page.table(("memory per device", "bytes"), memory, ("bytes",)),
         "<h2>Cost</h2>",
-        page.table(("figure", "value"), numbers(found)),
-        f"<p>{page.text(ESTIMATE)}</p>" if found.get("roofline_is_estimate") else "",
+        page.table(("figure", "value"), numbers(content)),
+        f"<p>{page.text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",
         "<h2>Collectives</h2>",
-        page.table(EXCHANGES, exchange_cells(found), EXCHANGES[2:]),
+        page.table(COLLECTIVE_COLUMNS, collective_cells(content), COLLECTIVE_COLUMNS[2:]),
         "<h2>Weights</h2>",
-        page.weights(weight_summary(experiment, found["mesh"])),
+        page.weights(weight_summary(experiment, content["mesh"])),
     ]
-    write_whole(folder / "plan.html", page.page(f"Plan of {title(found)}", sections))
+    write_whole(folder / "plan.html", page.page(f"Plan of {title(content)}", sections))
 
 
-def _bar(found: Plan) -> str:
+def _bar(content: Plan) -> str:
     """Bar chart of the memory per device by kind, with a line at the capacity."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.9), layout="constrained")
     axis = figure.subplots()
     colors = ("#35618f", "#6b8fb5", "#d99a4e", "#c9c9c9", "#8f8f8f")
-    left = 0.0
-    for (name, amount), color in zip(parts(found).items(), colors, strict=False):
-        axis.barh([""], [amount / 2**30], left=left, color=color, label=f"{name} {render.size(amount)}", height=0.5)
-        left += amount / 2**30
-    if found["hbm_bytes_per_device"] is not None:
-        capacity = found["hbm_bytes_per_device"] / 2**30
+    end = 0.0  # of the last bar
+    for (name, amount), color in zip(parts(content).items(), colors, strict=False):
+        axis.barh([""], [amount / 2**30], left=end, color=color, label=f"{name} {render.size(amount)}", height=0.5)
+        end += amount / 2**30
+    if content["hbm_bytes_per_device"] is not None:
+        capacity = content["hbm_bytes_per_device"] / 2**30
         axis.axvline(capacity, color="#c0392b", lw=2, label=f"capacity {capacity:.4g} GiB")
-        left = max(left, capacity)
-    axis.set_xlim(0, left * 1.03)
+        end = max(end, capacity)
+    axis.set_xlim(0, end * 1.03)
     axis.set_yticks([])
     axis.set_xlabel("GiB per device")
     axis.spines[["top", "right", "left"]].set_visible(False)

@@ -4,7 +4,7 @@ import argparse
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,9 +16,7 @@ from runners.flags import given_module_flags
 from runners.processes.coordination import ProcessGroup
 
 
-def require_same_run(
-    experiment: Experiment, overrides: Sequence[str], options: argparse.Namespace, processes: ProcessGroup
-) -> None:
+def require_same_run(experiment: Experiment, options: argparse.Namespace, processes: ProcessGroup) -> None:
     """Raises a UsageError if processes differ in what they run; called by all of them."""
     if not processes.several:
         return
@@ -27,7 +25,7 @@ def require_same_run(
         "--mode": options.mode,
         "--exp": cls_key(type(experiment)),
         "SEED": str(experiment.SEED),
-        "--set": " ".join(overrides) or "nothing",
+        "--set": " ".join(experiment.overrides) or "nothing",
         "--smoke": str(experiment.smoke).lower(),
         "--workdir": str(options.workdir),
         "devices": f"{len(local)} x {local[0].device_kind}",

@@ -100,15 +100,15 @@ class ProcessGroup:
         if not self.several:
             return combine([answer])
         self._rounds += 1
-        here = f"round{self._rounds}"
-        self.put(f"{here}/answers/{self.index}", answer)
-        self.client.key_value_increment(f"{FOLDER}/{here}/count", 1)
+        folder = f"round{self._rounds}"
+        self.put(f"{folder}/answers/{self.index}", answer)
+        self.client.key_value_increment(f"{FOLDER}/{folder}/count", 1)
         if self.primary:
-            while int(self.client.key_value_try_get(f"{FOLDER}/{here}/count")) < self.count:
+            while int(self.client.key_value_try_get(f"{FOLDER}/{folder}/count")) < self.count:
                 time.sleep(0.02)
-            answers = self.get_all(f"{here}/answers")
-            self.put(f"{here}/result", combine([answers[index] for index in range(self.count)]))
-        while (result := self.wait_for(f"{here}/result", 60)) is None:
+            answers = self.get_all(f"{folder}/answers")
+            self.put(f"{folder}/result", combine([answers[index] for index in range(self.count)]))
+        while (result := self.wait_for(f"{folder}/result", 60)) is None:
             pass
         return result
 
@@ -127,7 +127,7 @@ class ProcessGroup:
 
     def broadcast(self, value: Any) -> Any:
         """Returns the value of process 0 (converted to JSON and back) in all processes; called by all."""
-        return json.loads(self.reduce(json.dumps(value), lambda found: found[0]))
+        return json.loads(self.reduce(json.dumps(value), lambda answers: answers[0]))
 
     def run_in_first(self, work: Callable[[], None]) -> None:
         """Runs `work` in process 0 while the others wait for its end; called by all."""
@@ -137,8 +137,8 @@ class ProcessGroup:
 
     def first_error(self, wrong: str | None) -> str:
         """Returns the error message of the first process that passes one, or an empty string; called by all."""
-        named = f"{wrong} ({self.name})" if wrong and self.several else wrong or ""
-        return self.reduce(named, lambda answers: next((answer for answer in answers if answer), ""))
+        answer = f"{wrong} ({self.name})" if wrong and self.several else wrong or ""
+        return self.reduce(answer, lambda answers: next((answer for answer in answers if answer), ""))
 
     def require_shared(self, folder: Place) -> None:
         """Checks that all processes can read the folder that process 0 writes to; called by all.
@@ -151,9 +151,10 @@ class ProcessGroup:
         token = folder / ".processes"
         if self.primary:
             token.write_text(secrets.token_hex(8))
-        wanted = self.reduce("", lambda _: token.read_text())
-        seen = _patiently(lambda: token.exists() and token.read_text() == wanted)
-        missing = self.reduce("" if seen else self.name, lambda answers: next((name for name in answers if name), ""))
+        content = self.reduce("", lambda _: token.read_text())
+        is_shared = _becomes_true(lambda: token.exists() and token.read_text() == content)
+        name = "" if is_shared else self.name
+        missing = self.reduce(name, lambda answers: next((answer for answer in answers if answer), ""))
         if missing:
             raise UsageError(
                 f"{missing[0].upper()}{missing[1:]} cannot read what process 0 writes to '{folder}'. --workdir must "
@@ -161,10 +162,10 @@ class ProcessGroup:
             )
 
 
-def _patiently(seen: Callable[[], bool], seconds: float = 10) -> bool:
+def _becomes_true(condition: Callable[[], bool], seconds: float = 10) -> bool:
     """Returns whether a condition becomes true within some seconds, because shared folders show new files late."""
     until = time.monotonic() + seconds
-    while not seen():
+    while not condition():
         if time.monotonic() > until:
             return False
         time.sleep(0.2)
@@ -185,13 +186,13 @@ def disagreement(cards: Sequence[Mapping[str, str]]) -> str:
         if times * 2 <= len(answers):
             usual = answers[0]  # no majority: process 0 is assumed to be right
         odd = [index for index, value in enumerate(answers) if value != usual]
-        named = ", ".join(f"process {index} ({cards[index]['host']})" for index in odd[:SHOWN])
+        names = ", ".join(f"process {index} ({cards[index]['host']})" for index in odd[:SHOWN])
         more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
         values = list(dict.fromkeys(answers[index] for index in odd))
         has, other = ("has", values[0]) if len(odd) == 1 else ("have", " or ".join(values[:2]))
         rest = "process 0 has" if len(answers) == 2 else "the others have"
         return (
-            f"The processes of this run disagree: {named}{more} {has} {topic} {other}, {rest} {usual}. Start all of "
+            f"The processes of this run disagree: {names}{more} {has} {topic} {other}, {rest} {usual}. Start all of "
             f"them with the same command and the same code."
         )
     return ""

@@ -153,14 +153,17 @@ class Heartbeat:
         end(message, code)
 
 
-_handlers: list[Any] = []  # C functions that must outlive this module's calls
+# The C function that handles SIGABRT. The kernel has only its address, so this reference must last until a later call
+# of `on_abort` has replaced the handler, or until the process ends.
+_abort_handler: Any = None
 
 
-def on_abort(say: Callable[[], Any]) -> None:
+def on_abort(notify: Callable[[], Any]) -> None:
     """Calls a function when the process aborts (SIGABRT), as JAX does when it cannot reach the coordinator."""
+    global _abort_handler
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    handler = kind(lambda number: say())
-    _handlers.append(handler)
+    handler = kind(lambda number: notify())
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, kind], ctypes.c_void_p
     libc.signal(int(signal.SIGABRT), handler)
+    _abort_handler = handler

@@ -55,17 +55,17 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
         # The step and a norm, which identifies the weights of different runs at one step.
         norm = session.functions.norm_of(state.variables["params"]).item()
         read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
-        memory, past, room = None, 0, 0
+        memory, past_tokens, past_capacity = None, 0, 0
         if options.load_state is not None:
-            memory, room = read_memory(options.load_state, session, prompts, read_by)
-            past = int(np.max(memory.position_b)) + 1
-            print(f"Continuing after the {past} tokens of {options.load_state}:", flush=True)
+            memory, past_capacity = read_memory(options.load_state, session, prompts, read_by)
+            past_tokens = int(np.max(memory.position_b)) + 1
+            print(f"Continuing after the {past_tokens} tokens of {options.load_state}:", flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
-        check_room(session, past + tokens.shape[1], options.new_tokens)
+        check_room(session, past_tokens + tokens.shape[1], options.new_tokens)
         stop_id = vocabulary.stop_id if options.stop else None
-        capacity = room + tokens.shape[1] + options.new_tokens
+        capacity = past_capacity + tokens.shape[1] + options.new_tokens
         drawing = _Drawing(session, state.variables, options, stop_id)
-        texts = _Texts(vocabulary, prompts, stop_id, aloud=options.stream)
+        texts = _Texts(vocabulary, prompts, stop_id, streams=options.stream)
         for drawn, after in drawing.pieces(tokens, real, memory, capacity):
             memory = after
             if texts.add(drawn):
@@ -87,9 +87,9 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     return 0
 
 
-def prompt_ids(vocabulary: Vocabulary, text: str, goes_on: bool) -> list[int]:
+def prompt_ids(vocabulary: Vocabulary, text: str, is_continuation: bool) -> list[int]:
     """Returns the prompt's token ids; an empty list becomes the stop token, the end of a document."""
-    if goes_on:
+    if is_continuation:
         return vocabulary.encode(text)
     ids = [*([] if vocabulary.start_id is None else [vocabulary.start_id]), *vocabulary.encode(text)]
     return ids or ([] if vocabulary.stop_id is None else [vocabulary.stop_id])
@@ -141,20 +141,20 @@ class _Drawing:
 
 
 class _Texts:
-    """Text of the samples, printed chunk by chunk if `aloud`, else at the end."""
+    """Text of the samples, printed chunk by chunk if `streams`, else at the end."""
 
-    def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, aloud: bool):
-        self._vocabulary, self._prompts, self._stop_id, self._aloud = vocabulary, prompts, stop_id, aloud
+    def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, streams: bool):
+        self._vocabulary, self._prompts, self._stop_id, self._streams = vocabulary, prompts, stop_id, streams
         self._ids: list[list[int]] = [[] for _ in prompts]
         self._shown = ""
-        if aloud:
+        if streams:
             self._show()
 
     def add(self, drawn: np.ndarray) -> bool:
         """Appends a chunk of tokens; returns whether every row has stopped."""
         for ids, row in zip(self._ids, drawn.tolist(), strict=True):
             ids += row
-        if self._aloud:
+        if self._streams:
             self._show()
         return self._stop_id is not None and all(self._stop_id in ids for ids in self._ids)
 

@@ -72,6 +72,19 @@ class MetricsLog:
             self._events.copy(at_once=False)
 
 
+class NullMetricsLog:
+    """The metrics log of processes that write no metrics."""
+
+    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 def read(workdir: Place) -> Iterator[dict[str, Any]]:
     """Yields the lines of metrics.jsonl; a last line truncated by a crash is omitted."""
     return read_lines(workdir / METRICS)

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_start
 from runners.training.input_state import gathered, own, require_same_data
-from runners.training.metrics_log import MetricsLog
+from runners.training.metrics_log import MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, clock, summary
 from runners.training.warm_start import Origin, begin
@@ -76,19 +75,6 @@ def train(session: Session, workdir: Place, options: TrainOptions) -> int:
         ) from error
 
 
-class _Nowhere:
-    """The metrics log of processes that write no metrics."""
-
-    def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 class _Run:
     """One run of the training loop, with its train state on the devices and its host state in attributes."""
 
@@ -114,8 +100,8 @@ class _Run:
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
         record_start(workdir, session, options.start, step=self.start, parent=parent)
-        self.log: Any = (
-            _Nowhere()
+        self.log: MetricsLog | NullMetricsLog = (
+            NullMetricsLog()
             if not self.processes.primary
             else MetricsLog(
                 workdir,

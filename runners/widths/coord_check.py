@@ -22,7 +22,7 @@ from registry.tool import render
 from runners.compiled_functions import Updates
 from runners.reports.results import make_folder, title
 from runners.session import Session
-from runners.widths.coord_gates import Gate, judge, slope
+from runners.widths.coord_gates import Gate, gates, slope
 from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.storage.files import Place, write_whole
@@ -54,7 +54,7 @@ class CoordOptions:
 def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) -> int:
     """Trains at every width, writes coord_check.json and coord_check.png; returns 1 if a slope is outside its band."""
     sessions = [_session(experiment, width) for width in options.widths]
-    sessions[0].require_data("train")
+    sessions[0].require_data(train=True, splits=("validation",))
     rate = sessions[0].task.optimizer.learning_rate
     if rate <= 0:
         raise UsageError(f"LEARNING_RATE must be above 0 for a coordinate check (got {rate}).")
@@ -69,8 +69,8 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
         name: {kind: [slope(options.widths, row) for row in rows] for kind, rows in kinds.items()}
         for name, kinds in stacked.items()
     }
-    gates = list(judge(slopes, _logits_slope(experiment), options.steps))
-    passed = any(gate.statistic == "change" for gate in gates) and all(gate.ok for gate in gates)
+    outcomes = list(gates(slopes, _logits_slope(experiment), options.steps))
+    passed = any(gate.statistic == "change" for gate in outcomes) and all(gate.ok for gate in outcomes)
     record = {
         "experiment": cls_key(type(experiment)),
         "smoke": experiment.smoke,
@@ -79,7 +79,7 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
         **dataclasses.asdict(options),
         "learning_rate": rate,
         "passed": passed,
-        "gates": [{**dataclasses.asdict(gate), "ok": gate.ok} for gate in gates],
+        "gates": [{**dataclasses.asdict(gate), "ok": gate.ok} for gate in outcomes],
     }
     rows = {
         name: {kind: array.tolist() for kind, array in kinds.items()}
@@ -88,7 +88,7 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
     }
     write_whole(folder / "coord_check.json", json.dumps(finite({**record, "activations": rows}), indent=1) + "\n")
     draw(folder / "coord_check.png", record, stacked, slopes)
-    _show(record, gates)
+    _show(record, outcomes)
     print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")
     return 0 if passed else 1
 
@@ -161,7 +161,7 @@ def _show(record: dict[str, Any], gates: Sequence[Gate]) -> None:
     head = f"{title(record)} at widths {widths}, learning rate {rate}: slopes of log2 against log2(width)"
     rows = [(name, *row) for name, row in cells.items()]
     render.console().print(render.table(columns, rows, title=head, right=columns[1:]))
-    print("Empty: not judged. !: outside its band (docs/mup.md lists the bands).")
+    print("Empty: not judged. !: outside its band (docs/explanation/mup.md lists the bands).")
     out = [gate for gate in gates if not gate.ok]
     if record["passed"]:
         print(f"Passed: all {len(gates)} slopes are in their bands.")

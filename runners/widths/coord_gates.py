@@ -52,7 +52,7 @@ def slope(widths: Sequence[int], values: Any) -> float | None:
     return float(np.polyfit(np.log2(widths), np.log2(values), 1)[0])
 
 
-def judge(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
+def gates(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
     """Yields the slopes that have a band; a statistic that is 0 (zero initial values) has none.
 
     Sizes before the first update: activations of blocks, scores of the first layer, the embedding; logits, whose slope
@@ -87,9 +87,9 @@ def judge(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
 def _gate(
     name: str, kinds: Mapping[str, Sequence[float | None]], kind: str, step: int, band: tuple[float, float]
 ) -> Iterator[Gate]:
-    found = kinds[kind][step]
-    if found is not None:
-        yield Gate(activation=name, statistic=kind, step=step, slope=found, low=band[0], high=band[1])
+    value = kinds[kind][step]
+    if value is not None:
+        yield Gate(activation=name, statistic=kind, step=step, slope=value, low=band[0], high=band[1])
 
 
 def parts(name: str) -> tuple[int | None, str]:

@@ -37,10 +37,10 @@ def draw(
     for row, kind in enumerate(("size", "change")):
         for step in range(steps + 1):
             if kind == "size" or step > 0:
-                judged = {
+                gates = {
                     g["activation"]: g["ok"] for g in record["gates"] if (g["statistic"], g["step"]) == (kind, step)
                 }
-                _panel(axes[row, step], record["widths"], statistics, slopes, (kind, step), judged)
+                _panel(axes[row, step], record["widths"], statistics, slopes, (kind, step), gates)
     axes[1, 0].set_axis_off()
     axes[1, 0].text(0, 0.9, _legend(record), va="top", fontsize=11, transform=axes[1, 0].transAxes)
     picture = io.BytesIO()
@@ -54,18 +54,18 @@ def _panel(
     statistics: Mapping[str, Any],
     slopes: Slopes,
     what_when: tuple[str, int],
-    judged: Mapping[str, bool],
+    gates: Mapping[str, bool],
 ) -> None:
-    """Plots one statistic at one step; lines that are not judged are pale, slopes outside their band have a !."""
+    """Plots one statistic at one step; lines without a gate are pale, slopes outside their band have a !."""
     kind, step = what_when
     for name in statistics:
-        found, (layer, short) = slopes[name][kind][step], parts(name)
-        if found is None or not _shown(name, statistics):
+        slope, (layer, short) = slopes[name][kind][step], parts(name)
+        if slope is None or not _shown(name, statistics):
             continue
         style = {"color": COLORS[short], "ls": "-" if layer in (None, 0) else "--"}
-        style |= {"lw": 1.5} if name in judged else {"lw": 0.8, "alpha": 0.5}
-        mark = "" if judged.get(name, True) else " !"
-        label = f"{found:+.2f}{mark}  {name.rpartition('_')[0] if '_bs' in name else name}"
+        style |= {"lw": 1.5} if name in gates else {"lw": 0.8, "alpha": 0.5}
+        mark = "" if gates.get(name, True) else " !"
+        label = f"{slope:+.2f}{mark}  {name.rpartition('_')[0] if '_bs' in name else name}"
         axis.plot(widths, statistics[name][kind][step], marker="o", ms=3, label=label, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
@@ -82,14 +82,14 @@ def _panel(
 
 
 def _legend(record: Mapping[str, Any]) -> str:
-    verdict = "passed" if record["passed"] else "failed"
+    outcome = "passed" if record["passed"] else "failed"
     return "\n".join(
         (
             *title(record).split(" "),
             f"parametrization: {record['parametrization']}",
             f"learning rate {rate_text(record['learning_rate'])}, {record['seeds']} seed(s)",
-            f"coordinate check: {verdict}",
-            "pale: not judged; !: outside its band",
+            f"coordinate check: {outcome}",
+            "pale: no gate; !: outside its band",
         )
     )
 

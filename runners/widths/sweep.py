@@ -76,7 +76,7 @@ class _Runs:
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
         self.session = Session(experiment)  # errors at any width are raised before anything is written
-        self.session.require_data("train")
+        self.session.require_data(train=True, splits=("validation",))
         self.updates = Updates(self.session.functions, takes_rate=True)  # compiled by the first run
         # The sweep sets the first knob and ignores the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
