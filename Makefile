@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
-REQUIRE_PYTHON = if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or say make PYTHON=/path/to/python3.12" >&2; exit 1; fi
+REQUIRE_PYTHON = if [ -z "$(PYTHON)" ]; then echo "No supported Python found: install Python 3.11, 3.12 or 3.13 (with venv), or run make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 RUN = .venv/bin/python
 DEMO = runs/demo
 STAMP = .venv/.made-by-make
@@ -21,8 +21,8 @@ help:
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make docs   set up, write the documentation as a site into build/site"
-	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/benchmarks.md"
-	@echo "make faults set up, disturb runs in every way and count what they survive (an hour or less)"
+	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/reference/benchmarks.md"
+	@echo "make faults set up, train with every kind of fault and count the runs that recover (an hour or less)"
 
 venv: $(TESTED)
 
@@ -67,15 +67,15 @@ docs: $(TESTED)
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true JAX_PLATFORMS=cpu PYTHONPATH=. .venv/bin/mkdocs build --strict --quiet
 	@echo "Pages: build/site/index.html"
 
-# Peers are optional: what does not install is named, and missing from the tables.
+# The other implementations are optional: those that cannot be installed are reported, and missing from the tables.
 $(BENCHED): pyproject.toml benchmarks/constraints.txt
 	@$(REQUIRE_PYTHON)
 	@echo "Setting up .venv-bench ..."
 	@$(PYTHON) -m venv --clear .venv-bench
 	@install() { $(BENCH) -m pip install --quiet --disable-pip-version-check --constraint benchmarks/constraints.txt --editable "$$1"; }; \
 	if install '.[bench]'; then touch $@; else \
-	echo "Not all peers install here: trying without Levanter (and anew at the next make bench)."; \
-	install '.[bench-torch]' || { echo "Without torch and transformers then."; install .; }; fi
+	echo "Not all implementations can be installed here. Trying without Levanter (the next make bench tries again)."; \
+	install '.[bench-torch]' || { echo "Continuing without torch and transformers."; install .; }; fi
 
 bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/huge_pages.py
 bench: $(BENCHED) $(TESTED)

@@ -68,14 +68,14 @@ class Tables:
     def fill(self, name: str, works: list[Work]) -> None:
         """Adds a line per work and shows the table; a line's note records a failure or a lack of time."""
         lines = self._lines.setdefault(name, [])
-        for what, work in works:
+        for label, work in works:
             if time.monotonic() > self._end:
-                lines.append({"what": what, "note": "not measured: no time left"})
+                lines.append({"what": label, "note": "not measured: no time left"})
                 continue
             try:
-                lines.append({"what": what, **work()})
+                lines.append({"what": label, **work()})
             except Exception as error:  # a failure must not discard the other lines
-                lines.append({"what": what, "note": f"{FAILED}{type(error).__name__} {error}".splitlines()[0][:150]})
+                lines.append({"what": label, "note": f"{FAILED}{type(error).__name__} {error}".splitlines()[0][:150]})
             self.sound &= not str(lines[-1].get("note", "")).startswith((ALARM, FAILED))
             show(name, lines, self._facts, self._publish)
 
@@ -103,9 +103,9 @@ def update_seconds(session: Session, updates: int = 10) -> tuple[float, dict[str
         some()
         seconds = statistics.median(timed(some) for _ in range(3)) / updates
     sizes: Any = compiled.memory_analysis()
-    held = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
+    total_bytes = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
     flash = "cudnn$fmha" in compiled.as_text() or jax.default_backend() != "gpu"
-    return seconds, {"GiB": held / 2**30, "note": "" if flash else ALARM}
+    return seconds, {"GiB": total_bytes / 2**30, "note": "" if flash else ALARM}
 
 
 def dense(model: Dense, tokens: int, vocabulary: int, *settings: str) -> Session:
@@ -136,9 +136,9 @@ def long_rows(length: int, width: int, layers: int) -> dict[str, Any]:
     quadratic = dense(shape, length, 256, "POSITIONS=rotary", "LOSS_CHUNK=512")
     full, more = update_seconds(quadratic, 3)
     line = {"VQ, tokens/s": length / vq, "full attention": length / full, "ratio": full / vq}
-    for name, session, held in (("VQ", linear, sizes), ("full", quadratic, more)):
+    for name, session, memory in (("VQ", linear, sizes), ("full", quadratic, more)):
         line |= {f"{name}, M weights": sum(row.size for row in session.task.weight_table()) / 1e6}
-        line |= {f"{name}, GiB": held["GiB"]}
+        line |= {f"{name}, GiB": memory["GiB"]}
     return line | {"note": more["note"]}
 
 
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=480, help="time limit after which no line is started")
     parser.add_argument("--tokens", type=int, default=32_768, help="tokens per batch")
     parser.add_argument("--tiny", action="store_true", help="small models, to test the script")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks.md")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/reference/benchmarks.md")
     options = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # JAX's default of 0.75 is for shared cards
     tiny = options.tiny

@@ -1,4 +1,4 @@
-"""Alternating measurement of contenders, A B A B ...: each in its own process, one active at a time."""
+"""Alternating measurement of implementations, A B A B ...: each in its own process, one active at a time."""
 
 import contextlib
 import dataclasses
@@ -16,32 +16,32 @@ SMALL_PAGES = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"),)
 
 
 @dataclasses.dataclass(frozen=True)
-class Contender:
+class Implementation:
     """An implementation to measure, with its name in the tables."""
 
     name: str
-    module: str  # of benchmarks.contenders
+    module: str  # of benchmarks.implementations
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),)  # huge pages
 
 
 class Worker:
-    """Process of a contender."""
+    """Process of a implementation."""
 
-    def __init__(self, contender: Contender, arguments: Sequence[str], log: Path):
-        self.contender, self.log = contender, log
-        command = [sys.executable, "-m", "benchmarks.worker", arguments[0], contender.module, *arguments[1:]]
+    def __init__(self, implementation: Implementation, arguments: Sequence[str], log: Path):
+        self.implementation, self.log = implementation, log
+        command = [sys.executable, "-m", "benchmarks.worker", arguments[0], implementation.module, *arguments[1:]]
         # Later processes load programs that the first ones compiled, unless the caller sets a cache.
         cache = {"JAX_COMPILATION_CACHE_DIR": str(log.parent / "compiled")}
         with open(log, "w") as errors:
             self._process = subprocess.Popen(
-                [*command, "--options", *contender.options],
+                [*command, "--options", *implementation.options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 cwd=ROOT,
-                env=cache | os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(contender.environment),
+                env=cache | os.environ | {"TOKENIZERS_PARALLELISM": "false"} | dict(implementation.environment),
             )
         answer = self._answer()
         self.missing: str | None = answer.get("missing")
@@ -94,10 +94,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def workers(contenders: Sequence[Contender], arguments: Sequence[str], logs: Path) -> Iterator[list[Worker]]:
-    """Context with the processes of all contenders, started one after another."""
+def workers(implementations: Sequence[Implementation], arguments: Sequence[str], logs: Path) -> Iterator[list[Worker]]:
+    """Context with the processes of all implementations, started one after another."""
     with contextlib.ExitStack() as stack:
         started = []
-        for number, contender in enumerate(contenders):
-            started.append(stack.enter_context(Worker(contender, arguments, logs / f"{number}.txt")))
+        for number, implementation in enumerate(implementations):
+            started.append(stack.enter_context(Worker(implementation, arguments, logs / f"{number}.txt")))
         yield started

@@ -30,7 +30,7 @@ SECONDS = 1.0  # of reading, per source and round
 GOAL = 20  # reading speed in multiples of the 124M model's consumption
 
 
-def need(name: str, *overrides: str, steps: int = 3) -> float:
+def update_rate(name: str, *overrides: str, steps: int = 3) -> float:
     """Returns tokens per second of an experiment's update on this machine."""
     session = Session(resolve(name, overrides), jax.devices()[:1])
     with session.placed():
@@ -51,8 +51,8 @@ def prepared(overrides: list[str], cache: Path) -> tuple[IndexedInput, float | N
     with contextlib.redirect_stdout(io.StringIO()):
         source.require_data()
     seconds = time.perf_counter() - began
-    made = len(source.tokens) / seconds if hasattr(source, "tokens") and any(cache.rglob("part.json")) else None
-    return source, made
+    build_rate = len(source.tokens) / seconds if hasattr(source, "tokens") and any(cache.rglob("part.json")) else None
+    return source, build_rate
 
 
 def reading(batches: InputIterator) -> float:
@@ -64,8 +64,8 @@ def reading(batches: InputIterator) -> float:
     return count / (time.perf_counter() - began)
 
 
-def corpus(megabytes: float) -> list[str]:
-    """Returns files of the standard library, `megabytes` in total."""
+def library_source(megabytes: float) -> list[str]:
+    """Returns source files of the standard library as texts, `megabytes` in total."""
     texts, size = [], 0
     for document in ByteText().texts("train"):
         texts.append(document)
@@ -79,10 +79,10 @@ def main() -> int:
     parser = flags(__doc__)
     parser.add_argument("--megabytes", type=float, default=8)
     options = parser.parse_args()
-    demo = need("tiny.StdlibTiny", steps=20)
-    large = need("gpt2.Gpt2Small", "BATCH_SIZE=1", "SEQ_LEN=512", "DTYPE=float32", "DATA=synthetic")
+    demo = update_rate("tiny.StdlibTiny", steps=20)
+    large = update_rate("gpt2.Gpt2Small", "BATCH_SIZE=1", "SEQ_LEN=512", "DTYPE=float32", "DATA=synthetic")
     with tempfile.TemporaryDirectory() as folder:
-        kinds = formats.write_all(corpus(options.megabytes), Path(folder, "data"))
+        kinds = formats.write_all(library_source(options.megabytes), Path(folder, "data"))
         kinds["jsonl, packed with masks"] = [*kinds["jsonl"], "ROWS=pack", "DOCUMENT_MASKS=true"]
         kinds["standard library"] = []
         kinds["standard library, masks"] = ["DOCUMENT_MASKS=true"]
@@ -96,9 +96,14 @@ def main() -> int:
             for name, reader in readers.items():
                 rates[name].append(reading(reader))
     lines = []
-    for name, (_, made) in inputs.items():
+    for name, (_, build_rate) in inputs.items():
         rate = statistics.median(rates[name])
-        line = {"source": name, "tokenized, tokens/s": made, "read, tokens/s": rate, "times the demo's": rate / demo}
+        line = {
+            "source": name,
+            "tokenized, tokens/s": build_rate,
+            "read, tokens/s": rate,
+            "times the demo's": rate / demo,
+        }
         note = "" if rate >= GOAL * large else f"below {GOAL}"
         lines.append(line | {"times the 124M's": rate / large, "note": note})
     facts = {"machine": machine(), "the demo's update, tokens/s": demo, "of GPT-2 124M, 1 x 512, float32": large}

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.alternation import Contender, workers
-from benchmarks.contenders import vortaro
-from benchmarks.contenders.work import SIZES
+from benchmarks.alternation import Implementation, workers
+from benchmarks.implementations import vortaro
+from benchmarks.implementations.work import SIZES
 from benchmarks.tables import flags, machine, show
 
-CONTENDERS = [Contender("Vortaro", "vortaro"), Contender("transformers, generate", "transformers_gpt2")]
-UNCACHED = Contender("Vortaro, no cache", "vortaro", ("uncached",))
+IMPLEMENTATIONS = [Implementation("Vortaro", "vortaro"), Implementation("transformers, generate", "transformers_gpt2")]
+UNCACHED = Implementation("Vortaro, no cache", "vortaro", ("uncached",))
 
 
 def main() -> int:
@@ -38,18 +38,18 @@ def main() -> int:
 
 def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[str, object]]:
     # Without a cache the larger model would take a quarter of an hour.
-    contenders = [*CONTENDERS, *([UNCACHED] if SIZES[size].vocab < 1000 and rows == 1 else [])]
+    implementations = [*IMPLEMENTATIONS, *([UNCACHED] if SIZES[size].vocab < 1000 and rows == 1 else [])]
     arguments = ["decode", f"--size={size}", f"--rows={rows}", f"--prompt={options.prompt}", f"--new={options.new}"]
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[size], weights)
-        with workers(contenders, [*arguments, f"--weights={weights}"], Path(folder)) as started:
+        with workers(implementations, [*arguments, f"--weights={weights}"], Path(folder)) as started:
             for turn in range(options.rounds + 1):
                 for worker in started:
                     worker.turn(1, counted=turn > 0)
     ours, lines = started[0], []
     for worker in started:
-        line: dict[str, object] = {"model": size, "rows": rows, "decoder": worker.contender.name}
+        line: dict[str, object] = {"model": size, "rows": rows, "decoder": worker.implementation.name}
         if worker.missing is None:
             same = (np.array(worker.results[-1]) == np.array(ours.results[-1])).mean()
             line |= {"tokens/s": rows * options.new / worker.median, "ratio": ours.median / worker.median}

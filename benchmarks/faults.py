@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads checkpo
 from testing.faults.scenarios import KINDS, OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
 
 
-def disturb(bench: Bench, kinds: Sequence[str]) -> list[Outcome]:
+def run_scenarios(bench: Bench, kinds: Sequence[str]) -> list[Outcome]:
     """Runs the scenarios of some kinds; prints each outcome at once and returns all."""
     outcomes = []
     for kind in kinds:
@@ -55,7 +55,7 @@ def main() -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs long warnings
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.seed, small=options.counts == "small")
-        outcomes = disturb(bench, options.only or list(KINDS))
+        outcomes = run_scenarios(bench, options.only or list(KINDS))
     print(f"\n{table(outcomes)}\n\nTotal minutes: {(time.monotonic() - began) / 60:.0f}.", flush=True)
     if bench.longest_wait:
         print(f"Longest time from a kill until the last process exited: {bench.longest_wait:.0f} s.")

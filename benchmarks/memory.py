@@ -12,19 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.tables import flags, machine, show, turn_about
+from benchmarks.tables import alternate, flags, machine, show
 from layers.cross_entropy import chunked_cross_entropy, cross_entropy_sums
 
 
-def pieces_twice(features: Any, head: Any, targets: Any, weights: Any, chunk: int) -> Any:
+def recomputed_chunks(features: Any, head: Any, targets: Any, weights: Any, chunk: int) -> Any:
     """Returns the loss in chunks, whose logits the backward pass recomputes."""
     split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     @jax.checkpoint
-    def piece(features: Any, targets: Any, weights: Any) -> Any:
+    def chunk_loss(features: Any, targets: Any, weights: Any) -> Any:
         return cross_entropy_sums(features @ head, targets, weights).objective
 
-    add = lambda total, xs: (total + piece(*xs), None)
+    add = lambda total, xs: (total + chunk_loss(*xs), None)
     return jax.lax.scan(add, jnp.float32(0), (split(features), split(targets), split(weights)))[0]
 
 
@@ -34,18 +34,18 @@ def _measured(options: argparse.Namespace, vocabulary: int) -> list[dict[str, An
     head = jax.random.normal(keys[1], (options.width, vocabulary)) * options.width**-0.5
     targets = jax.random.randint(keys[2], (1, options.positions), 0, vocabulary)
     weights = jnp.ones(targets.shape)
-    in_pieces = lambda f, h, chunk: chunked_cross_entropy(f, lambda x: x @ h, targets, weights, chunk).objective
+    in_chunks = lambda f, h, chunk: chunked_cross_entropy(f, lambda x: x @ h, targets, weights, chunk).objective
     losses: dict[str, Any] = {
-        "one piece": lambda f, h: in_pieces(f, h, None),
-        "pieces": lambda f, h: in_pieces(f, h, options.chunk),
-        "pieces, twice": lambda f, h: pieces_twice(f, h, targets, weights, options.chunk),
+        "one piece": lambda f, h: in_chunks(f, h, None),
+        "pieces": lambda f, h: in_chunks(f, h, options.chunk),
+        "pieces, twice": lambda f, h: recomputed_chunks(f, h, targets, weights, options.chunk),
     }
     compiled = {
         name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(features, head).compile()
         for name, loss in losses.items()
     }
     works = {name: (lambda c=c: jax.block_until_ready(c(features, head))) for name, c in compiled.items()}
-    seconds, lines = turn_about(options.rounds, **works), []
+    seconds, lines = alternate(options.rounds, **works), []
     for name in losses:
         memory: Any = compiled[name].memory_analysis()
         line = {"tokens in vocabulary": vocabulary, "loss": name, "seconds": seconds[name]}

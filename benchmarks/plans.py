@@ -1,4 +1,4 @@
-"""Plans GShard, BERT, large VQ, Mu and ZeRO experiments with the TPU compiler, and writes the table of docs/plans.md.
+"""Plans GShard, BERT, large VQ, Mu and ZeRO experiments with the TPU compiler; writes the table of docs/howto/plans.md.
 
     python -m benchmarks.plans                  all experiments, half a minute each; needs the extra `tpu`, no TPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep their plans
@@ -20,7 +20,7 @@ from registry.tool.render import size
 from tasks.storage.files import write_whole
 
 FOLDER = Path("plans/slices")
-PAGE = Path("docs/plans.md")
+PAGE = Path("docs/howto/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
 # Slices by number of devices. The BERT runs were MLPerf's on TPU v4, the GShard runs on the two-core
 # chips of v3; experiments for any number of devices are not planned.
@@ -51,8 +51,8 @@ COLUMNS = (
 def main(globs: list[str]) -> int:
     """Creates missing plans, then writes the table of all existing plans."""
     names = [name for name in entries() if topology(name)]
-    chosen = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
-    for name in chosen:
+    selection = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
+    for name in selection:
         if not _file(name).exists():
             print(f"{name} on {topology(name)} ...", flush=True)
             _plan(name)
@@ -92,8 +92,8 @@ def _row(name: str, plan: dict[str, Any]) -> str:
     shown = name + (", one token" if plan["step"] == "decode" else "")
     cells = [shown, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
     if "compiler" in plan:
-        asked, there = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
-        cells += [f"{asked} of {there}", "no", "", "", "", ""]
+        needed, available = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
+        cells += [f"{needed} of {available}", "no", "", "", "", ""]
     else:
         sent = sum(exchange["bytes"] for exchange in plan["collectives"])
         bound = max(plan["roofline"], key=plan["roofline"].get).removesuffix("_seconds").replace("_", " ")

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.contenders import vortaro
-from benchmarks.contenders.work import SIZES
+from benchmarks.implementations import vortaro
+from benchmarks.implementations.work import SIZES
 from benchmarks.tables import flags, machine, show, timed
 from runners.training.checkpoints import Checkpoints
 from runners.training.workdir import open_workdir
@@ -49,12 +49,12 @@ def main() -> int:
 
         for number in range(options.rounds):
             turn(number + 1)
-        held = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     parts = ("a save, until training continues", "the update during its writing")
     medians["training time lost per save"] = sum(medians[part] for part in parts) - medians["an update"]
     lines = [{"what": name, "seconds": value} for name, value in medians.items()]
-    facts = {"machine": machine(), "state": f"{held / 2**30:.2f} GiB", "turns": options.rounds}
+    facts = {"machine": machine(), "state": f"{state_bytes / 2**30:.2f} GiB", "turns": options.rounds}
     show("checkpoints", lines, facts, options.publish)
     return 0
 

@@ -60,9 +60,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
 
-        def counted(*arguments: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
-            return call(*arguments, **named)
+            return call(*arguments, **options)
 
         return counted
 
@@ -120,14 +120,14 @@ def main(arguments: list[str]) -> int:
     table = Table(
         "devices", "config, check, mesh", "shapes and shardings", "compile", "peak memory", title=f"Plans of {ENTRY}"
     )
-    for found in plans:
-        seconds = [f"{found[name]:.1f} s" for name in ("check", "shapes", "compile")]
-        table.add_row(str(found["devices"]), *seconds, f"{found['peak_gib']:.1f} GiB")
+    for result in plans:
+        seconds = [f"{result[name]:.1f} s" for name in ("check", "shapes", "compile")]
+        table.add_row(str(result["devices"]), *seconds, f"{result['peak_gib']:.1f} GiB")
     console.print(table)
     table = Table("hosts", "calls per host", "time to agree", title="Agreement at the start")
     for hosts in HOSTS:
-        found = agree(hosts)
-        table.add_row(str(hosts), f"{found['calls']:.0f}", f"{found['seconds'] * 1e3:.0f} ms")
+        agreement = agree(hosts)
+        table.add_row(str(hosts), f"{agreement['calls']:.0f}", f"{agreement['seconds'] * 1e3:.0f} ms")
     console.print(table)
     return 0
 

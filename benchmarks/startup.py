@@ -42,11 +42,11 @@ def first_step(cache: str) -> float:
         began = time.perf_counter()
         run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         assert run.stdout is not None
-        found = any(line.lstrip().startswith("step") for line in run.stdout)
+        has_step = any(line.lstrip().startswith("step") for line in run.stdout)
         seconds = time.perf_counter() - began
         run.kill()
         run.communicate()
-    if not found:
+    if not has_step:
         raise RuntimeError("the run ended before its first update")
     return seconds
 
@@ -64,8 +64,8 @@ def decoding_seconds(layers: int) -> float:
     session = Session(resolve("tiny.StdlibTiny", [f"NUM_LAYERS={layers}"]))
     tokens = np.ones((1, 8), np.int32)
     with session.placed():
-        given = (session.task, session.abstract.state.variables, tokens, tokens, jax.random.key(0))
-        return timed(lambda: generate.lower(*given, new_tokens=64, sampler=Sampler()).compile())
+        arguments = (session.task, session.abstract.state.variables, tokens, tokens, jax.random.key(0))
+        return timed(lambda: generate.lower(*arguments, new_tokens=64, sampler=Sampler()).compile())
 
 
 def main() -> int:

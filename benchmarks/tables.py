@@ -1,4 +1,4 @@
-"""Tables of benchmarks: Markdown between marks in docs/benchmarks.md, and JSON in docs/figures."""
+"""Tables of benchmarks: Markdown between marks in docs/reference/benchmarks.md, and JSON in docs/measurements."""
 
 import argparse
 import json
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from tasks.storage.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "benchmarks.md"
+PAGE = DOCS / "reference" / "benchmarks.md"
 
 
 def flags(doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with --publish, for a benchmark on the CPU or on JAX_PLATFORMS."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/reference/benchmarks.md")
     return parser
 
 
@@ -72,8 +72,8 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def turn_about(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
-    """Returns median seconds of each work; works alternate, after one warm-up round."""
+def alternate(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
+    """Returns median seconds of each function in `works`; they alternate, after one warm-up round."""
     for work in works.values():
         work()
     seconds = [{name: timed(work) for name, work in works.items()} for _ in range(rounds)]
@@ -98,11 +98,11 @@ def show(name: str, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
         return
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     page = PAGE.read_text()
-    before, found, after = page.partition(begin)
-    if not found or end not in after:
+    before, mark, after = page.partition(begin)
+    if not mark or end not in after:
         raise ValueError(f"The marks of {name} are missing in {PAGE}.")
     write_whole(PAGE, f"{before}{begin}\n{text}\n{end}{after.partition(end)[2]}")
-    write_whole(DOCS / "figures" / f"{name}.json", json.dumps({**facts, "lines": list(lines)}, indent=1) + "\n")
+    write_whole(DOCS / "measurements" / f"{name}.json", json.dumps({**facts, "lines": list(lines)}, indent=1) + "\n")
 
 
 def _cell(value: Any) -> str:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.training --size=6x384
 
-Every contender computes in float32 with huge pages (runners.huge_pages), unless its name differs. MFU is the model's
-share of the rate of XLA's matrix products on this machine, which alternate with the contenders; FLOPs per token are 6
-times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is the median
-over turns, with its quartiles. Processes are started several times, because the memory pages that a process receives
-make it faster or slower than the next by a tenth until it exits.
+Every implementation computes in float32 with huge pages (runners.huge_pages), unless its name differs. MFU is the
+model's share of the rate of XLA's matrix products on this machine, which alternate with the implementations; FLOPs per
+token are 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is
+the median over turns, with its quartiles. Processes are started several times, because the memory pages that a process
+receives make it faster or slower than the next by a tenth until it exits.
 """
 
 import argparse
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternation import SMALL_PAGES, Contender, Worker, workers
-from benchmarks.contenders import products, vortaro
-from benchmarks.contenders.work import SIZES, Gpt2Size
+from benchmarks.alternation import SMALL_PAGES, Implementation, Worker, workers
+from benchmarks.implementations import products, vortaro
+from benchmarks.implementations.work import SIZES, Gpt2Size
 from benchmarks.tables import flags, gpt_flops_per_token, machine, show
 
 OURS = ("REMAT=dots",)
-CONTENDERS = [
-    Contender("Vortaro, REMAT=dots", "vortaro", OURS),
-    Contender("Vortaro, REMAT=dots, small pages", "vortaro", OURS, SMALL_PAGES),
-    Contender("Vortaro, REMAT=none", "vortaro"),
-    Contender("plain JAX, scanned", "plain_jax", ("scan",)),
-    Contender("plain JAX, scanned, remat of all but products", "plain_jax", ("scan", "remat")),
-    Contender("plain JAX, unrolled", "plain_jax"),
-    Contender("plain JAX, unrolled, remat of all but products", "plain_jax", ("remat",)),
-    Contender("torch, eager", "torch_gpt2"),
-    Contender("torch, compiled", "torch_gpt2", ("compiled",)),
-    Contender("transformers on torch", "transformers_gpt2"),
-    Contender("Levanter", "levanter_gpt2"),
-    Contender("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
+IMPLEMENTATIONS = [
+    Implementation("Vortaro, REMAT=dots", "vortaro", OURS),
+    Implementation("Vortaro, REMAT=dots, small pages", "vortaro", OURS, SMALL_PAGES),
+    Implementation("Vortaro, REMAT=none", "vortaro"),
+    Implementation("plain JAX, scanned", "plain_jax", ("scan",)),
+    Implementation("plain JAX, scanned, remat of all but products", "plain_jax", ("scan", "remat")),
+    Implementation("plain JAX, unrolled", "plain_jax"),
+    Implementation("plain JAX, unrolled, remat of all but products", "plain_jax", ("remat",)),
+    Implementation("torch, eager", "torch_gpt2"),
+    Implementation("torch, compiled", "torch_gpt2", ("compiled",)),
+    Implementation("transformers on torch", "transformers_gpt2"),
+    Implementation("Levanter", "levanter_gpt2"),
+    Implementation("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
 ]
-PRODUCTS = Contender("XLA's matrix products", "products")
+PRODUCTS = Implementation("XLA's matrix products", "products")
 LOSSES_AGREE = 1e-4  # relative
 DIFFERS = " differs!"
 
@@ -47,19 +47,19 @@ def flops_per_token(size: Gpt2Size) -> float:
     return gpt_flops_per_token(size.layers, size.width, size.context, size.vocab)
 
 
-def measure(contenders: list[Contender], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
-    """Returns each contender's processes, one per launch, after all turns; each round starts with another contender."""
+def measure(implementations: list[Implementation], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
+    """Returns each implementation's processes, one per launch, after all turns; each round starts with another one."""
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(SIZES[options.size], weights)
         arguments = ["train", f"--size={options.size}", f"--weights={weights}"]
         launches = []
         for launch in range(1, options.launches + 1):
-            with workers(contenders, arguments, Path(folder)) as started:
+            with workers(implementations, arguments, Path(folder)) as started:
                 for worker in started:
                     worker.turn(1, counted=False)
                     worker.turn(1, counted=False)
-                    print(f"launch {launch}, {worker.contender.name}: {worker.missing or 'ready'}", flush=True)
+                    print(f"launch {launch}, {worker.implementation.name}: {worker.missing or 'ready'}", flush=True)
                 for turn in range(options.rounds):
                     first = (launch - 1) * options.rounds + turn
                     for number in range(len(started)):
@@ -74,15 +74,15 @@ def seconds_of(runs: Sequence[Worker]) -> list[float]:
 
 
 def missing(runs: Sequence[Worker]) -> str | None:
-    """Returns why a contender is missing, if one of its processes failed, else None."""
+    """Returns why a implementation is missing, if one of its processes failed, else None."""
     return next((run.missing for run in runs if run.missing is not None), None)
 
 
 def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size, peak: float) -> dict[str, Any]:
-    """Returns a contender's line, relative to the reference in the same turns."""
-    line: dict[str, Any] = {"step of": runs[0].contender.name}
-    if (why := missing(runs)) is not None:
-        return line | {"last loss": f"missing: {why}"}
+    """Returns a implementation's line, relative to the reference in the same turns."""
+    line: dict[str, Any] = {"step of": runs[0].implementation.name}
+    if (reason := missing(runs)) is not None:
+        return line | {"last loss": f"missing: {reason}"}
     rate = size.rows * size.context / statistics.median(seconds_of(runs))
     pairs = list(zip(runs, references, strict=True))
     losses = [each for run, reference in pairs for each in zip(run.results, reference.results, strict=True)]
@@ -101,15 +101,15 @@ def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size
     }
 
 
-def compared(others: list[Contender], options: argparse.Namespace) -> tuple[list[dict[str, Any]], float, Any]:
+def compared(others: list[Implementation], options: argparse.Namespace) -> tuple[list[dict[str, Any]], float, Any]:
     """Returns lines of Vortaro and `others`, FLOP/s of matrix products in the same turns, and all seconds."""
-    product, *started = measure([PRODUCTS, CONTENDERS[0], *others], options)
+    product, *started = measure([PRODUCTS, IMPLEMENTATIONS[0], *others], options)
     for runs in (product, started[0]):
-        if (why := missing(runs)) is not None:
-            raise RuntimeError(f"{runs[0].contender.name} did not run: {why}")
+        if (reason := missing(runs)) is not None:
+            raise RuntimeError(f"{runs[0].implementation.name} did not run: {reason}")
     peak = products.FLOPS / statistics.median(seconds_of(product))
     lines = [line_of(runs, started[0], SIZES[options.size], peak) for runs in started]
-    return lines, peak, {runs[0].contender.name: [run.seconds for run in runs] for runs in (product, *started)}
+    return lines, peak, {runs[0].implementation.name: [run.seconds for run in runs] for runs in (product, *started)}
 
 
 def main() -> int:
@@ -119,17 +119,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns per launch")
     parser.add_argument("--updates", type=int, default=5, help="updates per turn")
     parser.add_argument(
-        "--together", type=int, default=len(CONTENDERS), help="simultaneous processes, Vortaro in each group"
+        "--together", type=int, default=len(IMPLEMENTATIONS), help="simultaneous processes, Vortaro in each group"
     )
     options = parser.parse_args()
-    (ours, *others), size = CONTENDERS, SIZES[options.size]
+    (ours, *others), size = IMPLEMENTATIONS, SIZES[options.size]
     lines, peaks, seconds, several = [], [], {}, max(1, options.together - 1)
     for begin in range(0, len(others), several):
-        group, peak, by_contender = compared(others[begin : begin + several], options)
+        group, peak, by_implementation = compared(others[begin : begin + several], options)
         group[0]["step of"] = f"{ours.name}{', with the group below' if lines else ''}"  # machines drift between groups
         lines += group
         peaks.append(peak)
-        seconds[f"group {len(peaks)}"] = by_contender
+        seconds[f"group {len(peaks)}"] = by_implementation
     weights = 12 * size.layers * size.width**2 + (size.vocab + size.context) * size.width
     facts = {
         "machine": machine(),

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.tables import flags, machine, show, timed, turn_about
+from benchmarks.tables import alternate, flags, machine, show, timed
 from registry.experiment import Experiment
 from registry.templates.vq_lm import VQLm
 from runners.session import Session
@@ -119,7 +119,7 @@ def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any
             task, variables, nothing, nothing, jax.random.key(0), memory=memories[past], capacity=1, **choices
         )
         works = {str(past): lambda past=past: jax.block_until_ready(run(past)[0]) for past in pasts}
-        seconds = turn_about(rounds, **works)
+        seconds = alternate(rounds, **works)
     sizes = {p: sum(leaf.nbytes for leaf in jax.tree.leaves(memories[p].state)) / 2**20 for p in pasts}
     first = seconds[str(pasts[0])]
     return [
@@ -135,7 +135,7 @@ def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any
 
 def main() -> int:
     parser = flags(__doc__)
-    parser.add_argument("what", choices=("speed", "flat", "sampling"), nargs="?", default="speed")
+    parser.add_argument("table", choices=("speed", "flat", "sampling"), nargs="?", default="speed")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens of a row")
     parser.add_argument("--past", type=int, nargs="+", default=[1024, 65_536])
     parser.add_argument("--new_tokens", type=int, default=256)
@@ -143,16 +143,16 @@ def main() -> int:
     parser.add_argument("--reduction", default="scan")
     options = parser.parse_args()
     knobs = {"REDUCTION": options.reduction}
-    if options.what == "sampling":
+    if options.table == "sampling":
         lines = sampled(options.past, options.new_tokens, options.rounds, knobs)
-    elif options.what == "flat":
+    elif options.table == "flat":
         lines = measured(options.lengths or [8192, 32_768, 131_072], {"VQ": "vq"}, options.rounds, knobs)
     else:
         kinds = {"VQ": "vq", "twin": "full"}
         several = ([length] for length in options.lengths or [2048, 8192, 32_768])
         lines = [line for lengths in several for line in measured(lengths, kinds, options.rounds, knobs)]
     facts = {"machine": machine(), "REDUCTION": options.reduction, "turns": options.rounds}
-    show(f"vq-{options.what}", lines, facts, options.publish)
+    show(f"vq-{options.table}", lines, facts, options.publish)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Process of a contender: prepares its work, then runs one turn per line of standard input.
+"""Process of a implementation: prepares its work, then runs one turn per line of standard input.
 
 python -m benchmarks.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
 """
@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders.work import SIZES
+from benchmarks.implementations.work import SIZES
 
 
 def prepared(options: argparse.Namespace) -> Any:
     """Returns the function that runs one turn of a number of repetitions."""
-    module = importlib.import_module(f"benchmarks.contenders.{options.contender}")
-    size, chosen = SIZES[options.size], set(options.options)
+    module = importlib.import_module(f"benchmarks.implementations.{options.implementation}")
+    size, names = SIZES[options.size], set(options.options)
     if options.work == "train":
-        return module.trainer(size, options.weights, chosen)
-    decode = module.decoder(size, options.weights, options.rows, options.prompt, options.new, chosen)
+        return module.trainer(size, options.weights, names)
+    decode = module.decoder(size, options.weights, options.rows, options.prompt, options.new, names)
     return lambda count: [decode() for _ in range(count)][-1].tolist()
 
 
@@ -35,14 +35,14 @@ def forget_peak() -> None:
 def peak_bytes() -> int | None:
     """Returns the peak memory of this process since `forget_peak`; None if the kernel does not report it."""
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) * 1024 if found else None
+    peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return int(peak[1]) * 1024 if peak else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=["train", "decode"])
-    parser.add_argument("contender", help="a module of benchmarks.contenders")
+    parser.add_argument("implementation", help="a module of benchmarks.implementations")
     parser.add_argument("--size", choices=SIZES, required=True)
     parser.add_argument("--weights", required=True, help="a file in GPT-2's format")
     parser.add_argument("--options", nargs="*", default=[])

@@ -16,7 +16,7 @@ from runners.options import add_options
 USAGE = """python -m launch TARGET [options] -- RUNNER FLAGS
 
 TARGET: local | slurm | mpirun | jobset | tpu ACTION | tpu queue ACTION
-`python -m launch TARGET --help` lists its options. docs/launch.md describes each target."""
+`python -m launch TARGET --help` lists its options. docs/howto/launch.md describes each target."""
 
 RENDER: dict[str, tuple[type[jobs.Job], Callable[..., Path]]] = {
     "slurm": (jobs.Slurm, slurm.render),

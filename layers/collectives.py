@@ -24,8 +24,8 @@ def manual_parts() -> int:
     return 1 if axis is None else jax.sharding.get_abstract_mesh().shape[axis]
 
 
-def summed(x: jax.Array) -> jax.Array:
-    """Returns the sum over the devices of the manual axis, for numbers that no other axis splits; `x` without one."""
+def all_reduce_unsharded(x: jax.Array) -> jax.Array:
+    """All-reduce over the manual axis of numbers that no other axis splits; returns `x` if no axis is manual."""
     axis = manual_axis()
     return x if axis is None else jax.lax.psum(x, axis)
 
@@ -48,7 +48,7 @@ def layers_are_gathered() -> bool:
     return _GATHERS.get()
 
 
-def only(spec: P, axis: str) -> P:
+def restricted_to(spec: P, axis: str) -> P:
     """Returns `spec` restricted to one mesh axis."""
     return P(*[axis if axis in axes_of(entry) else None for entry in spec])
 
@@ -64,27 +64,31 @@ def dim_of(spec: P, axis: str) -> int | None:
     return next((dim for dim, entry in enumerate(spec) if axis in axes_of(entry)), None)
 
 
-def gather(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
-    """Gathers all devices' parts of an array along `dim`; other axes split it by `spec`."""
-    return _beside(lambda x: jax.lax.all_gather(x, axis, axis=dim, tiled=True), x, axis, spec)
+def all_gather(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
+    """All-gather: concatenates all devices' shards along `dim`; other axes split the array by `spec`."""
+    return _with_other_axes_manual(lambda x: jax.lax.all_gather(x, axis, axis=dim, tiled=True), x, axis, spec)
 
 
-def scatter(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
-    """Sums over devices and returns each device's part along `dim`; other axes split it by `spec`."""
-    return _beside(lambda x: jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), x, axis, spec)
+def reduce_scatter(x: jax.Array, axis: str, dim: int, spec: P) -> jax.Array:
+    """Reduce-scatter: sums over devices and returns each device's shard along `dim`; other axes split it by `spec`."""
+    exchange = functools.partial(jax.lax.psum_scatter, axis_name=axis, scatter_dimension=dim, tiled=True)
+    return _with_other_axes_manual(exchange, x, axis, spec)
 
 
-def swap(x: jax.Array, axis: str, cut: int, join: int, spec: P) -> jax.Array:
-    """All-to-all: splits a device's part along `cut`, and concatenates what it receives along `join`; other axes split
-    it by `spec`.
+def all_to_all(x: jax.Array, axis: str, split_dim: int, concat_dim: int, spec: P) -> jax.Array:
+    """All-to-all: splits a device's shard along `split_dim`, and concatenates the received parts along `concat_dim`.
+
+    Other axes split the array by `spec`.
     """
-    exchange = functools.partial(jax.lax.all_to_all, axis_name=axis, split_axis=cut, concat_axis=join, tiled=True)
-    return _beside(exchange, x, axis, spec)
+    exchange = functools.partial(
+        jax.lax.all_to_all, axis_name=axis, split_axis=split_dim, concat_axis=concat_dim, tiled=True
+    )
+    return _with_other_axes_manual(exchange, x, axis, spec)
 
 
-def total(x: jax.Array, axis: str, spec: P) -> jax.Array:
-    """Returns the sum over devices; other axes split it by `spec`."""
-    return _beside(lambda x: jax.lax.psum(x, axis), x, axis, spec)
+def all_reduce(x: jax.Array, axis: str, spec: P) -> jax.Array:
+    """All-reduce: returns the sum over devices; other axes split the array by `spec`."""
+    return _with_other_axes_manual(lambda x: jax.lax.psum(x, axis), x, axis, spec)
 
 
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -92,7 +96,7 @@ def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name != "all_gather"
 
 
-def _beside(fn: Callable[[jax.Array], jax.Array], x: jax.Array, axis: str, spec: P) -> jax.Array:
+def _with_other_axes_manual(fn: Callable[[jax.Array], jax.Array], x: jax.Array, axis: str, spec: P) -> jax.Array:
     # The compiler would remove the splits by its own axes before an exchange along ours: here it handles none of them.
     others = {name for entry in spec for name in axes_of(entry)} - {axis}
     if not others:

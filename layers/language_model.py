@@ -52,13 +52,16 @@ class LanguageModel(nn.Module):
         pointer = None if self.pointer is None else self.pointer.init_state(batch_size, capacity)
         return ModelState(self.stack.init_state(batch_size, capacity), jnp.int32(0), pointer)
 
-    def apart(self, variables: Any, state: ModelState) -> tuple[Any, ModelState]:
-        """Returns variables and state unstacked by layer, for a loop that reads one token per step (Stack.apart)."""
+    def unstack(self, variables: Any, state: ModelState) -> tuple[Any, ModelState]:
+        """Returns variables and state unstacked by layer, for a loop that reads one token per step (Stack.unstack)."""
         if not isinstance(self.stack, Stack):
             return variables, state
-        mine = {name: tree["stack"] for name, tree in variables.items() if "stack" in tree}
-        mine, layers = self.stack.apart(mine, state.layers)
-        merged = {name: {**tree, "stack": mine[name]} if name in mine else tree for name, tree in variables.items()}
+        stack_variables = {name: tree["stack"] for name, tree in variables.items() if "stack" in tree}
+        stack_variables, layers = self.stack.unstack(stack_variables, state.layers)
+        merged = {
+            name: {**tree, "stack": stack_variables[name]} if name in stack_variables else tree
+            for name, tree in variables.items()
+        }
         return merged, state.replace(layers=layers)
 
     def __call__(

@@ -14,8 +14,8 @@ from layers.remat import REMAT_POLICIES
 
 # Limits for unstacking a stack in a decoding loop: bytes of weights, which are copied, and number of layers, each of
 # which is compiled.
-APART_BYTES = 4 * 2**30
-APART_LAYERS = 24
+UNSTACK_MAX_BYTES = 4 * 2**30
+UNSTACK_MAX_LAYERS = 24
 
 
 class LayerStates(struct.PyTreeNode):
@@ -32,7 +32,7 @@ class LayerStates(struct.PyTreeNode):
 
 
 class Stack(nn.Module):
-    """Runs `num_layers` copies of `block` in a scan: compile time does not grow with depth (except after `apart`).
+    """Runs `num_layers` copies of `block` in a scan: compile time does not grow with depth (except after `unstack`).
 
     `unroll` sets the number of layers per iteration; `num_layers` unrolls all. Weights, results and checkpoints are
     equal for all values. Weights have shape (num_layers, ...) and spec (None, ...).
@@ -48,13 +48,16 @@ class Stack(nn.Module):
         state = self.block.init_state(batch_size, capacity)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_layers, *leaf.shape)), state)
 
-    def apart(self, variables: Any, state: Any) -> tuple[Any, Any]:
+    def unstack(self, variables: Any, state: Any) -> tuple[Any, Any]:
         """Returns the stack's variables and state unstacked by layer, the fastest form for a loop over tokens.
 
-        Above APART_BYTES or APART_LAYERS they are returned unchanged.
+        Above UNSTACK_MAX_BYTES or UNSTACK_MAX_LAYERS they are returned unchanged.
         """
         weights = [leaf for tree in variables.values() for leaf in jax.tree.leaves(tree)]
-        if self.num_layers > APART_LAYERS or sum(leaf.size * leaf.dtype.itemsize for leaf in weights) > APART_BYTES:
+        if (
+            self.num_layers > UNSTACK_MAX_LAYERS
+            or sum(leaf.size * leaf.dtype.itemsize for leaf in weights) > UNSTACK_MAX_BYTES
+        ):
             return variables, state
         layers = range(self.num_layers)
         layer = lambda tree, i: jax.tree.map(lambda leaf: leaf[i], tree)
@@ -62,7 +65,7 @@ class Stack(nn.Module):
         # Without the barrier the compiler slices again in each step of the loop.
         return jax.lax.optimization_barrier(numbered), LayerStates(tuple(layer(state, i) for i in layers))
 
-    def _one_by_one(self, x: Any, state: LayerStates, *others: Any) -> tuple[Any, LayerStates]:
+    def _run_unstacked(self, x: Any, state: LayerStates, *others: Any) -> tuple[Any, LayerStates]:
         block, after = self.block.clone(parent=None, name=None), []
         for number, before in enumerate(state.of_layer):
             of_layer = {name: tree[f"block_{number}"] for name, tree in self.variables.items()}
@@ -90,7 +93,7 @@ class Stack(nn.Module):
         if self.num_layers < 1 or self.unroll < 1:
             raise UsageError(f"num_layers and unroll must be at least 1 (got {self.num_layers} and {self.unroll}).")
         if isinstance(state, LayerStates):
-            return self._one_by_one(x, state, segment_ids, positions)
+            return self._run_unstacked(x, state, segment_ids, positions)
 
         def body(block, carry, layer_state, segment_ids, positions):
             return block(carry, layer_state, segment_ids, positions)

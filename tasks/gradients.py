@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.auxiliary import add_updates
-from layers.collectives import dim_of, gather, gathering, only, scatter, total
+from layers.collectives import all_gather, all_reduce, dim_of, gathering, reduce_scatter, restricted_to
 from layers.specs import P
 from layers.weights.weight import GRADIENT
 from tasks.batch import Batch
@@ -20,7 +20,7 @@ Rngs = tuple[jax.Array, jax.Array]
 
 
 def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs, carry_specs: Any) -> Any:
-    """Returns the gradient of the mean objective over the batch, accumulated over `task.microbatches` micro-batches.
+    """Returns the gradient of the mean objective over the batch, from `task.gradient_accumulation` micro-batches.
 
     Args:
       task: provides the loss.
@@ -33,33 +33,33 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
     Returns:
       The gradient in the tree structure of the weights, and the LossOutput of the batch, its state like `carry`.
     """
-    mesh = handled_mesh(task)
+    mesh = explicit_mesh(task)
     if mesh is None:
         zeros = lambda w: jnp.zeros(w.shape, task.gradient_dtype)
-        stand_ins = jax.tree.map(zeros, variables["params"]) if _narrow(task, variables) else None
-        gradient, output = _sum_of_pieces(task, variables, stand_ins, batch, carry, rngs)
+        gradient_sinks = jax.tree.map(zeros, variables["params"]) if _needs_other_dtype(task, variables) else None
+        gradient, output = _sum_over_microbatches(task, variables, gradient_sinks, batch, carry, rngs)
     else:
-        gradient, output = _handled(task, mesh, variables, batch, carry, rngs, carry_specs)
+        gradient, output = _sharded_gradient(task, mesh, variables, batch, carry, rngs, carry_specs)
     scale = 1 / jnp.maximum(output.normalizer, 1e-9)
     return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output
 
 
 def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
     """Returns the metric sums of a batch, without dropout."""
-    mesh = handled_mesh(task)
+    mesh = explicit_mesh(task)
     if mesh is None:
         return task.loss(variables, batch)[1].metrics
     assert task.zero is not None
     axis, table = task.zero.axis, placed_table(task, mesh)
 
     def body(variables: Any, batch: Batch) -> Any:
-        metrics = task.loss(_whole(table, axis, variables), batch)[1].metrics
+        metrics = task.loss(_gathered(table, axis, variables), batch)[1].metrics
         return jax.tree.map(lambda x: jax.lax.psum(x, axis), metrics)
 
-    return _split(body, table, axis, task, (variables, batch), (), P())
+    return _run_sharded(body, table, axis, task, (variables, batch), (), P())
 
 
-def handled_mesh(task: Task) -> Mapping[str, int] | None:
+def explicit_mesh(task: Task) -> Mapping[str, int] | None:
     """Returns the mesh if the task exchanges gradients over its ZeRO axis explicitly, else None."""
     mesh = jax.sharding.get_abstract_mesh()
     if task.zero is None or mesh.empty or mesh.shape.get(task.zero.axis, 1) == 1:
@@ -67,57 +67,59 @@ def handled_mesh(task: Task) -> Mapping[str, int] | None:
     return dict(mesh.shape)
 
 
-def _narrow(task: Task, variables: Any) -> bool:
+def _needs_other_dtype(task: Task, variables: Any) -> bool:
     """Returns whether gradients need a dtype other than the weights' own, so that sums do not lose small terms."""
     return task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(variables["params"]))
 
 
-def _sum_of_pieces(
+def _sum_over_microbatches(
     task: Task,
     variables: Any,
-    stand_ins: Any,
+    gradient_sinks: Any,
     batch: Batch,
     carry: Any,
     rngs: Rngs,
     finish: Callable[[Any], Any] = lambda gradient: gradient,
 ) -> tuple[Any, LossOutput]:
-    """Returns the gradient of the summed objective with respect to `stand_ins` (None: the weights), and the LossOutput.
+    """Returns the gradient of the summed objective for `gradient_sinks` (None: the weights), and the LossOutput.
 
     `finish` is applied to the gradient of each micro-batch before it is added.
     """
-    target = "params" if stand_ins is None else GRADIENT  # the collection to differentiate with respect to
+    target = "params" if gradient_sinks is None else GRADIENT  # the collection to differentiate with respect to
 
     def objective(arrays, batch, state, rngs):
         return task.loss({**variables, target: arrays}, batch, state, *rngs)
 
-    def piece(batch, state, rngs):
-        arrays = variables["params"] if stand_ins is None else stand_ins
+    def microbatch_gradient(batch, state, rngs):
+        arrays = variables["params"] if gradient_sinks is None else gradient_sinks
         gradient, output = jax.grad(objective, has_aux=True)(arrays, batch, state, rngs)
         return finish(gradient), output
 
-    if task.microbatches == 1:
-        gradient, output = piece(batch, jax.tree.map(lambda x: x[0], carry), rngs)
+    if task.gradient_accumulation == 1:
+        gradient, output = microbatch_gradient(batch, jax.tree.map(lambda x: x[0], carry), rngs)
         return gradient, output.replace(state=jax.tree.map(lambda x: x[None], output.state))
-    return _accumulated(task.microbatches, piece, batch, carry, rngs)
+    return _accumulated(task.gradient_accumulation, microbatch_gradient, batch, carry, rngs)
 
 
 def _accumulated(
-    microbatches: int, piece: Callable[..., tuple[Any, LossOutput]], batch: Batch, carry: Any, rngs: Rngs
+    microbatches: int, microbatch_gradient: Callable[..., tuple[Any, LossOutput]], batch: Batch, carry: Any, rngs: Rngs
 ) -> tuple[Any, LossOutput]:
     """Returns the float32 sum of the gradients of all micro-batches, and the sum of their LossOutputs.
 
-    `piece` returns gradient and LossOutput of one micro-batch from its rows, state and keys.
+    `microbatch_gradient` returns gradient and LossOutput of one micro-batch from its rows, state and keys.
     """
     # Row r belongs to micro-batch r % microbatches, so that every device keeps its own rows.
-    pieces = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-    first = jax.eval_shape(piece, *jax.tree.map(lambda x: x[0], (pieces, carry)), rngs)
-    zero_gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), first[0])  # float32 keeps small terms
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first[1].replace(state=None))
+    microbatch_rows = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+    shapes = jax.eval_shape(microbatch_gradient, *jax.tree.map(lambda x: x[0], (microbatch_rows, carry)), rngs)
+    zero_gradient = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes[0]
+    )  # float32 keeps small terms
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[1].replace(state=None))
 
     def add(so_far, xs):
         index, batch, state = xs
         sum_gradient, sums = so_far
-        gradient, output = piece(batch, state, tuple(jax.random.fold_in(rng, index) for rng in rngs))
+        gradient, output = microbatch_gradient(batch, state, tuple(jax.random.fold_in(rng, index) for rng in rngs))
         sums = LossOutput(
             normalizer=sums.normalizer + output.normalizer,
             metrics=sums.metrics + output.metrics,
@@ -126,11 +128,12 @@ def _accumulated(
         )
         return (jax.tree.map(jnp.add, sum_gradient, gradient), sums), output.state
 
-    (gradient, output), states = jax.lax.scan(add, (zero_gradient, zero), (jnp.arange(microbatches), pieces, carry))
+    xs = (jnp.arange(microbatches), microbatch_rows, carry)
+    (gradient, output), states = jax.lax.scan(add, (zero_gradient, zero), xs)
     return gradient, output.replace(state=states)
 
 
-def _handled(
+def _sharded_gradient(
     task: Task,
     mesh: Mapping[str, int],
     variables: Any,
@@ -139,7 +142,7 @@ def _handled(
     rngs: Rngs,
     carry_specs: Any,
 ) -> tuple[Any, LossOutput]:
-    """Like `_sum_of_pieces`, but each device of the ZeRO axis sums its own rows and the stage decides the exchange."""
+    """Like `_sum_over_microbatches`, but each device of the ZeRO axis sums its rows; the stage sets the exchange."""
     assert task.zero is not None
     axis, table = task.zero.axis, placed_table(task, mesh)
     rows = table.tree(lambda row: row)["params"]
@@ -147,28 +150,29 @@ def _handled(
     def body(variables, batch, carry, rngs, number):
         # Each device draws its own random numbers.
         rngs = (jax.random.fold_in(rngs[0], number[0]), jax.random.fold_in(rngs[1], number[0]))
-        stand_ins = jax.tree.map(lambda row: _stand_in(row, axis, mesh[axis], task.gradient_dtype), rows)
-        finish = lambda gradient: _scattered(rows, gradient, axis, "gradient_spec", only_unstacked=True)
-        arguments = (stand_ins, batch, carry, rngs, finish)
-        gradient, output = _sum_of_pieces(task, _whole(table, axis, variables), *arguments)
-        gradient = _scattered(rows, gradient, axis, "slot_spec")
-        summed = lambda row, g: total(g.astype(jnp.float32), axis, row.gradient_spec)
-        in_parts = lambda row: dim_of(row.slot_spec, axis) is not None
-        gradient = jax.tree.map(lambda row, g: g if in_parts(row) else summed(row, g), rows, gradient)
+        gradient_sinks = jax.tree.map(lambda row: _gradient_sink(row, axis, mesh[axis], task.gradient_dtype), rows)
+        finish = lambda gradient: _reduce_scattered(rows, gradient, axis, "gradient_spec", only_unstacked=True)
+        arguments = (gradient_sinks, batch, carry, rngs, finish)
+        gradient, output = _sum_over_microbatches(task, _gathered(table, axis, variables), *arguments)
+        gradient = _reduce_scattered(rows, gradient, axis, "slot_spec")
+        reduced = lambda row, g: all_reduce(g.astype(jnp.float32), axis, row.gradient_spec)
+        is_sharded = lambda row: dim_of(row.slot_spec, axis) is not None
+        gradient = jax.tree.map(lambda row, g: g if is_sharded(row) else reduced(row, g), rows, gradient)
         sums = jax.tree.map(lambda x: jax.lax.psum(x, axis), (output.normalizer, output.metrics))
-        output = output.replace(normalizer=sums[0], metrics=sums[1], updates=_added(output.updates, axis, mesh[axis]))
+        updates = _merged_updates(output.updates, axis, mesh[axis])
+        output = output.replace(normalizer=sums[0], metrics=sums[1], updates=updates)
         return gradient, output
 
-    mine = lambda specs: jax.tree.map(lambda spec: only(spec, axis), specs)
-    everywhere: Any = P()
-    outputs = LossOutput(everywhere, metrics=everywhere, updates=everywhere, state=mine(carry_specs))
-    gradient_specs = jax.tree.map(lambda row: only(row.slot_spec, axis), rows)
-    further = ((carry, mine(carry_specs)), (rngs, P()), (jnp.arange(mesh[axis]), P(axis)))
-    return _split(body, table, axis, task, (variables, batch), further, (gradient_specs, outputs))
+    local_specs = lambda specs: jax.tree.map(lambda spec: restricted_to(spec, axis), specs)
+    replicated: Any = P()
+    outputs = LossOutput(replicated, metrics=replicated, updates=replicated, state=local_specs(carry_specs))
+    gradient_specs = jax.tree.map(lambda row: restricted_to(row.slot_spec, axis), rows)
+    others = ((carry, local_specs(carry_specs)), (rngs, P()), (jnp.arange(mesh[axis]), P(axis)))
+    return _run_sharded(body, table, axis, task, (variables, batch), others, (gradient_specs, outputs))
 
 
-def _stand_in(row: WeightRow, axis: str, parts: int, dtype: str) -> jax.Array:
-    """Returns zeros in the shape of the gradient that the backward pass leaves on a device, one of `parts`."""
+def _gradient_sink(row: WeightRow, axis: str, parts: int, dtype: str) -> jax.Array:
+    """Returns zeros in the shape of the gradient that the backward pass produces on one of `parts` devices."""
     # Gradients of stacked layers are scattered in the backward pass (layers.weights.weight), others after each
     # micro-batch.
     dim = dim_of(row.gradient_spec, axis) if row.stacked or row.is_local else None
@@ -176,32 +180,32 @@ def _stand_in(row: WeightRow, axis: str, parts: int, dtype: str) -> jax.Array:
     return jnp.zeros(shape, dtype)
 
 
-def _scattered(rows: Any, gradient: Any, axis: str, target: str, *, only_unstacked: bool = False) -> Any:
-    """Scatters the gradients that are still complete and whose `target` spec has the axis; `rows` is their table."""
+def _reduce_scattered(rows: Any, gradient: Any, axis: str, target: str, *, only_unstacked: bool = False) -> Any:
+    """Reduce-scatters gradients that are still complete and whose `target` spec has the axis; `rows` is their table."""
 
     def one(row: WeightRow, g: jax.Array) -> jax.Array:
         dim = dim_of(getattr(row, target), axis)
         if dim is None or g.shape[dim] != row.shape[dim] or (only_unstacked and row.stacked):
             return g
-        return scatter(g.astype(jnp.float32), axis, dim, row.gradient_spec)
+        return reduce_scatter(g.astype(jnp.float32), axis, dim, row.gradient_spec)
 
     return jax.tree.map(one, rows, gradient)
 
 
-def _split(
-    body: Any, table: WeightTable, axis: str, task: Task, arguments: tuple[Any, Batch], further: Any, out_specs: Any
+def _run_sharded(
+    body: Any, table: WeightTable, axis: str, task: Task, arguments: tuple[Any, Batch], others: Any, out_specs: Any
 ) -> Any:
-    """Runs `body` per shard of the axis, on its shard of weights and batch; `further` has (argument, spec) pairs."""
-    mine = table.tree(lambda row: only(row.spec, axis))
-    rows = only(task.batch_placement["tokens_bs"], axis)
-    specs = (mine, rows, *(spec for _, spec in further))
-    values = (*arguments, *(value for value, _ in further))
-    gathered = (row for row in table if row.stacked and not row.is_local)
-    with gathering(any(dim_of(row.spec, axis) is not None for row in gathered)):
+    """Runs `body` per shard of the axis, on its shard of weights and batch; `others` has (argument, spec) pairs."""
+    weight_specs = table.tree(lambda row: restricted_to(row.spec, axis))
+    batch_spec = restricted_to(task.batch_placement["tokens_bs"], axis)
+    specs = (weight_specs, batch_spec, *(spec for _, spec in others))
+    values = (*arguments, *(value for value, _ in others))
+    gathered_rows = (row for row in table if row.stacked and not row.is_local)
+    with gathering(any(dim_of(row.spec, axis) is not None for row in gathered_rows)):
         return jax.shard_map(body, in_specs=specs, out_specs=out_specs, axis_names={axis}, check_vma=False)(*values)
 
 
-def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
+def _gathered(table: WeightTable, axis: str, variables: Any) -> Any:
     """Returns the variables with weights outside stacks gathered; layers gather stacked weights one by one at use.
 
     Weights of experts stay sharded.
@@ -209,12 +213,12 @@ def _whole(table: WeightTable, axis: str, variables: Any) -> Any:
 
     def one(row, value):
         dim = dim_of(row.spec, axis)
-        return value if dim is None or row.stacked or row.is_local else gather(value, axis, dim, row.spec)
+        return value if dim is None or row.stacked or row.is_local else all_gather(value, axis, dim, row.spec)
 
     return jax.tree.map(one, table.tree(lambda row: row), variables)
 
 
-def _added(updates: Any, axis: str, parts: int) -> Any:
+def _merged_updates(updates: Any, axis: str, parts: int) -> Any:
     """Merges the updates of all devices along the axis."""
     every = jax.tree.map(lambda x: jax.lax.all_gather(x, axis), updates)
     return functools.reduce(add_updates, (jax.tree.map(lambda x, i=i: x[i], every) for i in range(parts)))

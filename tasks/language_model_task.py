@@ -39,7 +39,7 @@ class LanguageModelTask:
     normalizer: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets, or over all positions
     loss_chunk: int | None = None  # positions whose logits are held at once; None is all of them
     carry_length: int | None = None  # positions of a full row if it is read in chunks (TBPTT), else None
-    microbatches: int = 1  # gradient accumulation: number of micro-batches per batch
+    gradient_accumulation: int = 1  # micro-batches per batch
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"  # of stored gradients
     zero: Zero | None = None  # splits the training state over a data axis; None leaves communication to the compiler
     non_finite: Literal["stop", "skip"] = (
@@ -47,8 +47,8 @@ class LanguageModelTask:
     )
 
     def __post_init__(self):
-        if self.microbatches < 1 or (self.loss_chunk is not None and self.loss_chunk < 1):
-            raise ValueError("microbatches and loss_chunk must be at least 1")
+        if self.gradient_accumulation < 1 or (self.loss_chunk is not None and self.loss_chunk < 1):
+            raise ValueError("gradient_accumulation and loss_chunk must be at least 1")
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Returns the model's initial variables, in `Weight` boxes."""
@@ -82,7 +82,7 @@ class LanguageModelTask:
         return counts
 
     @functools.cached_property
-    def report_names(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """Names of the metrics that the model's layers report."""
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
@@ -95,7 +95,7 @@ class LanguageModelTask:
 
     def zero_sums(self) -> MetricSums:
         """Returns metric sums of zero."""
-        return MetricSums.zero(self.report_names)
+        return MetricSums.zero(self.metric_names)
 
     def loss(
         self,
@@ -114,12 +114,12 @@ class LanguageModelTask:
           rng: for dropout; None turns off dropout and updates of variables without gradient.
           sequence_rng: for dropout that is the same for all chunks of a row; None derives it from `rng`.
         """
-        features, state, found = self._forward(variables, batch, state, rng, sequence_rng)
-        added, reported, updates = (found.get(name, {}) for name in (LOSSES, METRICS, UPDATES))
-        pieces, join = _apart(features)
+        features, state, collections = self._forward(variables, batch, state, rng, sequence_rng)
+        added, reported, updates = (collections.get(name, {}) for name in (LOSSES, METRICS, UPDATES))
+        by_position, join = _split_positions(features)
         sums = chunked_cross_entropy(
-            pieces,
-            lambda piece: self._logits(variables, join(piece)),
+            by_position,
+            lambda chunk: self._logits(variables, join(chunk)),
             batch.targets,
             batch.weights,
             self.loss_chunk,
@@ -152,8 +152,8 @@ class LanguageModelTask:
         collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
         arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
         apply: Any = self.model.apply
-        (features, state), found = apply(variables, *arguments, rngs=rngs, mutable=collected)
-        return features, state, found
+        (features, state), collections = apply(variables, *arguments, rngs=rngs, mutable=collected)
+        return features, state, collections
 
     def _logits(self, variables: Any, features: Any) -> jax.Array:
         logits: Any = self.model.apply(variables, features, method="logits")
@@ -170,13 +170,13 @@ class LanguageModelTask:
         """Reads `tokens` (B, S) after those in `state`; returns float32 next-token logits (B, V) and the new state."""
         result: Any = self.model.apply(variables, tokens, state, segment_ids, positions)
         features, state = result
-        pieces, join = _apart(features)
-        last = jax.tree.map(lambda x: x[:, -1:], pieces)
+        by_position, join = _split_positions(features)
+        last = jax.tree.map(lambda x: x[:, -1:], by_position)
         return self._logits(variables, join(last))[:, 0], state
 
-    def apart(self, variables: Any, state: Any) -> tuple[Any, Any]:
+    def unstack(self, variables: Any, state: Any) -> tuple[Any, Any]:
         """Returns variables and state unstacked by layer, for fast single-token steps; `state.stacked()` reverts it."""
-        return self.model.apart(variables, state)
+        return self.model.unstack(variables, state)
 
     def init_decode_state(self, batch_size: int, capacity: int) -> Any:
         """Returns an empty decoding state for `capacity` positions."""
@@ -187,12 +187,12 @@ class LanguageModelTask:
         return getattr(self.model.positions, "max_length", None)
 
 
-def _apart(features: Any) -> tuple[Any, Callable[[Any], Any]]:
+def _split_positions(features: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Splits features into the part with positions, for chunking, and a function that joins a chunk with the rest."""
     if isinstance(features, PointedFeatures):
         tokens_bt = features.tokens_bt
-        return features.replace(tokens_bt=None), lambda piece: piece.replace(tokens_bt=tokens_bt)
-    return features, lambda piece: piece
+        return features.replace(tokens_bt=None), lambda chunk: chunk.replace(tokens_bt=tokens_bt)
+    return features, lambda chunk: chunk
 
 
 def _by_name(reported: Any) -> dict[str, jax.Array]:

@@ -32,9 +32,9 @@ class TrainProgram:
     def __post_init__(self):
         for name in ("num_steps", "log_every", "save_every", "keep_last"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
         if self.step_timeout is not None and self.step_timeout <= 0:
-            raise ValueError(f"step_timeout = {self.step_timeout:g} must be above 0 seconds (None never ends a run)")
+            raise ValueError(f"step_timeout must be above 0 seconds (got {self.step_timeout:g}). Set none for no limit")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from flax.core import meta
 from layers.auxiliary import apply_updates
 from layers.specs import P
 from tasks.batch import Batch
-from tasks.gradients import gradient_of, handled_mesh
+from tasks.gradients import explicit_mesh, gradient_of
 from tasks.metrics import MetricSums
 from tasks.task import Task
 from tasks.weight_table import WeightTable
@@ -47,8 +47,8 @@ def _no_carry(task: Task, rows: int) -> Any:
     """Returns the initial carry of new rows."""
     if task.carry_length is None:
         return None
-    state = task.init_decode_state(rows // task.microbatches, task.carry_length)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (task.microbatches, *leaf.shape)), state)
+    state = task.init_decode_state(rows // task.gradient_accumulation, task.carry_length)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (task.gradient_accumulation, *leaf.shape)), state)
 
 
 def _carry_specs(task: Task, rows: int) -> Any:
@@ -113,7 +113,7 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
 
 def _placed(task: Task, which: str, params: Any) -> Any:
     """Places weights by the spec `which` of their rows if the task splits its state over a data axis."""
-    mesh = handled_mesh(task)
+    mesh = explicit_mesh(task)
     if mesh is None:
         return params
     rows = placed_table(task, mesh).tree(lambda row: row)["params"]

@@ -33,7 +33,7 @@ class Zero:
 
     def __post_init__(self):
         if self.stage not in (0, 1, 2, 3):
-            raise UsageError(f"ZERO_STAGE = {self.stage} must be 0, 1, 2, 3 or none.")
+            raise UsageError(f"ZERO_STAGE must be 0, 1, 2, 3 or none (got {self.stage}).")
 
     def split(self, row: WeightRow, mesh: Mapping[str, int]) -> P:
         """Returns the row's spec with the axis added, or unchanged if no dimension can take it."""

@@ -46,9 +46,9 @@ def last_state(workdir: Path) -> dict[str, np.ndarray]:
     newest = saved_steps(workdir)[-1]
     folder = (workdir / "checkpoints" / str(newest) / "state").absolute()
     reader = ocp.PyTreeCheckpointer()
-    stored: Any = reader.metadata(folder).item_metadata
+    metadata: Any = reader.metadata(folder).item_metadata
     arguments = jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored.tree
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree
     )  # whatever its sharding was
     tree = reader.restore(folder, restore_args=arguments)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -60,16 +60,16 @@ def saved_steps(workdir: Path) -> list[int]:
     return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
 
 
-def differing(calm: Path, other: Path) -> list[str]:
+def differences(reference: Path, other: Path) -> list[str]:
     """Returns the differences of two finished runs: arrays by path, metrics, saved extras; empty if bit-identical."""
-    a, b = last_state(calm), last_state(other)
+    a, b = last_state(reference), last_state(other)
     bits = lambda array: (array.dtype, array.shape, array.tobytes())
-    found = sorted(a.keys() ^ b.keys()) + [name for name in a if name in b and bits(a[name]) != bits(b[name])]
-    if metrics(calm) != metrics(other):
-        found.append("metrics.jsonl")
-    if _extra(calm) != _extra(other):
-        found.append("the saved `extra` item")
-    return found
+    items = sorted(a.keys() ^ b.keys()) + [name for name in a if name in b and bits(a[name]) != bits(b[name])]
+    if metrics(reference) != metrics(other):
+        items.append("metrics.jsonl")
+    if _extra(reference) != _extra(other):
+        items.append("the saved `extra` item")
+    return items
 
 
 def _extra(workdir: Path) -> Any:
@@ -119,18 +119,18 @@ class Launch:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         self._logs = logs
-        self._before = _inode(workdir / METRICS)
-        self._kept = -1  # length in bytes of metrics.jsonl at the start of this launch
+        self._initial_inode = _inode(workdir / METRICS)
+        self._initial_size = -1  # length in bytes of metrics.jsonl at the start of this launch
         logs.mkdir(exist_ok=True)
         port = free_port()
         timeouts = [f"--join_timeout={JOIN_TIMEOUT}", f"--peer_timeout={peer_timeout}"]
-        place = [f"--coordinator=localhost:{port}", f"--num_processes={processes}", *timeouts]
+        group_flags = [f"--coordinator=localhost:{port}", f"--num_processes={processes}", *timeouts]
         self.processes = []
         for index in range(processes):
-            where = [*place, f"--process_id={index}"] if processes > 1 else []
-            asked = [*command(workdir, (*SETTINGS, *settings)), *where]
+            rank_flags = [*group_flags, f"--process_id={index}"] if processes > 1 else []
+            arguments = [*command(workdir, (*SETTINGS, *settings)), *rank_flags]
             with self._file(index, "out").open("w") as out, self._file(index, "err").open("w") as err:
-                self.processes.append(subprocess.Popen(asked, stdout=out, stderr=err, env=environment))
+                self.processes.append(subprocess.Popen(arguments, stdout=out, stderr=err, env=environment))
 
     def _file(self, index: int, kind: str) -> Path:
         return self._logs / f"{index}.{kind}"
@@ -151,10 +151,10 @@ class Launch:
         """Returns the last step in metrics.jsonl."""
         return max((line["step"] for line in read_lines(self.workdir / METRICS)), default=0)
 
-    def until(self, true: Callable[[], bool], seconds: float = HANGS) -> bool:
-        """Waits until `true()`; returns False if all processes have exited or the time is over before."""
+    def until(self, condition: Callable[[], bool], seconds: float = HANGS) -> bool:
+        """Waits until `condition()`; returns False if all processes have exited or the time is over before."""
         end = time.monotonic() + seconds
-        while not true():
+        while not condition():
             if not self.running() or time.monotonic() > end:
                 return False
             time.sleep(0.002)
@@ -163,11 +163,11 @@ class Launch:
     def training(self) -> bool:
         """Returns whether this launch has written metrics: it starts with a new file of the lines it keeps."""
         path = self.workdir / METRICS
-        if _inode(path) == self._before:
+        if _inode(path) == self._initial_inode:
             return False
-        if self._kept < 0:
-            self._kept = path.stat().st_size
-        return path.stat().st_size > self._kept
+        if self._initial_size < 0:
+            self._initial_size = path.stat().st_size
+        return path.stat().st_size > self._initial_size
 
     def reach(self, step: int) -> bool:
         """Waits for metrics of this launch at `step` or later; returns False if all processes exit before."""
@@ -186,15 +186,15 @@ class Launch:
     def codes(self, seconds: float = HANGS) -> list[int | None]:
         """Waits for all processes and returns their exit codes; kills those still running, whose code is None."""
         end = time.monotonic() + seconds
-        found: list[int | None] = []
+        codes: list[int | None] = []
         for process in self.processes:
             try:
-                found.append(process.wait(max(0.1, end - time.monotonic())))
+                codes.append(process.wait(max(0.1, end - time.monotonic())))
             except subprocess.TimeoutExpired:
                 self.send(signal.SIGKILL)
                 process.wait()
-                found.append(None)
-        return found
+                codes.append(None)
+        return codes
 
     def sentence(self, index: int) -> str:
         """Returns the error message of a process; empty if it has none or several, or printed a traceback."""

@@ -7,7 +7,7 @@ need mpirun 'Install Open MPI'
 run export OMPI_MCA_odls_base_sigkill_timeout=%%{grace}
 run export PRTE_MCA_odls_base_sigkill_timeout=%%{grace}
 set -- %%{mpirun}
-say "$@"
+show_command "$@"
 if [ -z "$dry_run" ]; then
   exec "$@" # replaces this script, so that mpirun receives signals
 fi

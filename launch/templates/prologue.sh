@@ -18,14 +18,14 @@ need() { # arguments: a tool, and the advice to print if it is missing
   fi
 }
 
-say() { # prints a command in a form that can be pasted
+show_command() { # prints a command in a form that can be pasted
   printf '+'
   printf ' %q' "$@"
   printf '\n'
 }
 
 run() {
-  say "$@"
+  show_command "$@"
   if [ -z "$dry_run" ]; then
     "$@"
   fi

@@ -5,7 +5,7 @@
 need tmux 'Run this on a TPU VM'
 cd "$HOME"
 if [ -n "$dry_run" ]; then
-  say kill -TERM PID
+  show_command kill -TERM PID
   exit 0
 fi
 if ! tmux has-session -t =vortaro 2> /dev/null; then

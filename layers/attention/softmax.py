@@ -73,7 +73,7 @@ class Attention(nn.Module):
     rotary_base: float | None = None  # base of the rotary position embedding; None: no rotation
     scale: float | None = None  # factor on the scores; None is head_dim^-1/2
     window: int | None = None  # positions that a query attends to, its own the last; None is all (Beltagy et al. 2020)
-    logit_cap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
+    softcap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
     relative_bias: nn.Module | None = None  # (start, queries, keys) -> bias (n, q, t), added to the scores
     extra_logit: float | None = None  # logit of an additional key with value 0, so that a head can attend to nothing
     score_function: str = "softmax"  # how scores become weights: a name in layers.attention.score_functions
@@ -84,7 +84,7 @@ class Attention(nn.Module):
     qk_scale: bool = False  # learned factors per channel after the RMS norm, shared by all heads
     epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
     merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, sharded as one
-    head_slots: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
+    padded_heads: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
     causal: bool = True
     use_bias: bool = False
     dropout_rate: float = 0.0  # on the attention probabilities
@@ -144,7 +144,7 @@ class Attention(nn.Module):
 
     @property
     def _slots(self) -> int:
-        return self.num_heads if self.head_slots is None else self.head_slots
+        return self.num_heads if self.padded_heads is None else self.padded_heads
 
     @property
     def _kv_slots(self) -> int:
@@ -193,9 +193,9 @@ class Attention(nn.Module):
     def _require_valid(self, *, has_state: bool) -> None:
         """Raises a UsageError for fields that contradict each other, or the decoding state."""
         check_heads(self.num_heads, self.num_kv_heads)
-        if self._slots < self.num_heads or (self.head_slots and self.num_kv_heads not in (1, self.num_heads)):
+        if self._slots < self.num_heads or (self.padded_heads and self.num_kv_heads not in (1, self.num_heads)):
             raise UsageError(
-                f"head_slots must be at least num_heads = {self.num_heads} (got {self.head_slots}), and needs "
+                f"padded_heads must be at least num_heads = {self.num_heads} (got {self.padded_heads}), and needs "
                 f"multi-head or multi-query attention."
             )
         if self.window is not None and (self.window < 1 or not self.causal):
@@ -245,8 +245,8 @@ class Attention(nn.Module):
         groups, g = ((group,), "g") if group > 1 else ((), "")
         query = jnp.moveaxis((query * scale).reshape(batch, length, -1, *groups, dim), 1, -2)
         scores = jnp.einsum(f"bk{g}qd,bktd->bk{g}qt", query, key_bktd, preferred_element_type=jnp.float32)
-        if self.logit_cap is not None:
-            scores = self.logit_cap * jnp.tanh(scores / self.logit_cap)
+        if self.softcap is not None:
+            scores = self.softcap * jnp.tanh(scores / self.softcap)
         if bias_nqt is not None:
             scores += bias_nqt.reshape(1, -1, *groups, *bias_nqt.shape[1:])
         watch(self, "scores", scores)
@@ -261,7 +261,7 @@ class Attention(nn.Module):
         unsupported = {
             "dropout on attention probabilities": self.dropout_rate != 0,
             "window": self.window is not None,
-            "logit_cap": self.logit_cap is not None,
+            "softcap": self.softcap is not None,
             "relative_bias": self.relative_bias is not None,
             "extra_logit": self.extra_logit is not None,
             "score_function other than softmax": self.score_function != "softmax",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.auxiliary import OVERHEAD, add_loss, add_metric
-from layers.collectives import manual_axis, manual_parts, summed, swap
+from layers.collectives import all_reduce_unsharded, all_to_all, manual_axis, manual_parts
 from layers.errors import UsageError
 from layers.feed_forward.activations import activation
 from layers.feed_forward.routing import Routing, SecondExpert, auto_capacity, expert_choice_routing, top2_routing
@@ -95,11 +95,11 @@ class MixtureOfExperts(nn.Module):
         dispatched = constrain(dispatched, self.activations, "dispatched_gecm")
         axis = self._expert_axis()
         if axis is not None:
-            dispatched = swap(dispatched, axis, 1, 0, self._spec("dispatched_gecm"))
+            dispatched = all_to_all(dispatched, axis, 1, 0, self._spec("dispatched_gecm"))
         y_egcm = self._experts(constrain(dispatched.swapaxes(0, 1), self.activations, "expert_in_egcm"))
         returned = y_egcm.swapaxes(0, 1)
         if axis is not None:
-            returned = swap(returned, axis, 0, 1, self._spec("returned_gecm"))
+            returned = all_to_all(returned, axis, 0, 1, self._spec("returned_gecm"))
         returned = constrain(returned, self.activations, "returned_gecm")
         with jax.named_scope(OVERHEAD):
             y_gsm = jnp.einsum("gsec,gecm->gsm", combine_gsec, returned)
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         else:
             raise UsageError(f"Unknown routing '{self.routing}'. Choose top2 or expert_choice.")
         squared = jnp.square(jax.nn.logsumexp(logits_gse, axis=-1)) * real_gs
-        z_loss = summed(jnp.sum(squared)) / jnp.maximum(summed(jnp.sum(real_gs)), 1)
+        z_loss = all_reduce_unsharded(jnp.sum(squared)) / jnp.maximum(all_reduce_unsharded(jnp.sum(real_gs)), 1)
         add_loss(self, "router", self.aux_loss * routing.aux_loss + self.router_z_loss * z_loss)
         add_metric(self, "router_aux_loss", routing.aux_loss)
         add_metric(self, "router_z_loss", z_loss)

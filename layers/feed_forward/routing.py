@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from layers.collectives import manual_parts, summed
+from layers.collectives import all_reduce_unsharded, manual_parts
 from layers.errors import UsageError
 
 SecondExpert = Literal["all", "sampling", "random", "none"]
@@ -78,8 +78,8 @@ def top2_routing(
         second = second * kept[..., None]
     first, second = first * real, second * real
     aux = _balance(first, probability * real, None if legacy else real)
-    chosen = summed(jnp.sum(first) + jnp.sum(second))
-    load = summed(jnp.sum(first + second, axis=(0, 1)))
+    chosen = all_reduce_unsharded(jnp.sum(first) + jnp.sum(second))
+    load = all_reduce_unsharded(jnp.sum(first + second, axis=(0, 1)))
     place1 = jnp.cumsum(first, axis=1) - first
     first = first * (place1 < capacity)
     place2 = jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
@@ -90,7 +90,7 @@ def top2_routing(
         total = jnp.where(total > 0, total, 1.0)
         gate1, gate2 = gate1 / total, gate2 / total
     combine = _slots(gate1, first, place1, capacity) + _slots(gate2, second, place2, capacity)
-    dropped = 1 - summed(jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
+    dropped = 1 - all_reduce_unsharded(jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
     return Routing(combine, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 
@@ -106,9 +106,9 @@ def expert_choice_routing(logits_gse: Float[Array, "g s e"], real_gs: Bool[Array
     taken_gecs = jax.nn.one_hot(token_gec, tokens, dtype=jnp.float32)
     combine_gsec = jnp.einsum("gec,gecs->gsec", gate_gec, taken_gecs)
     count_gs = jnp.sum(combine_gsec > 0, axis=(2, 3))
-    missed = summed(jnp.sum((count_gs == 0) & real_gs))
-    load = summed(jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32))
-    dropped = missed / jnp.maximum(summed(jnp.sum(real_gs)), 1)
+    missed = all_reduce_unsharded(jnp.sum((count_gs == 0) & real_gs))
+    load = all_reduce_unsharded(jnp.sum(combine_gsec > 0, axis=(0, 1, 3)).astype(jnp.float32))
+    dropped = missed / jnp.maximum(all_reduce_unsharded(jnp.sum(real_gs)), 1)
     return Routing(combine_gsec, jnp.float32(0), dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 
@@ -129,7 +129,7 @@ def _balance(first, probability, real) -> jax.Array:
         fraction = jnp.mean(real, axis=1) + 1e-6
         share, mean = share / fraction, mean / fraction
     of_groups = jnp.mean(jnp.sum(jax.lax.stop_gradient(share) * mean, axis=-1))
-    return probability.shape[-1] * summed(of_groups) / manual_parts()
+    return probability.shape[-1] * all_reduce_unsharded(of_groups) / manual_parts()
 
 
 def _slots(gate, chosen, place, capacity: int):

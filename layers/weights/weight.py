@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from flax.core import meta
 
-from layers.collectives import gather, manual_axis, scatter
+from layers.collectives import all_gather, manual_axis, reduce_scatter
 from layers.specs import P
 from layers.weights.initializers import Initializer
 
@@ -22,7 +22,7 @@ ROLES: tuple[Role, ...] = ("embedding", "hidden", "output", "scale", "bias", "st
 
 
 GRADIENT = "gradient"
-"""Collection of gradient targets: if it has an array under a weight's name, the weight's gradient goes to that array,
+"""Collection of gradient sinks: if it has an array under a weight's name, the weight's gradient goes to that array,
 in its dtype, instead of to the weight. A layer that computes in that dtype reads the weight in it."""
 
 
@@ -95,13 +95,15 @@ def weight(
         return Weight(value, used=shape if used is None else used, **row)
 
     if collection == "params":
-        stand_in = module.get_variable(GRADIENT, key) if module.has_variable(GRADIENT, key) else None
+        gradient_sink = module.get_variable(GRADIENT, key) if module.has_variable(GRADIENT, key) else None
         stored = module.get_variable("params", key) if module.has_variable("params", key) else None
-        if stored is None or (stand_in is None and stored.shape == shape):
+        if stored is None or (gradient_sink is None and stored.shape == shape):
             return module.param(key, make)
         target = dtype or str(getattr(module, "dtype", "float32"))
-        narrow = role in ("hidden", "output") or (stand_in is not None and target == stand_in.dtype)
-        read: Any = _take_gradient(stored, stand_in, _Reading(shape, spec, target if narrow else stored.dtype.name))
+        is_converted = role in ("hidden", "output") or (gradient_sink is not None and target == gradient_sink.dtype)
+        read: Any = _read_with_sink(
+            stored, gradient_sink, _Reading(shape, spec, target if is_converted else stored.dtype.name)
+        )
         return read
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 
@@ -115,25 +117,26 @@ class _Reading(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _take_gradient(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> jax.Array:
-    """Returns the full weight in the reading's dtype; its cotangent goes to `stand_in`.
+def _read_with_sink(stored: jax.Array, gradient_sink: jax.Array | None, reading: _Reading) -> jax.Array:
+    """Returns the full weight in the reading's dtype; its cotangent goes to `gradient_sink`.
 
     If the computation handles a mesh axis manually, a device stores its part of a weight, which is gathered, or its
-    part of the gradient, which is scattered: at the place of use, so that only this weight is in memory at full size.
+    part of the gradient, which is reduce-scattered: at the place of use, so that only this weight is in memory at full
+    size.
     """
-    del stand_in
-    return _handed_out(stored, reading)
+    del gradient_sink
+    return _full_weight(stored, reading)
 
 
-def _handed_out(stored: jax.Array, reading: _Reading) -> jax.Array:
+def _full_weight(stored: jax.Array, reading: _Reading) -> jax.Array:
     # Gathered in the narrower dtype, so that the backward pass repeats only the gather.
     value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
     value = value.astype(reading.dtype)
-    dim = _split_dim(stored.shape, reading.shape)
-    return value if dim is None else gather(value, _axis(), dim, reading.spec)
+    dim = _sharded_dim(stored.shape, reading.shape)
+    return value if dim is None else all_gather(value, _axis(), dim, reading.spec)
 
 
-def _split_dim(part: tuple[int, ...], full: tuple[int, ...]) -> int | None:
+def _sharded_dim(part: tuple[int, ...], full: tuple[int, ...]) -> int | None:
     return next((dim for dim, (a, b) in enumerate(zip(part, full, strict=True)) if a != b), None)
 
 
@@ -143,23 +146,24 @@ def _axis() -> str:
     return axis
 
 
-def _forward(stored: jax.Array, stand_in: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
-    # The backward pass needs only the shape and dtype of `stand_in`.
-    kept = None if stand_in is None else jnp.zeros((0, *stand_in.shape), stand_in.dtype)
-    return _handed_out(stored, reading), kept
+def _forward(stored: jax.Array, gradient_sink: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
+    # The backward pass needs only the shape and dtype of `gradient_sink`.
+    sink = None if gradient_sink is None else jnp.zeros((0, *gradient_sink.shape), gradient_sink.dtype)
+    return _full_weight(stored, reading), sink
 
 
-def _backward(reading: _Reading, kept: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:
-    if kept is None:
+def _backward(reading: _Reading, sink: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:
+    if sink is None:
         return None, None
-    dim = _split_dim(kept.shape[1:], reading.shape)
+    dim = _sharded_dim(sink.shape[1:], reading.shape)
     if dim is None:
-        return None, cotangent.astype(kept.dtype)
-    total = scatter(cotangent.astype(jnp.float32), _axis(), dim, reading.spec)  # sums of many numbers stall in bfloat16
-    return None, total.astype(kept.dtype)
+        return None, cotangent.astype(sink.dtype)
+    # Sums of many numbers stall in bfloat16.
+    summed = reduce_scatter(cotangent.astype(jnp.float32), _axis(), dim, reading.spec)
+    return None, summed.astype(sink.dtype)
 
 
-_take_gradient.defvjp(_forward, _backward)
+_read_with_sink.defvjp(_forward, _backward)
 
 
 def _to_bfloat16(x: jax.Array) -> jax.Array:

@@ -93,7 +93,7 @@ def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tu
     """Returns variables and state in the layout of the token loop, and a function that restores the stored layout."""
     if new_tokens < APART_TOKENS:
         return variables, state, lambda state: state
-    return *task.apart(variables, state), lambda state: state.stacked()
+    return *task.unstack(variables, state), lambda state: state.stacked()
 
 
 def _generate(

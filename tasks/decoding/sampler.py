@@ -25,15 +25,17 @@ class Sampler:
 
     def __post_init__(self):
         if self.temperature < 0:
-            raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or above.")
+            raise UsageError(f"temperature must be at least 0 (got {self.temperature}). Set 0 for greedy decoding.")
         if self.repetition_penalty <= 0:
-            raise UsageError(f"repetition_penalty = {self.repetition_penalty} must be above 0. Set 1 for no penalty.")
+            raise UsageError(
+                f"repetition_penalty must be above 0 (got {self.repetition_penalty}). Set 1 for no penalty."
+            )
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k = {self.top_k} must be at least 1.")
+            raise UsageError(f"top_k must be at least 1 (got {self.top_k}). Omit it to keep all tokens.")
         for name in ("top_p", "typical_p", "eta"):
             share = getattr(self, name)
             if share is not None and not 0 < share <= 1:
-                raise UsageError(f"{name} = {share} must be above 0 and at most 1.")
+                raise UsageError(f"{name} must be above 0 and at most 1 (got {share}). Omit it to keep all tokens.")
 
     def __call__(
         self, logits: Float[Array, "b v"], rng: jax.Array, counts: Int[Array, "b v"] | None = None

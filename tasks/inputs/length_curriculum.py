@@ -10,7 +10,7 @@ from tasks.inputs.indexed import Shard, WrappedInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StagedInput(WrappedInput):
+class LengthCurriculumInput(WrappedInput):
     """The rows of `source`, shorter in the first `steps` batches (Press et al. 2021, Shortformer; Li et al. 2021).
 
     Batch k < steps belongs to stage k * n // steps of n and has rows of `lengths[stage]` positions: the beginnings of

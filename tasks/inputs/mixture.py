@@ -16,7 +16,7 @@ PERIOD = 1000  # rows in which every source has exactly its share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MixedInput(RowInput):
+class MixtureInput(RowInput):
     """An infinite mixture: each source has its share of every thousand rows, in an order determined by `seed`.
 
     Shares are rounded to thousandths (largest remainders first). A source is read in its own order, and starts its next
@@ -158,7 +158,7 @@ class ChainedInput(IndexedInput):
             source.require_data()
 
 
-def _take_sizes(mixed: MixedInput | ChainedInput, sources: tuple[IndexedInput, ...]) -> None:
+def _take_sizes(mixed: MixtureInput | ChainedInput, sources: tuple[IndexedInput, ...]) -> None:
     if not sources:
         raise UsageError("A mixture needs a source.")
     sizes = {(source.batch_size, source.seq_len) for source in sources}

@@ -32,21 +32,23 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
 
 def _rows(lengths: list[int], capacity: int) -> list[int]:
     """Returns the row of each piece; `lengths` must be in descending order."""
-    room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by their free positions
-    some = 0  # bit r: some row has r free positions
-    rows, begun = [], 0
+    # Bit sets over numbers of free positions find the fullest row with room in one operation on an integer, not a
+    # search: bit r of `free_sizes` is set if a row has r free positions, bit r of `sufficient` if one has length + r.
+    rows_by_free: list[list[int]] = [[] for _ in range(capacity + 1)]
+    free_sizes = 0
+    rows, num_rows = [], 0
     for length in lengths:
-        enough = some >> length
-        if enough:
-            left = length + (enough & -enough).bit_length() - 1  # the smallest sufficient room
-            row = room[left].pop()
-            if not room[left]:
-                some ^= 1 << left
+        sufficient = free_sizes >> length
+        if sufficient:
+            free = length + (sufficient & -sufficient).bit_length() - 1  # the lowest bit: the least sufficient room
+            row = rows_by_free[free].pop()
+            if not rows_by_free[free]:
+                free_sizes ^= 1 << free
         else:
-            left, row = capacity, begun
-            begun += 1
+            free, row = capacity, num_rows
+            num_rows += 1
         rows.append(row)
-        if left > length:
-            room[left - length].append(row)
-            some |= 1 << (left - length)
+        if free > length:
+            rows_by_free[free - length].append(row)
+            free_sizes |= 1 << (free - length)
     return rows

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import uuid
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -98,9 +99,9 @@ class PartStore:
         except OSError as error:
             raise UsageError(f"The cached tokens in '{folder}' cannot be read: {error.strerror or error}.") from error
         try:
-            described = json.loads(text)
-            splits = {split: _map(folder, split, counts) for split, counts in described["splits"].items()}
-            return StoredPart(splits, described["skipped"])
+            description = json.loads(text)
+            splits = {split: _map(folder, split, counts) for split, counts in description["splits"].items()}
+            return StoredPart(splits, description["skipped"])
         except (ValueError, KeyError, FileNotFoundError) as error:
             print(f"The cached tokens of {name} in '{folder}' are damaged ({error}) and will be rebuilt.", flush=True)
             _remove(folder)
@@ -147,10 +148,10 @@ class PartStore:
 class PartWriter:
     """Writes the documents of a part into a temporary folder, which is removed if the build is interrupted."""
 
-    def __init__(self, target: Path, described: dict[str, Any], dtype: np.dtype, then: Any):
+    def __init__(self, target: Path, identity: dict[str, Any], dtype: np.dtype, on_complete: Callable[[Path], None]):
         self.skipped: dict[str, int] = {}
-        self._target, self._described, self._dtype, self._then = target, described, dtype, then
-        self._files: dict[str, tuple[_Summed, _Summed]] = {}
+        self._target, self._identity, self._dtype, self._on_complete = target, identity, dtype, on_complete
+        self._files: dict[str, tuple[_ChecksummedFile, _ChecksummedFile]] = {}
         self._counts: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> "PartWriter":
@@ -161,7 +162,10 @@ class PartWriter:
     def add(self, split: str, ids: np.ndarray, text_bytes: float, counted_bytes: float) -> None:
         """Appends a document to a split."""
         if split not in self._files:
-            self._files[split] = (_Summed(self._folder / f"{split}.ids"), _Summed(self._folder / f"{split}.ends"))
+            self._files[split] = (
+                _ChecksummedFile(self._folder / f"{split}.ids"),
+                _ChecksummedFile(self._folder / f"{split}.ends"),
+            )
             self._counts[split] = {"tokens": 0, "documents": 0, "text_bytes": 0, "counted_bytes": 0.0}
         counts, (ids_file, ends_file) = self._counts[split], self._files[split]
         counts["tokens"] += len(ids)
@@ -178,25 +182,27 @@ class PartWriter:
             if kind is None:
                 self._describe()
                 _rename(self._folder, self._target)
-        except OSError as failed:
-            raise VortaroError(f"Tokens cannot be written to '{self._target.parent}': {failed.strerror}.") from failed
+        except OSError as write_error:
+            raise VortaroError(
+                f"Tokens cannot be written to '{self._target.parent}': {write_error.strerror}."
+            ) from write_error
         finally:
             self._building.cleanup()
         if kind is None:
-            self._then(self._target)
+            self._on_complete(self._target)
 
     def _describe(self) -> None:
         for split, counts in self._counts.items():
             counts["dtype"] = self._dtype.str
             counts["crc32"] = [file.crc for file in self._files[split]]
-        described = {**self._described, "splits": self._counts, "skipped": self.skipped}
+        description = {**self._identity, "splits": self._counts, "skipped": self.skipped}
         with (self._folder / DESCRIPTION).open("w") as file:
-            json.dump(described, file, indent=1)
+            json.dump(description, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
 
-class _Summed:
+class _ChecksummedFile:
     """A file opened for writing, with the CRC-32 of its content; `close` syncs it to disk."""
 
     def __init__(self, path: Path):
@@ -233,13 +239,13 @@ def _mapping(path: str, dtype: str) -> np.ndarray:
 def _is_sound(folder: Path) -> bool:
     """Returns whether the files of a part have the checksums in its description."""
     try:
-        described = json.loads((folder / DESCRIPTION).read_text())
-        sums = {
+        description = json.loads((folder / DESCRIPTION).read_text())
+        checksums = {
             f"{split}.{name}": crc
-            for split, counts in described["splits"].items()
+            for split, counts in description["splits"].items()
             for name, crc in zip(("ids", "ends"), counts["crc32"], strict=True)
         }
-        return all(zlib.crc32((folder / name).read_bytes()) == crc for name, crc in sums.items())
+        return all(zlib.crc32((folder / name).read_bytes()) == crc for name, crc in checksums.items())
     except (ValueError, KeyError, FileNotFoundError):
         return False
 

@@ -9,7 +9,7 @@ from tasks.inputs.indexed import Shard, WrappedInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PiecesInput(WrappedInput):
+class TbpttInput(WrappedInput):
     """The rows of `source`, `seq_len` positions at a time: batch k is piece k % n of the source's batch k // n."""
 
     def __post_init__(self):

@@ -26,7 +26,7 @@ class Clipping:
     def __post_init__(self):
         for name, limit in dataclasses.asdict(self).items():
             if limit is not None and not limit > 0:
-                raise UsageError(f"clipping.{name} = {limit} must be above 0. Set none for no limit.")
+                raise UsageError(f"clipping.{name} must be above 0 (got {limit}). Set none for no limit.")
 
     def build(self) -> list[optax.GradientTransformation]:
         """Returns the optax transformations."""
@@ -78,7 +78,7 @@ class Optimizer:
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
     decay_roles: tuple[str, ...] = ("embedding", "hidden", "output")  # the roles that decay acts on
-    undecayed: tuple[str, ...] = ()  # weights without decay, by their names in WEIGHTS
+    no_decay: tuple[str, ...] = ()  # weights without decay, by their names in WEIGHTS
     min_dim_size_to_factor: int = 128  # adafactor: full second moments if one of the two dimensions is smaller
 
     def __post_init__(self):
@@ -103,7 +103,7 @@ class Optimizer:
 
     def decays(self, role: str, key: str = "") -> bool:
         """Returns whether weight decay acts on a weight of this role and name."""
-        return self.weight_decay != 0 and role in self.decay_roles and key not in self.undecayed
+        return self.weight_decay != 0 and role in self.decay_roles and key not in self.no_decay
 
     def learning_rate_at(self, step: Any) -> jax.Array:
         """Returns the learning rate of update `step`, counted from 0."""

@@ -242,7 +242,7 @@ def _listed(name: str, what: str) -> Iterator[File]:
     """Yields the files of one argument: a name, names separated by commas, or an `@file` list."""
     if not name.startswith("@"):
         file = _regular(name)
-        yield from [file] if file else itertools.chain.from_iterable(_braced(part, what) for part in _apart(name))
+        yield from [file] if file else itertools.chain.from_iterable(_braced(part, what) for part in _split_names(name))
         return
     try:
         listing = whole(name[1:]).decode()
@@ -253,7 +253,7 @@ def _listed(name: str, what: str) -> Iterator[File]:
             yield from _braced(entry, what)
 
 
-def _apart(names: str) -> list[str]:
+def _split_names(names: str) -> list[str]:
     """Splits names at commas outside of braces."""
     return [part.strip() for part in re.split(r",(?![^{]*\})", names) if part.strip()]
 

@@ -1,4 +1,4 @@
-"""Work of the contenders: GPT-2 sizes, tokens, hyperparameters of the update."""
+"""Work of the implementations: GPT-2 sizes, tokens, hyperparameters of the update."""
 
 import dataclasses
 from collections.abc import Callable

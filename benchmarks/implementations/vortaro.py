@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from benchmarks.contenders.work import (
+from benchmarks.implementations.work import (
     BETAS,
     CLIP_NORM,
     LEARNING_RATE,
@@ -51,7 +51,7 @@ def session_of(size: Gpt2Size, options: set[str]) -> Session:
 
 
 def write_weights(size: Gpt2Size, file: str) -> None:
-    """Writes the experiment's initial weights in GPT-2's format, for all contenders."""
+    """Writes the experiment's initial weights in GPT-2's format, for all implementations."""
     session = session_of(size, set())
     table = session.task.weight_table()
     names = name_map("gpt2", [renaming.name_of(row) for row in table])

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from safetensors.numpy import load_file
 
-from benchmarks.contenders.optax_training import trainer_of
-from benchmarks.contenders.work import Gpt2Size, Trainer
+from benchmarks.implementations.optax_training import trainer_of
+from benchmarks.implementations.work import Gpt2Size, Trainer
 
 NORMS, PRODUCTS = ("ln_1", "ln_2"), ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 LAYER = [f"{name}.{kind}" for name in (*NORMS, *PRODUCTS) for kind in ("weight", "bias")]

@@ -1,9 +1,9 @@
-"""Square matrix products by XLA: the peak rate of the machine, measured between the contenders' turns."""
+"""Square matrix products by XLA: the peak rate of the machine, measured between the implementations' turns."""
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders.work import Gpt2Size, Trainer
+from benchmarks.implementations.work import Gpt2Size, Trainer
 
 SIZE = 4096
 FLOPS = 2 * SIZE**3  # of one product

@@ -12,8 +12,8 @@ from levanter.models.gpt2 import Gpt2Config, Gpt2LMHeadModel
 from levanter.models.lm_model import LmExample, compute_next_token_loss
 from safetensors.numpy import load_file
 
-from benchmarks.contenders.optax_training import trainer_of
-from benchmarks.contenders.work import Gpt2Size, Trainer
+from benchmarks.implementations.optax_training import trainer_of
+from benchmarks.implementations.work import Gpt2Size, Trainer
 
 
 def load(size: Gpt2Size, weights: str, options: set[str]) -> Gpt2LMHeadModel:

@@ -1,4 +1,4 @@
-"""The update shared by all JAX contenders: clipping by norm and AdamW of optax, in one jitted program."""
+"""The update shared by all JAX implementations: clipping by norm and AdamW of optax, in one jitted program."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from benchmarks.contenders.work import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Trainer
+from benchmarks.implementations.work import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Trainer
 
 
 def trainer_of(loss: Callable[[Any], jax.Array], params: Any, decayed: Any) -> Trainer:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.contenders.work import (
+from benchmarks.implementations.work import (
     BETAS,
     CLIP_NORM,
     EPSILON,
@@ -74,7 +74,7 @@ def load(size: Gpt2Size, weights: str) -> Gpt2:
 
 
 def updater(model: nn.Module, loss_of) -> Trainer:
-    """Returns a trainer with the optimizer of all contenders."""
+    """Returns a trainer with the optimizer of all implementations."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "wpe" in name]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.contenders.torch_gpt2 import updater
-from benchmarks.contenders.work import Decoder, Gpt2Size, Trainer
+from benchmarks.implementations.torch_gpt2 import updater
+from benchmarks.implementations.work import Decoder, Gpt2Size, Trainer
 
 
 def load(size: Gpt2Size, weights: str) -> Any:
