@@ -15,6 +15,7 @@ import launch.command_line
 import registry.tool.verbs
 import runners.convert
 import vortaro.command_line
+from layers.specs import Specs
 from registry import templates
 from registry.experiment import Experiment, doc_line
 from registry.tool.knob_docs import meanings
@@ -50,11 +51,11 @@ def write_commands() -> None:
         "## vortaro",
         _block(vortaro.command_line.USAGE),
         "## python -m registry",
-        "[The registry tool](../registry.md) describes each verb.",
+        "[The registry tool](registry.md) describes each verb.",
         _block(_printed(lambda: registry.tool.verbs.main(["--help"]))),
         "## python -m runners.main",
-        "[Train, resume, sample](../running.md) describes how to use these flags. All modes have the flags below. The "
-        "flags of single modes follow.",
+        "[Train, resume, sample](../howto/running.md) describes how to use these flags. All modes have the flags "
+        "below. The flags of single modes follow.",
         _block(common + epilog),
     ]
     for mode in MODES:
@@ -68,10 +69,10 @@ def write_commands() -> None:
             parts.append("It has no other flags.")
     parts += [
         "## python -m runners.convert",
-        "[Import and export weights](../convert.md) describes the formats.",
+        "[Import and export weights](../howto/convert.md) describes the formats.",
         _block(_help(runners.convert._parser())),
         "## python -m launch",
-        "[Launch on many machines](../launch.md) describes the targets.",
+        "[Launch on many machines](../howto/launch.md) describes the targets.",
         _block(launch.command_line.USAGE),
     ]
     for target, cls in launch.command_line.TARGETS.items():
@@ -106,13 +107,13 @@ def write_knobs() -> None:
     lines = [
         "# Knobs",
         "",
-        "This page lists the knobs of every template: type, default and meaning. An experiment has the knobs of the "
-        "template that it extends and of the classes that this one extends. Set a knob in a class (`MODEL_DIM = 256`), "
-        "or for one run on the command line (`--set=MODEL_DIM=256`). `python -m registry show NAME --all` shows the "
-        "values of an experiment.",
+        "This page lists the knobs of the base class and of every template: type, default and meaning. An experiment "
+        "has the knobs of the template that it extends and of the classes that this one extends. Set a knob in a class "
+        "(`MODEL_DIM = 256`), or for one run on the command line (`--set=MODEL_DIM=256`). `python -m registry show "
+        "NAME --all` shows the values of an experiment.",
         "",
     ]
-    classes = {
+    classes = {Experiment} | {
         cls
         for module in pkgutil.iter_modules(templates.__path__, "registry.templates.")
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass)
@@ -125,7 +126,7 @@ def write_knobs() -> None:
 
 def _template(cls: type[Experiment]) -> list[str]:
     types = inspect.get_annotations(cls, eval_str=True)
-    names = [name for name in types if name.isupper() and not show(getattr(cls, name)).startswith("Specs(")]
+    names = [name for name in types if name.isupper() and not _is_table(getattr(cls, name))]
     if not names:
         return []
     texts = meanings(cls)
@@ -144,17 +145,22 @@ def _template(cls: type[Experiment]) -> list[str]:
     heading = [
         f"## {cls.__name__}",
         "",
-        f"{doc_line(cls)} (`{cls.__module__}`; extends {_bases(cls)})",
+        f"{doc_line(cls)} (`{cls.__module__}`{_base(cls)})",
         "",
         "| knob | type | default | meaning |",
     ]
     return [*heading, "| --- | --- | --- | --- |", *(f"| {row} |" for row in rows), ""]
 
 
-def _bases(cls: type[Experiment]) -> str:
-    """Returns the classes that a template extends, as links to their knobs."""
-    names = [base.__name__ for base in cls.__mro__[1:] if issubclass(base, Experiment)]
-    return ", ".join(f"[{name}](#{name.lower()})" if name != "Experiment" else "`Experiment`" for name in names[:1])
+def _is_table(value: object) -> bool:
+    """Returns whether the value is a table of specs with rows, which are too long for a cell."""
+    return isinstance(value, Specs) and bool(value)
+
+
+def _base(cls: type[Experiment]) -> str:
+    """Returns the class that a template extends, as a link to its knobs; empty for the base of all."""
+    bases = [base.__name__ for base in cls.__mro__[1:] if issubclass(base, Experiment)]
+    return f"; extends [{bases[0]}](#{bases[0].lower()})" if bases else ""
 
 
 def write_modules() -> None:
@@ -162,7 +168,7 @@ def write_modules() -> None:
     parts = [
         "# Python modules",
         "This page lists the functions and classes that your code calls or extends, with their docstrings. "
-        "[Python API](../python.md) has examples.",
+        "[Python API](python.md) has examples.",
     ]
     for title, names in MODULES.items():
         parts += [f"## {title}", *(f"::: {name}" for name in names)]
