@@ -1,0 +1,1 @@
+"""Tests of all packages, in folders that mirror the source tree."""

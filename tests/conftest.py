@@ -64,7 +64,7 @@ def command(tmp_path):
 
 @pytest.fixture(autouse=True)
 def environment_as_before():
-    """Commands called in this process set variables, which programs that later tests start must not hear."""
+    """Commands called in this process set variables, which programs of later tests must not inherit."""
     os.environ.pop("COLUMNS", None)  # test runners set it; piped tables have their own width
     before = dict(os.environ)
     yield
@@ -74,7 +74,7 @@ def environment_as_before():
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """Behind each file, lets go of its compiled programs: two processes of tests share the machine's memory."""
+    """After each file, releases its compiled programs: two processes of tests share the machine's memory."""
     yield
     import jax
 

@@ -1,0 +1,1 @@
+"""Tests of the benchmarks at small sizes, and of fault recovery."""

@@ -5,9 +5,9 @@ import jax
 import pytest
 
 from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
-from benchmarks.alternation import Contender, workers
-from benchmarks.contenders import products
-from benchmarks.contenders.work import SIZES
+from benchmarks.alternation import Implementation, workers
+from benchmarks.implementations import products
+from benchmarks.implementations.work import SIZES
 from layers.attention.softmax import Attention
 
 
@@ -17,7 +17,7 @@ def page(tmp_path, monkeypatch):
     names = ["training-tiny", "decoding", "cross-entropy", "loop", "vq-flat", "vq-sampling"]
     file = tmp_path / "benchmarks.md"
     file.write_text("before\n" + "".join(f"<!-- {n} -->\nold\n<!-- end of {n} -->\nbetween\n" for n in names))
-    (tmp_path / "figures").mkdir()
+    (tmp_path / "measurements").mkdir()
     monkeypatch.setattr(tables, "DOCS", tmp_path)
     monkeypatch.setattr(tables, "PAGE", file)
     monkeypatch.setattr(accelerator, "measured_peak", lambda *_: 1e9)
@@ -31,20 +31,20 @@ def call(module, monkeypatch, *arguments):
 
 
 def lines_of(page, name):
-    return json.loads((page.parent / "figures" / f"{name}.json").read_text())["lines"]
+    return json.loads((page.parent / "measurements" / f"{name}.json").read_text())["lines"]
 
 
 @pytest.mark.slow
-def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, monkeypatch):
-    ours = [c for c in training.CONTENDERS if c.module in ("vortaro", "plain_jax")]
-    chosen = [*ours, Contender("nobody", "no_such_module")]
-    monkeypatch.setattr(training, "CONTENDERS", chosen)
+def test_implementations_have_the_same_losses_and_a_missing_one_is_listed(page, monkeypatch):
+    ours = [c for c in training.IMPLEMENTATIONS if c.module in ("vortaro", "plain_jax")]
+    chosen = [*ours, Implementation("nobody", "no_such_module")]
+    monkeypatch.setattr(training, "IMPLEMENTATIONS", chosen)
     assert call(training, monkeypatch, "--size=tiny", "--launches=2", "--rounds=1", "--updates=2", "--publish") == 0
     *measured, missing = lines_of(page, "training-tiny")
     assert [line["step of"] for line in measured] == [c.name for c in ours]
     assert len({line["last loss"][:6] for line in measured}) == 1
     assert measured[0]["ratio"] == 1
-    assert missing["last loss"] == "missing: No module named 'benchmarks.contenders.no_such_module'"
+    assert missing["last loss"] == "missing: No module named 'benchmarks.implementations.no_such_module'"
     text = page.read_text()
     assert "| nobody | - |" in text
     assert text.count("old") == 5, "only its own marks"
@@ -52,8 +52,9 @@ def test_contenders_come_to_the_same_losses_and_a_missing_one_is_named(page, mon
 
 
 @pytest.mark.slow
-def test_a_contender_that_was_killed_is_missing(tmp_path):
-    with workers([Contender("products", "products")], ["train", "--size=tiny", "--weights=none"], tmp_path) as [worker]:
+def test_a_killed_implementation_is_missing(tmp_path):
+    arguments = ["train", "--size=tiny", "--weights=none"]
+    with workers([Implementation("products", "products")], arguments, tmp_path) as [worker]:
         worker.turn(1)
         assert worker.missing is None
         assert 0 < worker.peak < 2**40
@@ -64,37 +65,37 @@ def test_a_contender_that_was_killed_is_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_losses_that_differ_are_no_comparison(page, monkeypatch):
-    two = [Contender("ours", "vortaro"), Contender("other rate", "vortaro", ("LEARNING_RATE=0.1",))]
-    monkeypatch.setattr(training, "CONTENDERS", two)
+def test_losses_that_differ_fail_the_comparison(page, monkeypatch):
+    two = [Implementation("ours", "vortaro"), Implementation("other rate", "vortaro", ("LEARNING_RATE=0.1",))]
+    monkeypatch.setattr(training, "IMPLEMENTATIONS", two)
     assert call(training, monkeypatch, "--size=tiny", "--launches=1", "--rounds=1", "--updates=1") == 1
 
 
 def test_the_loop_without_a_cache_draws_the_same_tokens(page, monkeypatch):
-    ours = [c for c in decoding.CONTENDERS if c.module == "vortaro"]
-    monkeypatch.setattr(decoding, "CONTENDERS", ours)
+    ours = [c for c in decoding.IMPLEMENTATIONS if c.module == "vortaro"]
+    monkeypatch.setattr(decoding, "IMPLEMENTATIONS", ours)
     arguments = ["--sizes=tiny", "--rows=1", "--prompt=6", "--new=8", "--rounds=1", "--publish"]
     assert call(decoding, monkeypatch, *arguments) == 0
     cached, uncached = lines_of(page, "decoding")
     assert (cached["same tokens"], uncached["same tokens"]) == ("100.0%", "100.0%")
 
 
-def test_a_contender_that_dies_says_its_last_words(tmp_path):
+def test_an_implementation_that_exits_is_missing_with_its_last_output(tmp_path):
     arguments = ["train", "--size=tiny", f"--weights={tmp_path / 'none'}"]
-    with workers([Contender("ours", "plain_jax")], arguments, tmp_path) as [worker]:
+    with workers([Implementation("ours", "plain_jax")], arguments, tmp_path) as [worker]:
         worker.turn(1)
         assert worker.missing is not None
         assert "No such file" in worker.missing
 
 
-def test_pieces_hold_less_than_the_whole(page, monkeypatch):
+def test_chunks_need_less_memory_than_all_logits(page, monkeypatch):
     arguments = ["--vocabularies", "1024", "--positions=64", "--width=16", "--chunk=8", "--rounds=1", "--publish"]
     assert call(memory, monkeypatch, *arguments) == 0
     whole, pieces, twice = (line["MiB of temporaries"] for line in lines_of(page, "cross-entropy"))
     assert max(pieces, twice) < whole / 2
 
 
-def test_the_loop_beside_its_bare_update(page, monkeypatch):
+def test_the_loop_compared_with_its_bare_update(page, monkeypatch):
     assert call(loop, monkeypatch, "--rounds=1", "--steps=5", "--publish") == 0
     one, median = lines_of(page, "loop")
     assert median["ratio"] == one["ratio"] == pytest.approx(one["runner"] / one["bare"])
@@ -112,7 +113,7 @@ def test_temporaries_and_state_of_vq_do_not_grow_with_the_past(page, monkeypatch
 
 def test_the_published_tables_are_their_figures():
     page = tables.PAGE.read_text()
-    figures = {file: json.loads(file.read_text()) for file in (tables.DOCS / "figures").glob("*.json")}
+    figures = {file: json.loads(file.read_text()) for file in (tables.DOCS / "measurements").glob("*.json")}
     published = {file: facts for file, facts in figures.items() if "machine" in facts}  # others: sweeps
     assert published
     for file, facts in published.items():

@@ -95,11 +95,11 @@ class Lab:
         return f"{fields['JobState']} {fields['ExitCode']}"
 
     def show(self, job: str) -> None:
-        """Prints how a job stands."""
+        """Prints the state of a job."""
         self.shell("squeue", "--states=all", f"--job={job}", "--Format=JobID:8,Name:13,State:12,NumTasks:7,NodeList:16")
 
     def finish(self, name: str, job: str, within: float = 240) -> str:
-        """Waits until a job is over, and prints what it said; returns its state and exit code."""
+        """Waits until a job is over, and prints its output; returns its state and exit code."""
         wait(lambda: self.state(job).split()[0] in OVER, within, lambda: self.output(name))
         self.show(job)
         print(f"$ cat launches/{name}/{job}.out")
@@ -107,7 +107,7 @@ class Lab:
         return self.state(job)
 
     def reach(self, name: str, step: int, job: str | None = None, within: float = 180) -> None:
-        """Waits until a run has reported a step, and prints how its job stands."""
+        """Waits until a run has reported a step, and prints the state of its job."""
         wait(lambda: self.steps(name) >= step, within, lambda: self.output(name))
         if job is not None:
             self.show(job)
@@ -125,7 +125,7 @@ def shortened(text: str) -> str:
 
 
 def wait(reached: Callable[[], bool], seconds: float, output: Callable[[], str]) -> None:
-    """Until something is so; fails with what was said where it takes too long."""
+    """Waits until `reached()`; on a timeout fails with the output."""
     began = time.monotonic()
     while not reached():
         spent = time.monotonic() - began

@@ -63,7 +63,7 @@ def missing() -> str | None:
     if absent:
         return f"{absent[0]} is not installed: on Debian, apt-get install slurm-wlm munge makes it so."
     if os.geteuid() != 0:
-        return "Slurm's daemons want root: run make test-cluster as root, in a container say."
+        return "Slurm's daemons need root. Run make test-cluster as root, for example in a container."
     if INSIDE not in os.environ:
         return "Namespaces are missing: make test-cluster makes them, where `unshare --mount --uts --pid` is allowed."
     return None
@@ -84,7 +84,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
-    """Starts a daemon in the foreground, what it says in FOLDER/PROGRAM.out."""
+    """Starts a daemon in the foreground, with its output in FOLDER/PROGRAM.out."""
     with open(folder / f"{program}.out", "ab") as out:
         return subprocess.Popen(
             [_program(program), *arguments], env=environment(folder / "slurm.conf"), stdout=out, stderr=out
@@ -98,7 +98,7 @@ def environment(conf: Path) -> dict[str, str]:
 
 
 def _wait_ready(folder: Path, daemons: list[subprocess.Popen]) -> None:
-    """Until every node is idle; RuntimeError with what the logs last said where that takes too long."""
+    """Waits until every node is idle; on a timeout raises a RuntimeError with the end of the logs."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         state = subprocess.run(

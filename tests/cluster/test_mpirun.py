@@ -11,7 +11,7 @@ GRACE = 10
 
 
 def start(lab, name) -> subprocess.Popen:
-    """Starts the script of a run, what it says in launches/NAME/1.out, 2.out, ..."""
+    """Starts the script of a run, with its output in launches/NAME/1.out, 2.out, ..."""
     folder = lab.folder / "launches" / name
     print(f"$ bash launches/{name}/mpirun.sh", flush=True)
     with (folder / f"{len(list(folder.glob('*.out'))) + 1}.out").open("w") as out:
@@ -21,7 +21,7 @@ def start(lab, name) -> subprocess.Popen:
 
 
 def finish(lab, name, process) -> int:
-    """Waits for the script, and prints what it said; returns its exit code."""
+    """Waits for the script, and prints its output; returns its exit code."""
     code = process.wait(timeout=240)
     print(shortened(max((lab.folder / "launches" / name).glob("*.out")).read_text()), flush=True)
     print(f"$ echo $?\n{code}", flush=True)
@@ -35,7 +35,7 @@ def test_two_processes_have_the_losses_of_one(open_mpi, alone):
     assert open_mpi.losses("mpi") == pytest.approx(alone, rel=1e-6)
 
 
-def test_after_sigterm_to_its_processes_the_same_script_goes_on(open_mpi, alone):
+def test_after_sigterm_to_its_processes_the_same_script_resumes(open_mpi, alone):
     open_mpi.render("mpirun", "mpi-term", "--num_processes=2")
     process = start(open_mpi, "mpi-term")
     open_mpi.reach("mpi-term", 5)
@@ -58,7 +58,7 @@ def test_sigterm_to_mpirun_leaves_time_to_save(open_mpi):
     open_mpi.reach("mpi-grace", 5)
     print("$ kill -TERM %1", flush=True)
     process.send_signal(signal.SIGTERM)
-    finish(open_mpi, "mpi-grace", process)  # mpirun's own exit code is 1, whatever its processes say
+    finish(open_mpi, "mpi-grace", process)  # mpirun's own exit code is 1, whatever its processes exit with
     at = open_mpi.steps("mpi-grace")
     assert f"SIGTERM: saved step {at} in runs/mpi-grace" in open_mpi.output("mpi-grace")
     assert open_mpi.saved("mpi-grace") == [at]

@@ -32,7 +32,7 @@ def test_four_tasks_have_the_losses_of_one_process(cluster, alone):
     assert cluster.losses("four") == pytest.approx(alone, rel=1e-6)
 
 
-def test_after_sigterm_the_same_file_goes_on(cluster, undisturbed):
+def test_after_sigterm_the_same_file_resumes(cluster, undisturbed):
     cluster.render("slurm", "signalled", *TWO)
     job = cluster.submit("signalled")
     cluster.reach("signalled", 5, job)
@@ -59,8 +59,8 @@ def test_scancel_leaves_time_to_save(cluster):
     assert cluster.saved("cancelled")[-1] == at
 
 
-def test_slurm_tells_a_job_before_its_time_is_up(cluster):
-    # Slurm looks at time limits twice a minute, and may tell a job up to a minute early.
+def test_slurm_signals_a_job_before_its_time_is_up(cluster):
+    # Slurm looks at time limits twice a minute, and may signal a job up to a minute early.
     cluster.render("slurm", "limited", *TWO, "--time=2", "--notice=30", NUM_STEPS=100_000, SAVE_EVERY=100_000)
     job = cluster.submit("limited")
     assert cluster.finish("limited", job) == "COMPLETED 0:0"
@@ -69,7 +69,7 @@ def test_slurm_tells_a_job_before_its_time_is_up(cluster):
     assert cluster.saved("limited") == [at]
 
 
-def test_a_killed_task_ends_the_job_which_goes_on_when_requeued(cluster, undisturbed):
+def test_a_killed_task_ends_the_job_which_resumes_when_requeued(cluster, undisturbed):
     cluster.render("slurm", "killed", *TWO)
     job = cluster.submit("killed")
     cluster.reach("killed", 25, job)

@@ -1,0 +1,1 @@
+"""Tests of the documentation: commands, output, tables, notebooks."""

@@ -1,4 +1,4 @@
-"""The commands in the documentation work, as they stand, and its figures and links are real."""
+"""The commands in the documentation work, and its links and paths exist; test_output.py compares output."""
 
 import itertools
 import os
@@ -18,6 +18,7 @@ from tests.conftest import QUICK_COMPILE, ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "WORKSPACE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LARGEST_FOLDER = 17  # files; more are hard to survey
 OPERATORS = {"|", "||", "&&", "&", ";", ">", ">>", "<"}
 WITH_COMMANDS = [page for page in PAGES if BLOCK.search(page.read_text())]
@@ -65,18 +66,16 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-def test_the_diff_in_the_readme_is_what_the_tool_prints():
-    shown = re.search(r"<!-- diff -->\n```\n(.*?)```\n<!-- end -->", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-m", "registry", "diff", "tiny.StdlibTiny", "--set=NUM_KV_HEADS=1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "120"},
-    )
-    strip = lambda text: [line.rstrip() for line in text.splitlines() if line.strip()]
-    assert shown is not None
-    assert strip(shown[1]) == strip(done.stdout)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_folders_of_the_tree_exist(page):
+    """Paths below a folder of the tree, in text and commands, and names of modules and pages in `code`."""
+    text = FENCED.sub(lambda block: block[2] if block[1] in ("sh", "bash") else "", page.read_text())
+    folders = "|".join((*ROOTS, "benchmarks", "docs", "testing", "tests"))
+    paths = re.findall(rf"(?<![\w./~-])((?:{folders})/[\w./-]*\w)", text)
+    names = re.findall(r"(?<!`)`([\w/-]+\.(?:py|md))`", text)
+    of_readers = re.compile(r"my_|__init__\.py$")  # `my_models.py` is the reader's
+    for path in {path for path in (*paths, *names) if Path(path).suffix in ("", ".py", ".md", ".sh")}:
+        assert of_readers.match(path) or (ROOT / path).exists(), path
 
 
 def test_the_map_names_every_folder_and_no_folder_is_large():
@@ -84,7 +83,7 @@ def test_the_map_names_every_folder_and_no_folder_is_large():
     for root in (*ROOTS, "benchmarks"):
         for init in (ROOT / root).rglob("__init__.py"):
             folder = init.parent
-            assert f"| {folder.relative_to(ROOT)}/ |" in text or folder.name == "contenders", folder
+            assert f"| {folder.relative_to(ROOT)}/ |" in text or folder.name == "implementations", folder
             assert len(list(folder.glob("*.py"))) <= LARGEST_FOLDER, folder
 
 

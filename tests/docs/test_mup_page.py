@@ -1,4 +1,4 @@
-"""What docs/mup.md says of knobs: every row of its table of sweeps is a valid experiment."""
+"""Knobs in docs/explanation/mup.md: every row of its table of sweeps is a valid experiment."""
 
 import re
 
@@ -8,7 +8,7 @@ from registry.checks import check
 from registry.resolve import find, resolve
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs/mup.md").read_text()
+PAGE = (ROOT / "docs/explanation/mup.md").read_text()
 SWEEPS = PAGE.partition("<!-- sweeps -->")[2].partition("<!-- end of sweeps -->")[0]
 ROWS = {
     cells[1].strip(): re.findall(r"`([A-Z0-9_]+=[^`]+)`", cells[2])

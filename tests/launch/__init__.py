@@ -1,0 +1,1 @@
+"""Tests of the launcher: scripts, requests, processes on this machine."""

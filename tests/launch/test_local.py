@@ -12,10 +12,10 @@ import pytest
 from tests.conftest import ROOT
 
 
-def start(folder, count, what, out=subprocess.PIPE):
-    """The launcher with stand-ins for the runner."""
+def start(folder, count, action, out=subprocess.PIPE):
+    """The launcher with a fake runner."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.stand_in", "start", str(folder), str(count), what],
+        [sys.executable, "-m", "tests.support.fake_runner", "start", str(folder), str(count), action],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=out,
@@ -26,7 +26,7 @@ def start(folder, count, what, out=subprocess.PIPE):
 
 
 def test_processes_find_each_other_and_the_first_one_talks(tmp_path):
-    out, err = (started := start(tmp_path / "logs", 3, "say")).communicate(timeout=600)
+    out, err = (started := start(tmp_path / "logs", 3, "print")).communicate(timeout=600)
     assert (started.returncode, err) == (0, "")
     [first] = re.findall(r"^process 0 of (.*)$", out, re.MULTILINE)
     port = re.search(r"--coordinator=localhost:(\d+)", first)
@@ -49,7 +49,7 @@ def test_it_ends_with_the_code_of_the_first_that_failed(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_says_which_signal_killed_a_process(tmp_path):
+def test_it_reports_the_signal_that_killed_a_process(tmp_path):
     _, err = (started := start(tmp_path, 2, "die")).communicate(timeout=600)
     assert started.returncode == 128 + signal.SIGKILL
     assert err == f"vortaro: Process 1 was killed by SIGKILL (its output: {tmp_path / 'process_1.log'}).\n"
@@ -75,4 +75,4 @@ def test_signals_reach_each_process_once(tmp_path, number):
     _, err = started.communicate(timeout=600)
     assert (started.returncode, err) == (0, "")
     for log in logs:
-        assert log.read_text().endswith(f"told [{int(number)}]\n")
+        assert log.read_text().endswith(f"signals [{int(number)}]\n")

@@ -6,7 +6,7 @@ import pytest
 
 from launch.command_line import main
 from launch.runner_flags import checked
-from tests.support.stand_ins import executable
+from tests.support.fake_launch_tools import executable
 
 RUN = ["--", "--workdir=runs/x"]
 CLOUD = ["--", "--workdir=gs://b/x"]
@@ -98,7 +98,7 @@ def test_a_missing_tool_is_named(tool, tmp_path, command):
 
 
 def test_the_experiment_is_looked_for_without_a_device(tmp_path, command):
-    """Where the launcher stands there may be none: the named platform does not exist."""
+    """The launcher's machine may lack the accelerator: the configured platform does not exist there."""
     words = ["slurm", "--nodes=1", "--dry_run", "--", "--exp=tiny.StdlibTiny", "--smoke", "--workdir=runs/x"]
     done = command("launch", *words, JAX_PLATFORMS="no_such_platform")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import yaml
 
 from launch import rendering
 from launch.command_line import RENDER, parse
-from tests.support.stand_ins import Machine, executable
+from tests.support.fake_launch_tools import Machine, executable
 
 HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
 FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--mode=sample", "--prompt=def f():\n\treturn ''", "--stop"]
@@ -117,7 +117,7 @@ def test_each_script_can_be_asked_what_it_would_do(launch, checkout):
 
 
 @pytest.mark.parametrize("launch", [name for name in LAUNCHES if not name.startswith("tpu ")])
-def test_what_a_dry_run_says_can_be_pasted(launch, checkout, command):
+def test_the_output_of_a_dry_run_can_be_pasted(launch, checkout, command):
     machine, (target, *rest) = Machine(checkout), LAUNCHES[launch]
     preview = command("launch", target, "--dry_run", *rest, **machine.environment)
     assert preview.returncode == 0, preview.stderr
@@ -161,7 +161,7 @@ def test_slurm_gets_every_word(checkout, command):
     } < set(options)
 
 
-def test_slurm_activates_what_it_is_told(checkout):
+def test_slurm_activates_the_given_environment(checkout):
     [job, _] = rendered(LAUNCHES["slurm, activated"], checkout / "out")
     executable(checkout / "bin" / "srun", '#!/usr/bin/env bash\necho "$X" "$2"\n')
     environment = {**os.environ, "PATH": f"{checkout}/bin:{os.environ['PATH']}"}
@@ -202,7 +202,7 @@ def manifest(launch, folder):
     return made, made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
-def test_the_jobset_is_one_indexed_job_that_restarts_whole(checkout):
+def test_the_jobset_is_one_indexed_job_that_restarts_completely(checkout):
     made, pod = manifest("jobset, tpu", checkout / "out")
     assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert made["metadata"]["name"] == "one"
@@ -270,7 +270,7 @@ def pod(*arguments):
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_pod_that_is_told_to_stop_saves_and_is_no_success():
+def test_a_stopped_pod_saves_and_is_not_a_success():
     started = pod("long", "0")
     assert started.stdout.readline() == "up\n"
     started.send_signal(signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Tests of the Flax modules against formulas and references."""

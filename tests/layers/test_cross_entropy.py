@@ -90,7 +90,7 @@ def test_weights_in_bfloat16_have_gradients_summed_in_float32():
     np.testing.assert_array_equal(gradient, [[-512, 512]])  # half of each position
 
 
-def test_what_the_head_reads_beside_weights_has_no_gradient():
+def test_other_arrays_of_the_head_than_weights_have_no_gradient():
     """Token ids that a closure brings along, as of a head that points at them."""
     raised = jnp.arange(20)
 

@@ -17,7 +17,7 @@ def logits_of(task, variables, tokens=TOKENS, **options):
 
 VARIANTS = {
     "default": {},
-    "parallel_bias_layer_norm": {"PARALLEL_RESIDUAL": True, "USE_BIAS": True, "NORM": "layer"},
+    "parallel_bias_layer_norm": {"RESIDUAL": "parallel", "USE_BIAS": True, "NORM": "layer"},
     "learned_untied": {"POSITIONS": "learned", "TIE_EMBEDDINGS": False},
     "sinusoidal_gated_multi_query": {"POSITIONS": "sinusoidal", "GATED": True, "ACTIVATION": "silu", "NUM_KV_HEADS": 1},
     "no_positions_grouped_query": {"POSITIONS": "none", "NUM_KV_HEADS": 2},
@@ -70,8 +70,8 @@ def test_packed_rows_equal_segments_apart():
     ids = jnp.array([[1] * 6 + [2] * 10] * 2)
     positions = jnp.array([[*range(6), *range(10)]] * 2)
     together = logits_of(task, variables, segment_ids=ids, positions=positions)
-    apart = [logits_of(task, variables, part) for part in (TOKENS[:, :6], TOKENS[:, 6:])]
-    np.testing.assert_allclose(together, jnp.concatenate(apart, axis=1), atol=1e-5)
+    separate = [logits_of(task, variables, part) for part in (TOKENS[:, :6], TOKENS[:, 6:])]
+    np.testing.assert_allclose(together, jnp.concatenate(separate, axis=1), atol=1e-5)
 
 
 def test_a_position_beyond_the_learned_table_is_not_hidden():

@@ -39,12 +39,12 @@ def test_specs_print_as_code():
 
 
 @pytest.mark.parametrize(
-    ("name", "valid", "says"),
+    ("name", "valid", "message"),
     [
         ("LEARNINGRATE", ["LEARNING_RATE", "SEED"], "Did you mean 'LEARNING_RATE'?"),
         ("zzz", ["a", "b"], "Valid: 'a', 'b'."),
         ("x", [], "No valid names exist."),
     ],
 )
-def test_did_you_mean(name, valid, says):
-    assert did_you_mean(name, valid) == says
+def test_did_you_mean(name, valid, message):
+    assert did_you_mean(name, valid) == message

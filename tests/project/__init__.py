@@ -1,0 +1,1 @@
+"""Tests of the source tree: requirements, shape annotations, plain words."""

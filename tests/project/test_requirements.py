@@ -42,7 +42,7 @@ def test_tensorflow_is_an_extra():
 
 
 def test_every_extra_is_documented():
-    page = (ROOT / "docs" / "install.md").read_text()
+    page = (ROOT / "docs" / "howto" / "install.md").read_text()
     extras = {extra for extra in PROJECT["optional-dependencies"] if not extra.startswith("bench")}
     assert {extra for extra in extras if f"`{extra}`" not in page} == set()
 

@@ -1,0 +1,1 @@
+"""Tests of experiments: names, overrides, entries, published sizes."""

@@ -16,7 +16,7 @@ from registry import index
 from registry.checks import check
 from registry.records.snapshot import snapshot, weight_summary
 from registry.resolve import find, resolve
-from registry.tool import golden
+from registry.tool import golden, totals
 from runners.compiled_functions import Updates
 from runners.session import Session
 
@@ -117,6 +117,7 @@ def test_golden_files_have_entries():
 
 def test_a_change_shows_in_the_golden_comparison(tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    monkeypatch.setattr(totals, "FILE", tmp_path / "totals")
     assert "has no golden file" in golden.compare(resolve("StdlibTiny"))["reason"]
     golden.compare(resolve("StdlibTiny"), update=True)
     assert golden.compare(resolve("StdlibTiny"))["ok"]

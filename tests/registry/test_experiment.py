@@ -34,15 +34,15 @@ def test_an_undeclared_knob_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "says"),
+    ("knobs", "message"),
     [
         ({"MODEL_DIM": "256"}, "StdlibTiny.MODEL_DIM takes int above 0, not '256'"),
         ({"NORM": "layr"}, r"NORM takes one of 'rms', 'layer', not 'layr'. Did you mean 'layer'"),
         ({"NUM_KV_HEADS": 1.5}, "NUM_KV_HEADS takes int above 0 or None, not 1.5"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_when_the_class_is_made(knobs, says):
-    with pytest.raises(UsageError, match=says):
+def test_a_value_of_the_wrong_type_is_refused_when_the_class_is_made(knobs, message):
+    with pytest.raises(UsageError, match=message):
         StdlibTiny.derive(**knobs)
 
 
@@ -161,7 +161,7 @@ def test_mesh_shapes(shape, devices, sizes):
 
 
 @pytest.mark.parametrize(
-    ("shape", "devices", "says"),
+    ("shape", "devices", "message"),
     [
         (
             (8, 16),
@@ -174,8 +174,8 @@ def test_mesh_shapes(shape, devices, sizes):
         ((8,), 8, "differ in length"),
     ],
 )
-def test_bad_mesh_shapes(shape, devices, says):
-    with pytest.raises(UsageError, match=says):
+def test_bad_mesh_shapes(shape, devices, message):
+    with pytest.raises(UsageError, match=message):
         StdlibTiny.derive(DEVICE_MESH_SHAPE=shape)().mesh_shape(devices)
 
 
@@ -233,11 +233,11 @@ BAD = {
     ),
     "an indivisible microbatch": (
         lambda: Small.derive(DEVICE_MESH_SHAPE=(4, 1), GRADIENT_ACCUMULATION=4)(),
-        r"a batch of 8 rows in 4 microbatches.*into 4 parts",
+        r"a batch of 8 rows in 4 micro-batches.*into 4 parts",
     ),
-    "more microbatches than rows": (
+    "more micro-batches than rows": (
         lambda: Small.derive(GRADIENT_ACCUMULATION=3)(),
-        "batch_size must be divisible by task.microbatches = 3",
+        "batch_size must be divisible by task.gradient_accumulation = 3",
     ),
     "a shared module": (
         lambda: with_config(share),
@@ -252,8 +252,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_check_refuses(name):
-    make, says = BAD[name]
-    with pytest.raises(SpecError if "spec" in name or "axis" in name else UsageError, match=says):
+    make, message = BAD[name]
+    with pytest.raises(SpecError if "spec" in name or "axis" in name else UsageError, match=message):
         check(make())
 
 

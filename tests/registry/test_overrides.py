@@ -142,7 +142,7 @@ def test_held_out_data_follows_the_training_path():
 
 
 @pytest.mark.parametrize(
-    ("assignment", "says"),
+    ("assignment", "message"),
     [
         ("LEARNINGRATE=3", "no knob or config 'LEARNINGRATE'. Did you mean 'LEARNING_RATE'"),
         ("tsk.z_loss=1", "no knob or config 'tsk'. Did you mean 'task'"),
@@ -166,21 +166,21 @@ def test_held_out_data_follows_the_training_path():
         ("=3", "is not of the form PATH=VALUE"),
     ],
 )
-def test_bad_overrides(assignment, says):
-    with pytest.raises(UsageError, match=says):
+def test_bad_overrides(assignment, message):
+    with pytest.raises(UsageError, match=message):
         resolve("StdlibTiny", [assignment])
 
 
 @pytest.mark.parametrize(
-    ("assignment", "root", "says"),
+    ("assignment", "root", "message"),
     [
-        ("train.num_steps=0", "Train", "train: num_steps = 0 must be at least 1"),
+        ("train.num_steps=0", "Train", "train: num_steps must be at least 1 .got 0"),
         ("WARMUP_STEPS=5000", "Task", "NUM_STEPS = 1200 must be above WARMUP_STEPS = 5000"),
         ("NUM_HEADS=3", "Task", "NUM_HEADS must divide MODEL_DIM = 128 .got 3"),
     ],
 )
-def test_values_that_no_constructor_takes(assignment, root, says):
-    with pytest.raises(UsageError, match=says):
+def test_values_that_no_constructor_takes(assignment, root, message):
+    with pytest.raises(UsageError, match=message):
         build(getattr(resolve("StdlibTiny", [assignment]), root)(), root.lower())
 
 

@@ -30,7 +30,7 @@ def test_spellings(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("StdlibTinny", "Unknown experiment 'StdlibTinny'. Did you mean 'StdlibTiny'"),
         ("tiny.StdlibTinny", "Did you mean 'tiny.StdlibTiny'"),
@@ -41,8 +41,8 @@ def test_spellings(name):
         ("", "Unknown experiment ''"),
     ],
 )
-def test_unknown_names(name, says):
-    with pytest.raises(UsageError, match=says):
+def test_unknown_names(name, message):
+    with pytest.raises(UsageError, match=message):
         find(name)
 
 
@@ -99,7 +99,7 @@ def test_an_import_error_names_the_users_lines(user_module):
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("x = (\n", r"failed: SyntaxError: '\(' was never closed \(\S+user_broken.py:1\)\.$"),
         ("import sys\nsys.exit(3)\n", r"failed: SystemExit: 3 \(\S+user_broken.py:2\)\.$"),
@@ -109,9 +109,9 @@ def test_an_import_error_names_the_users_lines(user_module):
         ),
     ],
 )
-def test_what_stops_an_import_is_one_sentence(user_module, source, says):
+def test_what_stops_an_import_is_one_sentence(user_module, source, message):
     user_module("user_broken", source)
-    with pytest.raises(UsageError, match=says) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         find("user_broken.Model")
     assert "\n" not in str(caught.value)
 
@@ -132,7 +132,7 @@ class Silent(StdlibTiny):
 
 @register
 class Last(StdlibTiny):
-    '''Stands after the others.'''
+    '''Is defined after the others.'''
 """
 
 
@@ -160,7 +160,7 @@ def test_list_shows_the_others_of_a_bad_class(user_module, capsys):
     ]
 
 
-def test_check_reports_every_failure_and_goes_on(user_module, capsys):
+def test_check_reports_every_failure_and_continues(user_module, capsys):
     fails = SOURCE.replace("Wide", "Fails") + "\n    def Task(self):\n        return {}['x']\n"
     user_module("user_mixed", SOURCE + BAD_CLASSES + fails)
     user_module("user_broken", SOURCE + "\nnonsense\n")
@@ -209,8 +209,8 @@ def entry_point(user_module, monkeypatch):
 def test_a_users_class_may_not_take_the_name_of_an_entry(user_module):
     user_module("gpt", SOURCE.replace("class Wide", "class GptBase"))
     line = (index.FAMILIES / "gpt.py").read_text().partition("@register\nclass GptBase(")[0].count("\n") + 1
-    says = rf"Two experiments have the name 'gpt.GptBase': \S+experiments/gpt.py:{line} and \S+/gpt.py:5\. Rename"
-    with pytest.raises(UsageError, match=says):
+    message = rf"Two experiments have the name 'gpt.GptBase': \S+experiments/gpt.py:{line} and \S+/gpt.py:5\. Rename"
+    with pytest.raises(UsageError, match=message):
         load("gpt")
     assert find("gpt.GptBase").__module__ == "registry.experiments.gpt"
     with pytest.raises(UsageError, match=r"Two experiments .*experiments/gpt.py"):
@@ -232,11 +232,12 @@ def test_an_installed_package_may_not_take_the_name_of_an_entry(entry_point):
 @pytest.mark.parametrize("announced", [True, False])
 def test_two_classes_of_one_name_in_a_module(user_module, entry_point, announced):
     (entry_point if announced else user_module)("user_twice", SOURCE + SOURCE)
-    says = r"Two experiments have the name 'user_twice.Wide': \S+user_twice.py:[56] and \S+user_twice.py:1[34]\. Rename"
-    with pytest.raises(UsageError, match=says):
+    place = r"\S+user_twice.py"
+    message = rf"Two experiments have the name 'user_twice.Wide': {place}:[56] and {place}:1[34]\. Rename"
+    with pytest.raises(UsageError, match=message):
         load("user_twice")
     if announced:
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             index.entries()
 
 

@@ -1,0 +1,1 @@
+"""Tests of the runner: requests, flags, efficiency, FLOPs, huge pages."""

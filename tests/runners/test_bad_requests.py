@@ -14,7 +14,7 @@ def run(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--exp=tiny.StdlibTinny"], "Unknown experiment 'tiny.StdlibTinny'. Did you mean 'tiny.StdlibTiny'"),
         (["--mode=trian"], "Unknown mode 'trian'. Did you mean 'train'"),
@@ -52,7 +52,7 @@ def run(capsys, *arguments):
         (["--mode=plan", "--topology=v33:2x2"], "Unknown TPU 'v33' in --topology=v33:2x2. Did you mean 'v3'"),
         (["--mode=plan", "--topology=v3:2x2", "--chip=h100"], "implies its own chip (got --chip=h100). Remove --chip."),
         (["--mode=plan", "--plan_step=decoding"], "invalid choice: 'decoding'"),
-        (["--exp=DenseLm8B2x2", "--smoke", "--set=PADDED_HEADS=4"], "head_slots must be at least num_heads = 8"),
+        (["--exp=DenseLm8B2x2", "--smoke", "--set=PADDED_HEADS=4"], "padded_heads must be at least num_heads = 8"),
         (["--topology=v3:2x2"], "--topology is a flag of --mode=plan (got --mode=train)"),
         (["--exp=MoeLm8x2B", "--smoke", "--set=NUM_LAYERS=5"], "NUM_LAYERS = 5 must be even"),
         (["--exp=MoeLm8x2B", "--smoke", "--set=NUM_GROUPS=7"], "NUM_GROUPS = 7 must divide the 256 tokens"),
@@ -78,7 +78,7 @@ def run(capsys, *arguments):
         (["--exp=VQStdlib", "--smoke", "--set=DATA=enwik8", "--set=VOCAB_SIZE=259"], "enwik8 needs its raw file"),
         (
             ["--exp=VQStdlib", "--smoke", "--set=DATA=enwik8", "--set=VOCAB_SIZE=256"],
-            "VOCAB_SIZE = 256 must be at least",
+            "VOCAB_SIZE must be at least 259 for bytes (got 256)",
         ),
         (["--set=NUM_STEPS=40"], "NUM_STEPS = 40 must be above WARMUP_STEPS = 100 with SCHEDULE = cosine"),
         (
@@ -94,7 +94,7 @@ def run(capsys, *arguments):
         (["--exp=MuTiny", "--smoke", "--set=OPTIMIZER=sgd"], "Set OPTIMIZER to adamw, lion or adafactor"),
         (["--exp=MuTiny", "--smoke", "--set=SCORE_FUNCTION=squared_relo"], "Did you mean 'squared_relu'"),
         (["--exp=MuTiny", "--smoke", "--set=HEAD_DIM=24"], "HEAD_DIM must divide MODEL_DIM = 64 (got 24)"),
-        (["--exp=MuTiny", "--smoke", "--set=VOCAB_SIZE=100"], "VOCAB_SIZE = 100 must be at least 256"),
+        (["--exp=MuTiny", "--smoke", "--set=VOCAB_SIZE=100"], "VOCAB_SIZE must be at least 256 for bytes (got 100)"),
         (["--exp=MuTiny", "--mode=coord_check", "--widths=64"], "at least two widths, like 64,128,256 (got 64)"),
         (
             ["--exp=MuTiny", "--mode=coord_check", "--widths=32,64"],
@@ -152,11 +152,11 @@ def run(capsys, *arguments):
         (["--wandb=project"], "--wandb needs the package wandb"),
     ],
 )
-def test_one_sentence(capsys, tmp_path, arguments, says):
+def test_one_sentence(capsys, tmp_path, arguments, message):
     workdir = tmp_path / "run"
     code, out, err = run(capsys, "--exp=tiny.StdlibTiny", f"--workdir={workdir}", *arguments)
     assert code == 2
-    assert says in err
+    assert message in err
     assert not workdir.exists(), "nothing half-written"
     assert err.startswith("vortaro: ")
     assert err.count("\n") == 1, "one line"

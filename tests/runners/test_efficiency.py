@@ -34,14 +34,12 @@ def test_the_update_writes_the_new_state_over_the_old(name):
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in state if leaf.size)
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= held
-    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024, (
-        "what is new beside it: nothing but pointers"
-    )
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1024, "no other output than pointers"
 
 
 @pytest.mark.parametrize("name", ["tiny.StdlibTiny", "gpt2.Gpt2Small", "mu.MuTiny"])
 def test_the_update_copies_no_weights(name):
-    """One that reads the old weights behind its update, a norm of it say, would copy them all first."""
+    """A read of the old weights after the update, for example for a norm, would copy all of them."""
     session = Session(resolve(name, ["LOG_EVERY=5"], smoke=True), jax.devices()[:1])
     with session.placed():
         text = session.functions.compile_step(session.host_batches.put(session.train.input.batch(0))).as_text()
@@ -52,8 +50,8 @@ def test_the_update_copies_no_weights(name):
 
 
 @pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib"])
-def test_a_run_compiles_nothing_behind_its_first_checkpoint(name, tmp_path, monkeypatch):
-    """Behind step 8, that is: reports, evaluations and checkpoints have all been made once."""
+def test_a_run_compiles_nothing_after_its_first_checkpoint(name, tmp_path, monkeypatch):
+    """After step 8 reports, evaluations and checkpoints have all been made once."""
     compiled = []
     watch = lambda event, seconds, **_: compiled.append(seconds) if event.endswith("backend_compile_duration") else None
     settings = ["NUM_STEPS=24", "LOG_EVERY=4", "EVAL_EVERY=8", "SAVE_EVERY=8", "EVAL_ROWS=8"]
@@ -67,9 +65,9 @@ def test_a_run_compiles_nothing_behind_its_first_checkpoint(name, tmp_path, monk
     finally:
         jax.monitoring.unregister_event_duration_listener(watch)
     assert len(counts) == 25, "to compile it, and for each of 24 steps"
-    assert counts[1] > counts[0], "the listener hears"
+    assert counts[1] > counts[0], "the listener receives events"
     late = len(compiled) - counts[10]
-    assert late == 0, f"{late} programs were compiled behind step 9"
+    assert late == 0, f"{late} programs were compiled after step 9"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_a_run_compiles_nothing_behind_its_first_checkpoint(name, tmp_path, monk
         ("1,1", ["GRADIENT_DTYPE=bfloat16"]),
     ],
 )
-def test_losses_in_pieces_are_those_of_whole_ones_however_gradients_are_kept(mesh, settings):
+def test_losses_in_pieces_equal_those_in_one_for_all_storage_of_gradients(mesh, settings):
     results = []
     for chunk in ("none", "8"):
         overrides = [*settings, f"DEVICE_MESH_SHAPE={mesh}", f"LOSS_CHUNK={chunk}", "LOG_EVERY=1", "BATCH_SIZE=16"]

@@ -107,7 +107,7 @@ def test_flags_of_an_imported_module_are_set_and_forgotten_by_the_next_command(m
 
 
 @pytest.mark.parametrize(
-    ("flag", "says"),
+    ("flag", "message"),
     [
         ("--two_ecko=x", "Unknown flag '--two_ecko=x'. Did you mean '--two_echo'"),
         ("--two_sizes=x", "flag --two_sizes=x: invalid literal for int()"),
@@ -123,14 +123,14 @@ def test_flags_of_an_imported_module_are_set_and_forgotten_by_the_next_command(m
         ("--WORKDIR=x", "Did you mean '--workdir'"),
     ],
 )
-def test_one_sentence_about_a_flag(module, capsys, flag, says):
+def test_one_sentence_about_a_flag(module, capsys, flag, message):
     name = module("flagged_two", MODULE.format("two"))
     for command in (main.main, convert.main):
         verb = ["import"] if command is convert.main else []
         assert command([*verb, "--workdir=x", f"--import={name}", flag]) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert says in err
+        assert message in err
         assert err.count("\n") == 1
 
 
@@ -140,16 +140,16 @@ def test_a_knob_whose_value_is_an_argument_of_its_own(capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("flags.DEFINE_string('workdir', None, '')", "The absl flag 'workdir' of {} is also a flag of this command."),
         ("flags.DEFINE_integer('three', None, '', required=True)", "Flag --three must have a value other than None."),
     ],
 )
-def test_flags_that_a_module_may_not_have_or_must_have(module, capsys, text, says):
+def test_flags_that_a_module_may_not_have_or_must_have(module, capsys, text, message):
     name = module(f"flagged_{len(text)}", f"from absl import flags\n{text}\n")
     assert main.main(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=x", f"--import={name}"]) == 2
-    assert says.format(name) in capsys.readouterr().err
+    assert message.format(name) in capsys.readouterr().err
 
 
 def test_help_ends_well_and_lists_flags_of_modules(module, capsys):

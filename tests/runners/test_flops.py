@@ -24,7 +24,7 @@ X, Y = jnp.ones((8, 4)), jnp.ones((4, 4))
 
 @pytest.fixture
 def cudnn(monkeypatch):
-    """Has JAX trace cuDNN's attention where there is no cuDNN."""
+    """Makes JAX trace cuDNN's attention on a machine without cuDNN."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
 
 
@@ -94,7 +94,7 @@ def test_a_callback_into_python_is_refused():
         matmul_flops(lambda x: jax.pure_callback(lambda y: y, shape, x), jnp.ones((8, 4)))
 
 
-def test_work_that_is_no_part_of_the_models_may_be_hidden():
+def test_work_that_is_not_part_of_the_models_may_be_hidden():
     def moved(x):
         with jax.named_scope(OVERHEAD):
             return _hidden(x)

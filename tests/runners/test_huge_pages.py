@@ -22,26 +22,26 @@ GLIBC, ASKED = "glibc 2.36", "always [madvise] never\n"
         ("", ASKED, "", None),
     ],
 )
-def test_what_the_allocator_is_told(given, kernel, library, wanted):
+def test_settings_of_the_allocator(given, kernel, library, wanted):
     assert tunables(given, kernel, library) == wanted
 
 
-TOLD = """
+REPORT = """
 import os, sys
 print("begun", os.getpid())
 from runners import huge_pages
 {change}
-huge_pages.use_large_pages("{module}")
+huge_pages.use_huge_pages("{module}")
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], flush=True)
 """
 
 
-def run(tmp_path, module="told", change="", given=""):
-    """How often the module began, in how many processes, and what it said at the end."""
-    (tmp_path / "told.py").write_text(TOLD.format(module=module, change=change))
+def run(tmp_path, module="report", change="", given=""):
+    """Number of starts of the module, number of processes, and its last output."""
+    (tmp_path / "report.py").write_text(REPORT.format(module=module, change=change))
     path = os.pathsep.join([str(tmp_path), os.getcwd()])
     environment = {**os.environ, "GLIBC_TUNABLES": given, "PYTHONPATH": path}
-    command = [sys.executable, "-u", "-m", "told", "--name=a b", ""]
+    command = [sys.executable, "-u", "-m", "report", "--name=a b", ""]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     *begun, message = ended.stdout.splitlines()
     return len(begun), len(set(begun)), message
@@ -54,7 +54,7 @@ asks = pytest.mark.skipif(
 
 
 @asks
-def test_a_process_starts_anew_once_with_its_arguments(tmp_path):
+def test_a_process_restarts_once_with_its_arguments(tmp_path):
     assert run(tmp_path) == (2, 1, "glibc.malloc.hugetlb=1 ['--name=a b', '']")
     assert run(tmp_path, given="glibc.malloc.hugetlb=0") == (1, 1, "glibc.malloc.hugetlb=0 ['--name=a b', '']")
 
@@ -76,11 +76,11 @@ def test_where_it_cannot_be_nothing_changes(change, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "module"),
     [
-        (["-m", "told", "--flag"], "told"),
-        (["-u", "-X", "faulthandler", "-W", "ignore", "-m", "told"], "told"),
-        (["-m", "coverage", "run", "-m", "told"], "coverage"),
-        (["bin/memray", "run", "-o", "file", "-m", "told"], None),
-        (["-c", "import told", "-m", "told"], None),
+        (["-m", "report", "--flag"], "report"),
+        (["-u", "-X", "faulthandler", "-W", "ignore", "-m", "report"], "report"),
+        (["-m", "coverage", "run", "-m", "report"], "coverage"),
+        (["bin/memray", "run", "-o", "file", "-m", "report"], None),
+        (["-c", "import report", "-m", "report"], None),
         ([], None),
     ],
 )
@@ -93,13 +93,13 @@ def test_who_is_run_by_another_program_is_left_alone(tmp_path):
 
 
 @asks
-def test_a_variable_that_does_not_survive_is_no_endless_loop(tmp_path):
+def test_a_variable_that_does_not_survive_causes_no_endless_loop(tmp_path):
     change = "import os; real = os.execv; os.execv = lambda *a: (os.environ.pop('GLIBC_TUNABLES'), real(*a))"
     assert run(tmp_path, change=change) == (2, 1, "None ['--name=a b', '']")
 
 
 @asks
-def test_the_runner_has_large_pages():
+def test_the_runner_has_huge_pages():
     code = "import runners.main as m, os; print(os.environ.get('GLIBC_TUNABLES'))"
     options: Any = {"capture_output": True, "text": True, "check": True, "env": os.environ | {"GLIBC_TUNABLES": ""}}
     assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **options).stdout

@@ -1,1 +1,1 @@
-"""What tests share: stand-ins of stores and machines, processes, models, numbers of references, pytest plugins."""
+"""What tests share: fake stores and machines, processes, models, numbers of references, pytest plugins."""

@@ -2,9 +2,9 @@
 
 python -m tests.support.data_processes PORT COUNT INDEX FOLDER FIRST LAST
 
-FOLDER/kinds.json has what --set says for each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later
-it goes on from the checkpoint; it saves one at SAVED. Prints, by kind, digests of what was read and of the weights, and
-where the reader's snapshot stands that it went on from.
+FOLDER/kinds.json has the overrides of each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later
+it resumes from the checkpoint; it saves one at SAVED. Prints, by kind, digests of what was read and of the weights, and
+the batch of the reader's snapshot that it resumed from.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int,
     modules = ["own_tasks"] if "DATA=seqio" in overrides else []
     experiment = resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True, imports=modules)
     session = Session(experiment, processes=processes)
-    session.require_data("train")
+    session.require_data(train=True, splits=("validation",))
     checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4, processes=processes)
     read, saved = [], {"input": None}
     with session.placed():

@@ -42,7 +42,7 @@ def write_text(folder: Path) -> None:
 
 
 def unpack(family: str, folder: Path) -> None:
-    """Puts the run into `folder/run` and its text beside it."""
+    """Puts the run into `folder/run` and its text next to it."""
     write_text(folder)
     with tarfile.open(FOLDER / f"{family}.tar.xz") as archive:
         archive.extractall(folder, filter="data")

@@ -70,7 +70,7 @@ def batch() -> Batch:
 
 
 def place(case: str, name: str) -> tuple[str, int | None]:
-    """Where a weight of theirs stands with us: path, and number in the stack."""
+    """Place of a weight of theirs in our model: path, and number in the stack."""
     if not name.startswith("decoder/") or "final" in name:
         whole = {"dec_emb": "embedding/embedding_vm", "dec_pos_emb": "positions/position_tm"}
         return whole.get(name.partition("/")[0], "final_norm/norm_scale_m"), None

@@ -46,7 +46,7 @@ def variables_of(task: LanguageModelTask, seed: int = 0) -> Any:
 
 
 def train_losses(steps: int, **knobs: Any) -> tuple[list[float], TrainState]:
-    """Loss of each of the first updates, and the state behind them."""
+    """Loss of each of the first updates, and the state after them."""
     task = task_of(**knobs)
     state = jax.jit(lambda key: init_state(task, key, empty_batch(1, 1)))(jax.random.key(0))
     update = jax.jit(functools.partial(train_step, task, log_every=1))

@@ -25,7 +25,7 @@ def launch(module: str, arguments, cwd, devices: int, **environment: str) -> sub
 
 
 def start(module: str, count: int, devices: int, arguments, cwd, **environment: str) -> list[subprocess.Popen]:
-    """So many processes of a module; `arguments` and `cwd` are the same for all, or what a function says of each."""
+    """Starts `count` processes of a module; `arguments` and `cwd` are the same for all, or functions of the index."""
     port, started = free_port(), []
     for index in range(count):
         own, folder = (given(index) if callable(given) else given for given in (arguments, cwd))

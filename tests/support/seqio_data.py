@@ -99,7 +99,7 @@ def _store(folder: Path, name: str, features, data) -> str:
 
 
 def _masked() -> str:
-    """A task with aligned "inputs" and "targets"; 9 stands for what is hidden."""
+    """A task with aligned "inputs" and "targets"; 9 replaces what is hidden."""
 
     def dataset(split, shuffle_files, seed=None):
         targets = [[8, 7, 4, 3, 4, 1], [8, 3, 6, 1]]

@@ -1,7 +1,7 @@
 """Checks the annotations of layers and tasks in tests: shapes, dtypes and types of arguments and results, at each call.
 
 The first plugin of the tests, imported before any module of those packages: jaxtyping decorates functions while their
-modules are imported. Arrays and scalars of numpy may stand for those of JAX, as everywhere in JAX. Fields of pytrees
+modules are imported. Arrays and scalars of numpy may replace those of JAX, as everywhere in JAX. Fields of pytrees
 are not checked: transformations of JAX put shapes, specs and markers in the places of their arrays.
 """
 

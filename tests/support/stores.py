@@ -1,4 +1,4 @@
-"""Stand-ins for object stores, on this machine: Google's and Amazon's, and one that lets nobody in."""
+"""Fake object stores on this machine: Google's, Amazon's, and one that denies access."""
 
 import contextlib
 import http.server
@@ -13,7 +13,7 @@ NEEDED = {"gs": ("gcsfs", "gcp_storage_emulator"), "s3": ("s3fs", "moto", "flask
 
 
 def require(scheme: str) -> None:
-    """Skips a test where the packages of a store or its stand-in are missing."""
+    """Skips a test where the packages of a store or of its fake are missing."""
     missing = [package for package in NEEDED[scheme] if importlib.util.find_spec(package) is None]
     if missing:
         pytest.skip(f"{scheme}:// is tested with the package {missing[0]}: pip install -e '.[dev,gcs,s3]'")
@@ -21,7 +21,7 @@ def require(scheme: str) -> None:
 
 @contextlib.contextmanager
 def google():
-    """A stand-in for gs://bucket; gives the environment that leads there.
+    """A fake gs://bucket; gives the environment that selects it.
 
     Objects can be made on condition, as at Google and other than with the emulator; nobody may write to gs://readonly.
     """
@@ -77,7 +77,7 @@ def google_environment(address: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def amazon():
-    """A stand-in for s3://bucket; gives the environment that leads there."""
+    """A fake s3://bucket; gives the environment that selects it."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -121,9 +121,9 @@ def closed():
 
 @contextlib.contextmanager
 def standing(scheme: str):
-    """A stand-in of a scheme which this process and those it starts find; gives the bucket's name.
+    """A fake store of a scheme, for this process and those it starts; gives the bucket's name.
 
-    Packages that read settings once, when they are imported, are told here as well.
+    Packages that read settings once, when they are imported, are configured here as well.
     """
     import fsspec.config
     from etils.epath import backend
@@ -136,7 +136,7 @@ def standing(scheme: str):
             patch.setenv(name, value)
         fsspec.config.set_conf_env(fsspec.config.conf)
         yield f"{scheme}://{BUCKET}"
-        # What remembers this stand-in's address.
+        # Caches of this store's address.
         fsspec.get_filesystem_class(scheme).clear_instance_cache()
         backend.fsspec_backend._get_filesystem.cache_clear()
         files._let_in.cache_clear()

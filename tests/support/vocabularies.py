@@ -41,7 +41,7 @@ def word_pieces(folder: Path) -> Path:
 
 
 def unigrams(folder: Path) -> Path:
-    """A tokenizer of T5's form: spaces as U+2581, an end in a file beside it."""
+    """A tokenizer of T5's form: spaces as U+2581, an end token in a separate file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0), ("\u2581the", -1.0), ("\u2581cat", -1.5)]

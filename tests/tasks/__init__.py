@@ -1,0 +1,1 @@
+"""Tests of the language-model task: train step, parametrization, weight table."""

@@ -244,7 +244,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_weight_of_every_family_follows_the_width(name):
-    """Four times as wide: fan-in, deviation and rate of each row change as its role says, and of no other."""
+    """Four times as wide: fan-in, deviation and rate of each row change as its role requires, and of no other."""
     base, knobs = FAMILIES[name]
     start = 1024 if issubclass(base, GShardLm) else 256
     cls = base.derive(**{"PARAMETRIZATION": "mup", "BASE_WIDTH": start, "NUM_LAYERS": 2} | knobs)

@@ -38,7 +38,7 @@ def test_same_seed_same_bits_and_dropout_follows_the_step():
     assert float(first) != float(second)
 
 
-def test_sums_start_anew_behind_every_report():
+def test_sums_restart_after_every_report():
     task = task_of()
     update = jax.jit(functools.partial(train_step, task, log_every=2))
     state = init_state(task, jax.random.key(0), empty_batch(1, 1))

@@ -12,7 +12,7 @@ from tests.support.models import Small, task_of, variables_of
 MESH = {"data": 2, "model": 4}
 
 
-def test_rows_tell_the_truth_about_the_arrays():
+def test_rows_agree_with_the_arrays():
     task = task_of(USE_BIAS=True, NORM="layer", TIE_EMBEDDINGS=False)
     variables = variables_of(task)
     arrays = {
@@ -30,7 +30,7 @@ def test_rows_tell_the_truth_about_the_arrays():
 
 
 @pytest.mark.parametrize("key", ["query_mnd", "ffn_in_mf", "ffn_out_fm", "attention_out_ndm", "embedding_vm"])
-def test_initial_standard_deviation_is_what_the_row_says(key):
+def test_initial_standard_deviation_is_that_of_the_row(key):
     knobs = {"MODEL_DIM": 256, "NUM_HEADS": 4, "FFN_DIM": 512}
     task = task_of(**knobs)
     row = next(row for row in task.weight_table() if row.key == key)
@@ -61,7 +61,7 @@ def test_no_array_is_made(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape", "says"),
+    ("spec", "shape", "message"),
     [
         (P("data"), (4, 4), "has 1 entries for the shape"),
         (P("modle", None), (4, 4), "names 'modle'. Did you mean 'model'"),
@@ -70,8 +70,8 @@ def test_no_array_is_made(monkeypatch):
         (P(("data", "model"), None), (12, 6), "Dimension 12 of w.*into 8 parts"),
     ],
 )
-def test_bad_specs(spec, shape, says):
-    with pytest.raises(SpecError, match=says):
+def test_bad_specs(spec, shape, message):
+    with pytest.raises(SpecError, match=message):
         check_spec("w", spec, shape, MESH)
 
 

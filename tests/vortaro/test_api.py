@@ -24,7 +24,8 @@ def test_an_experiment_is_three_tables():
     view = vortaro.get("tiny.StdlibTiny", MODEL_DIM=256, NORM="layer", DEVICE_MESH_SHAPE=(2, 4))
     rows = {row["path"]: row for row in view.weights}
     assert rows["params/embedding/embedding_vm"]["shape"] == [256, 256]
-    assert {row["knob"]: (row["value"], row["set by"]) for row in view.knobs}["NORM"] == ("'layer'", "--set")
+    norm = next(row for row in view.knobs if row["knob"] == "NORM")
+    assert norm == {"knob": "NORM", "value": "'layer'", "meaning": "kind of normalization", "set by": "--set"}
     assert {row["path"]: row["value"] for row in view.config}["task.model.final_norm"] == "layers.norm.LayerNorm"
     assert "on data=2 model=4" in repr(view)
     assert "embedding_vm" in view._repr_html_()

@@ -1,0 +1,1 @@
+"""Tests of sequence mixers and their decoding states."""

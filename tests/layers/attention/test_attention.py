@@ -54,8 +54,8 @@ def test_segments_do_not_see_each_other(x):
     variables = params_of(module, x)
     ids = jnp.array([[1] * 4 + [2] * 6] * 2)
     together, _ = module.apply(variables, x, None, ids)
-    apart = [module.apply(variables, part)[0] for part in (x[:, :4], x[:, 4:])]
-    np.testing.assert_allclose(together, jnp.concatenate(apart, axis=1), atol=1e-5)
+    separate = [module.apply(variables, part)[0] for part in (x[:, :4], x[:, 4:])]
+    np.testing.assert_allclose(together, jnp.concatenate(separate, axis=1), atol=1e-5)
 
 
 def test_causality_by_jacobian(x):

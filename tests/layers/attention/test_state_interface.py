@@ -26,7 +26,7 @@ from tests.support import vq
 
 LENGTH = 12
 
-MERGED = {"specs": GShardLm().specs, "merged_heads": True, "head_slots": 8}
+MERGED = {"specs": GShardLm().specs, "merged_heads": True, "padded_heads": 8}
 SCALES = {"specs": MuLm().specs}
 RELATIVE = RelativeBias(
     specs=Specs(relative_bias_nr=P(None, None)), num_heads=4, num_buckets=8, max_distance=10, initializer=FanIn()
@@ -47,7 +47,7 @@ MIXERS = {
     "l2_normed_queries_and_keys": attention(qk_norm="l2", specs=GptLm().specs),
     "static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=5),
     "wide_static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=40, power=2.0),
-    "gshard": attention(scale=1.0, extra_logit=0.0, logit_cap=2.0, relative_bias=RELATIVE, **MERGED),
+    "gshard": attention(scale=1.0, extra_logit=0.0, softcap=2.0, relative_bias=RELATIVE, **MERGED),
     "padded_multi_query": attention(num_kv_heads=1, relative_bias=RELATIVE, **MERGED),
     "vq": vq.mixer(block_length=3, memory_length=4),
     "vq_scan_mha": vq.mixer("mha", block_length=4, memory_length=2, reduction="scan"),

@@ -27,7 +27,7 @@ def test_top2_equals_the_reference(name, capacity):
 
 
 @pytest.mark.parametrize(("capacity", "slots"), [(2, 16), (4, 22), (8, 22)])
-def test_gates_behind_the_drop_sum_to_one(capacity, slots):
+def test_gates_after_the_drop_sum_to_one(capacity, slots):
     routing = top2_routing(LOGITS, REAL, capacity, legacy=False)
     np.testing.assert_allclose(routing.aux_loss, 1.0467385, rtol=1e-6)
     np.testing.assert_allclose(jnp.sum(routing.combine_gsec), 11.0, rtol=1e-6)
@@ -71,7 +71,7 @@ def test_every_slot_has_one_token_and_padding_none(seed, policy, capacity, legac
 
 def test_second_expert_policies():
     logits = np.zeros((1, 4000, 4), np.float32)
-    logits[..., 0], logits[..., 1], logits[..., 2] = 5, np.log(3.0), 0  # behind the first, odds of 3 : 1 : 1
+    logits[..., 0], logits[..., 1], logits[..., 2] = 5, np.log(3.0), 0  # after the first, odds of 3 : 1 : 1
     real, key = np.ones((1, 4000), bool), jax.random.key(1)
 
     def share(policy, threshold=0.0):

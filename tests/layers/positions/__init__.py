@@ -1,0 +1,1 @@
+"""Tests of relative position biases."""

@@ -1,0 +1,1 @@
+"""Tests of snapshots and the provenance of runs."""

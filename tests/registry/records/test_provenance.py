@@ -98,7 +98,7 @@ def test_no_checkout_and_no_git(repository, tmp_path, monkeypatch):
     (tmp_path / "alone.py").write_text("")
     assert provenance.checkout(tmp_path / "alone.py", []) == unknown
     (tmp_path / ".git").mkdir()
-    assert provenance.checkout(tmp_path / "alone.py", []) == unknown, "a folder that is no repository"
+    assert provenance.checkout(tmp_path / "alone.py", []) == unknown, "a folder that is not a repository"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert state(repository) == unknown
 

@@ -1,0 +1,1 @@
+"""Tests of templates against the numbers of reference implementations."""

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 SIZES |= {"DATA": "synthetic", "DTYPE": "float32", "BATCH_SIZE": 2}
 TORCH = {"ACTIVATION": "gelu_erf", "NORM_EPSILON": 1e-5}
 PLAIN = {"USE_BIAS": False}  # ZeRO-transformer
-BY_LENGTH = PLAIN | {"ATTENTION_SCALE": 0.25}  # its scores as they came to be scaled, by the length 16
+BY_LENGTH = PLAIN | {"ATTENTION_SCALE": 0.25}  # its scores are scaled by the length 16
 # Their names for ours, layer by layer; leaves are numbered in the order of theirs.
 LAYER = {
     "CausalAttention_0.key_proj": "mixer/key",
@@ -51,7 +51,7 @@ def task_of(base=GptLm, **knobs):
 
 
 def their_leaves(rows):
-    """Name and shape of each of their leaves, with the row of ours it stands in and the layer."""
+    """Name and shape of each of their leaves, with our row that contains it and the layer."""
     found = {}
     short = {row.path.removeprefix("params/").removeprefix("stack/block/"): row for row in rows}
     for path, row in short.items():

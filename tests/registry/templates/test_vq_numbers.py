@@ -179,8 +179,8 @@ def test_evaluation_and_decoding_of_the_reference(pieces):
 @pytest.mark.parametrize(
     ("attention", "dropout", "microbatches", "rows"), [("vq", 0.3, 1, 1), ("vq", 0.0, 2, 2), ("full", 0.0, 1, 2)]
 )
-def test_a_row_in_pieces_without_learning_is_the_whole_row(attention, dropout, microbatches, rows):
-    """State, dropout of a row, and micro-batches are carried from update to update; new rows start anew."""
+def test_a_row_in_pieces_without_learning_is_the_complete_row(attention, dropout, microbatches, rows):
+    """State, dropout of a row, and micro-batches are carried from update to update; new rows start without state."""
     common = {"LEARNING_RATE": 0.0, "CODEBOOK_DECAY": 1.0, "WEIGHT_DECAY": 0.0, "BATCH_SIZE": 4, "ATTENTION": attention}
     common |= {"SINUSOID_DROPOUT": dropout, "LAYER_DROPOUT": dropout}
     rng = np.random.default_rng(0)
@@ -233,7 +233,7 @@ def test_nucleus_of_the_reference():
 
 
 def test_devices_of_one_row_pass_on_blocks_and_totals_only():
-    """Along the sequence neither windows nor caches are gathered whole."""
+    """Neither windows nor caches are gathered along the complete sequence."""
     knobs = ["DEVICE_MESH_SHAPE=1,4,1", "SEQ_LEN=64", "BATCH_SIZE=2"]
     session = Session(resolve("VQEnwik8", knobs, smoke=True), jax.devices()[:4])
     with session.placed():

@@ -5,22 +5,8 @@ import sys
 import pytest
 
 from registry.tool import verbs
-from registry.tool.golden import FOLDER
-from registry.tool.totals import source_key
 from registry.tool.verbs import main
 from tests.conftest import ROOT
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    """A cache folder that holds the totals of all golden files, which test_entries.py holds against the classes."""
-    folder = tmp_path_factory.mktemp("cache")
-    known = {file.stem: json.loads(file.read_text())["totals"] for file in FOLDER.glob("*.json")}
-    (folder / "vortaro").mkdir()
-    (folder / "vortaro" / "totals.json").write_text(json.dumps({source_key(): known}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield folder
 
 
 def registry(capsys, *arguments):
@@ -197,7 +183,7 @@ def test_tree_check_and_show(capsys, monkeypatch):
     assert values["WEIGHTS"].startswith("Specs(")
 
 
-def test_diff_tells_none_from_absent_and_reads_what_show_printed(capsys, tmp_path):
+def test_diff_distinguishes_none_from_absent_and_reads_output_of_show(capsys, tmp_path):
     _, difference = data(capsys, "diff", "gshard.DenseLm8B2x2", "StdlibTiny")
     rows = {row["knob"]: row for row in difference["knobs"]}
     absent, none = rows["NUM_BUCKETS"], rows["HEAD_DIM"]
@@ -234,7 +220,7 @@ def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["lst"], "Unknown verb 'lst'. Did you mean 'list'"),
         (["show"], "show takes one name (got 0 names)"),
@@ -258,9 +244,9 @@ def test_new_writes_an_experiment_that_passes_its_check(inside, tmp_path):
         ([], "the following arguments are required: verb"),
     ],
 )
-def test_bad_requests(capsys, arguments, says):
+def test_bad_requests(capsys, arguments, message):
     code, out, err = registry(capsys, *arguments)
     assert code == 2
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
     assert out == ""

@@ -1,4 +1,4 @@
-"""Each knob's meaning is documented once, beside its declaration."""
+"""Each knob's meaning is documented once, next to its declaration."""
 
 from registry import index
 from registry.experiment import Experiment, knob_types
@@ -12,11 +12,11 @@ def test_every_knob_of_an_entry_has_a_meaning():
         assert not knob_types(cls).keys() - meanings(cls).keys(), name
 
 
-def test_a_meaning_stands_beside_a_declaration():
+def test_a_meaning_is_next_to_a_declaration():
     class Own(Experiment):
         # A heading of several knobs
         ALONE: int = 1
-        BESIDE: int = 2  # in the line
+        INLINE: int = 2  # in the line
         BELOW: int = 3
         """Below,
         in two lines."""
@@ -26,9 +26,9 @@ def test_a_meaning_stands_beside_a_declaration():
         )  # of all rows
 
     found = meanings(Own)
-    assert {name: found.get(name) for name in ("ALONE", "BESIDE", "BELOW", "CALL")} == {
+    assert {name: found.get(name) for name in ("ALONE", "INLINE", "BELOW", "CALL")} == {
         "ALONE": None,
-        "BESIDE": "in the line",
+        "INLINE": "in the line",
         "BELOW": "Below, in two lines.",
         "CALL": "of all rows",
     }

@@ -1,14 +1,16 @@
-"""Tables at 80 and 120 columns: names are whole, what is shortened has the mark, no line is too long."""
+"""Tables at 80 and 120 columns: names are complete, shortened text has the mark, no line is too long."""
 
-import json
+import functools
 import re
 
 import pytest
 
 from registry.index import entries
 from registry.records.diff import diff
-from registry.tool import render
-from registry.tool.golden import FOLDER
+from registry.records.snapshot import snapshot
+from registry.resolve import find, resolve
+from registry.tool import render, totals
+from registry.tool.knob_docs import GROUPS, groups, meanings
 from registry.tool.tables import MARK, Table, shortened
 from registry.tool.verbs import main
 
@@ -16,8 +18,10 @@ LONG = ("gshard.MoeLm2048x619B", "vq.VQImageNet64Tbptt")
 WIDTHS = (80, 120)
 
 
-def golden(name):
-    return json.loads((FOLDER / f"{name}.json").read_text())
+@functools.cache
+def recorded(name):
+    """Returns the snapshot of an entry."""
+    return snapshot(resolve(name))
 
 
 @pytest.fixture(params=WIDTHS)
@@ -49,34 +53,43 @@ def require_marks(out, values):
         assert value in text or any(f"{part}{MARK}" in text or f"{part} {MARK}" in text for part in cut), value
 
 
-def test_list(printed, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_list(printed, monkeypatch):
     rows = [
         {"name": entry.key, "base": entry.base, "doc": entry.doc, "mesh": entry.mesh, "devices": 2048}
-        | {key: golden(entry.key)["totals"][key] for key in ("parameters", "bytes")}
+        | {key: totals.stored()[entry.key][key] for key in ("parameters", "bytes")}
         for entry in entries().values()
     ]
     out = printed(render.entries, rows)
     require_names(out, [row["name"] for row in rows])
     assert [line for line in out.splitlines() if line in {row["name"].partition(".")[0] for row in rows}]
     require_marks(out, [row["doc"] for row in rows])
-    out = printed(main, ["list"])  # without totals
+    monkeypatch.setattr(totals, "stored", dict)
+    out = printed(main, ["list"])
     require_names(out, entries())
     assert "parameters" not in out.splitlines()[1]
-    assert "Parameters and bytes are not computed yet" in out
+    assert "Parameters of experiments in other packages are computed on request" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_show(printed, name):
-    data = golden(name)
+    data = recorded(name)
     out = printed(render.experiment, data)
     require_names(out, [*data["knobs"], *data["config"], *(knob["owner"] for knob in data["knobs"].values())])
     require_marks(out, [knob["value"] for knob in data["knobs"].values()] + list(data["config"].values()))
 
 
 @pytest.mark.parametrize("name", LONG)
+def test_show_of_all_knobs_has_groups_and_meanings(printed, name):
+    data, texts = recorded(name), meanings(find(name))
+    out = printed(main, ["show", name, "--all"])
+    assert [line for line in out.splitlines() if line in GROUPS] == list(dict.fromkeys(groups(find(name)).values()))
+    require_names(out, [*data["knobs"], *data["config"]])
+    require_names(out, {word.strip(",:") for name in data["knobs"] for word in texts[name].split()})
+
+
+@pytest.mark.parametrize("name", LONG)
 def test_weights(printed, name):
-    data = golden(name)
+    data = recorded(name)
     out = printed(render.weights, data)
     require_names(out, [row["path"].removeprefix("params/") for row in data["weights"]])
     for row in data["weights"]:
@@ -86,7 +99,7 @@ def test_weights(printed, name):
 
 @pytest.mark.parametrize("pair", [LONG, LONG[::-1], ("vq.VQImageNet64", LONG[1])])
 def test_diff(printed, pair):
-    difference = diff(*map(golden, pair))
+    difference = diff(*map(recorded, pair))
     out = printed(render.difference, difference)
     owners = {row[side] for row in difference["knobs"] for side in ("owner_a", "owner_b")} - {None}
     paths = [row["path"].removeprefix("params/") for part in ("config", "weights") for row in difference[part]]
@@ -96,13 +109,14 @@ def test_diff(printed, pair):
 
 
 def test_explain_check_and_tree(printed):
+    activations = recorded(LONG[1])["knobs"]["ACTIVATIONS"]["value"]
     rows = [
         {
             "what": "task.model.stack.block.blocks.0.mixer.quantizer.codebook_size",
             "value": "512",
             "where": "vq_lm.py:1",
         },
-        {"what": "ACTIVATIONS", "value": golden(LONG[1])["knobs"]["ACTIVATIONS"]["value"], "where": "VQLm, a/vq.py:2"},
+        {"what": "ACTIVATIONS", "value": activations, "where": "VQLm, a/vq.py:2"},
     ]
     out = printed(render.steps, rows)
     require_names(out, [row["what"] for row in rows] + ["vq_lm.py:1", "VQLm", "a/vq.py:2"])
@@ -117,7 +131,7 @@ def test_explain_check_and_tree(printed):
 def test_in_a_pipe_tables_are_wide_and_nothing_is_shortened_or_broken(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     for name in LONG:
-        data = golden(name)
+        data = recorded(name)
         render.weights(data)
         render.experiment(data)
         out = capsys.readouterr().out
@@ -128,9 +142,9 @@ def test_in_a_pipe_tables_are_wide_and_nothing_is_shortened_or_broken(capsys, mo
 
 
 @pytest.mark.parametrize("columns", ["", "wide", "0", "-3"])
-def test_a_width_that_is_no_number_is_ignored(capsys, monkeypatch, columns):
+def test_a_width_that_is_not_a_number_is_ignored(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    render.weights(golden(LONG[0]))
+    render.weights(recorded(LONG[0]))
     assert "stack/block/blocks_0/mixer/relative_bias/relative_bias_nr " in capsys.readouterr().out
 
 

@@ -1,0 +1,1 @@
+"""Tests of conversion from and to the weight formats of other codes."""

@@ -84,7 +84,7 @@ def test_logits_of_gpt2(tmp_path):
     head = written.pop("lm_head.weight")
     assert_same(written, {f"transformer.{key}": value for key, value in gpt2().items()})
     np.testing.assert_array_equal(head, gpt2()["wte.weight"])
-    # With the prefix, in pieces behind an index; and padded rows stay zero and are not written.
+    # With the prefix, in pieces with an index; and padded rows stay zero and are not written.
     pieces = {f"{i}.safetensors": dict(list(written.items())[i::2]) for i in range(2)}
     for name, piece in pieces.items():
         saved(tmp_path, piece, name)
@@ -133,7 +133,7 @@ def test_nanogpt_gives_the_sizes_and_holds_matrices_transposed(tmp_path, capsys,
             np.testing.assert_array_equal(value, same[row])
 
 
-def test_nanogpt_and_gpt2_files_are_told_apart(tmp_path, capsys):
+def test_nanogpt_and_gpt2_files_are_distinguished(tmp_path, capsys):
     file = saved(tmp_path, nano_gpt(gpt2()))
     assert bring_in("gpt2", file, "gpt2.Gpt2Small", tmp_path / "run") == 2
     assert "looks like a nanogpt file, not like gpt2. Use --format=nanogpt." in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_a_head_of_its_own(tmp_path):
 
 
 def quantized(arrays):
-    """8-bit codes for matrices, as bitsandbytes writes them, and what they stand for."""
+    """8-bit codes for matrices, as bitsandbytes writes them, and the values that they encode."""
     table = np.linspace(-1, 1, 256, dtype=np.float32)
     codes, meant = {}, {}
     for key, value in arrays.items():
@@ -203,7 +203,7 @@ def quantized(arrays):
 def test_eight_bit_files(tmp_path):
     arrays = little_gpt(learned=False, fused=True)
     codes, meant = quantized(arrays)
-    codes["lm_head.weight"] = codes["lm_head.weight"] ^ 1  # quantized by itself, so it may differ
+    codes["lm_head.weight"] = codes["lm_head.weight"] ^ 1  # quantized separately, so it may differ
     assert bring_in("little_gpt", saved(tmp_path, codes), ALIBI, tmp_path / "run") == 0
     assert send_out("little_gpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
     assert_same(load_file(tmp_path / "ours.safetensors"), meant)
@@ -233,7 +233,7 @@ def test_our_own_format_takes_any_experiment(tmp_path, name):
     assert set(arrays) == {row["path"].removeprefix("params/") for row in snapshot(experiment)["weights"]}
 
 
-def test_a_run_goes_on_from_what_came_in(tmp_path, capsys):
+def test_a_run_resumes_from_converted_weights(tmp_path, capsys):
     source = saved(tmp_path, gpt2())
     assert bring_in("gpt2", source, "gpt2.Gpt2Small", tmp_path / "run", "NUM_STEPS=4", "DECAY_STEPS=3000") == 0
     output = capsys.readouterr().out

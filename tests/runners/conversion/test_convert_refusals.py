@@ -27,11 +27,11 @@ MISFITS = {
         ["POSITIONS=alibi"],
         "has wpe.weight, but the experiment has no positions/position_tm. ",
     ),
-    "one norm": (PLAIN, FUSED, "Use --set=PARALLEL_RESIDUAL=false"),
+    "one norm": (PLAIN, FUSED, "Use --set=RESIDUAL=sequential"),
     "no second norm": (
         {key: value for key, value in PLAIN.items() if "ln2" not in key},
         [],
-        "Use --set=PARALLEL_RESIDUAL=true --set=SHARED_NORM=true",
+        "Use --set=RESIDUAL=parallel_shared_norm",
     ),
     "biases": (PLAIN, ["USE_BIAS=false"], "no stack/block/mixer_norm/norm_bias_m. Use --set=USE_BIAS=true"),
     "no biases": (
@@ -92,10 +92,10 @@ MISFITS = {
 }
 
 
-def assert_refused(capsys, code, says, workdir):
+def assert_refused(capsys, code, message, workdir):
     out, err = capsys.readouterr()
     assert code == 2
-    assert says in err
+    assert message in err
     assert err.startswith("vortaro: ")
     assert err.count("\n") == 1, "one line"
     assert "Traceback" not in out + err
@@ -104,20 +104,20 @@ def assert_refused(capsys, code, says, workdir):
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_files_that_do_not_fit(tmp_path, capsys, case):
-    arrays, knobs, says = MISFITS[case]
+    arrays, knobs, message = MISFITS[case]
     code = bring_in("little_gpt", saved(tmp_path, arrays), SEQUENTIAL, tmp_path / "run", *knobs)
-    assert_refused(capsys, code, says, tmp_path / "run")
+    assert_refused(capsys, code, message, tmp_path / "run")
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
     whole = saved(tmp_path, PLAIN).read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-10])
-    (tmp_path / "text.safetensors").write_text("these are no weights, though the name says so")
+    (tmp_path / "text.safetensors").write_text("this text is not a file of weights")
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     (tmp_path / "other.json").write_text("[]")
     (tmp_path / "empty").mkdir()
-    for name, says in {
+    for name, message in {
         "none.safetensors": "cannot be read: No such file or directory.",
         "cut.safetensors": "is damaged or not a safetensors file: ",
         "text.safetensors": "is damaged or not a safetensors file: ",
@@ -127,7 +127,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
         "empty": "has none of model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json",
     }.items():
         code = bring_in("little_gpt", tmp_path / name, SEQUENTIAL, tmp_path / "run")
-        assert_refused(capsys, code, says, tmp_path / "run")
+        assert_refused(capsys, code, message, tmp_path / "run")
 
 
 def test_pickles_need_torch(tmp_path, capsys, monkeypatch):
@@ -141,7 +141,7 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["imprt"], "Unknown verb 'imprt'. Did you mean 'import'"),
         (["import"], "import requires --format."),
@@ -158,11 +158,11 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
         (["export", "--format=gpt2"], "export requires --to."),
     ],
 )
-def test_bad_requests(tmp_path, capsys, monkeypatch, arguments, says):
+def test_bad_requests(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path, gpt2(), "x.safetensors")
     code = main([*arguments, f"--workdir={tmp_path / 'run'}"])
-    assert_refused(capsys, code, says, tmp_path / "run")
+    assert_refused(capsys, code, message, tmp_path / "run")
 
 
 def test_exports_that_the_format_has_no_room_for(tmp_path, capsys):

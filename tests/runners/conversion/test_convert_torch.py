@@ -211,7 +211,7 @@ class Code:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ({"a": Code()}, "cannot be read by torch.load with weights_only"),
         ([1, 2], "does not contain a state dict"),
@@ -219,19 +219,19 @@ class Code:
         (None, "cannot be read by torch.load"),
     ],
 )
-def test_pickles_that_are_none(tmp_path, capsys, content, says):
+def test_pickles_that_are_none(tmp_path, capsys, content, message):
     torch.save(content, tmp_path / "model.pt")
     if content is None:
         (tmp_path / "model.pt").write_bytes(b"no pickle at all")
     assert bring_in("little_gpt", tmp_path / "model.pt", "little_gpt.LittleGpt124M", tmp_path / "run") == 2
     out, err = capsys.readouterr()
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
     assert "must not run" not in out
     assert not (tmp_path / "run").exists()
 
 
-def test_whole_checkpoints_are_unwrapped(tmp_path):
+def test_complete_checkpoints_are_unwrapped(tmp_path):
     state = {"wte.weight": torch.ones(2, 3, dtype=torch.bfloat16)}
     torch.save({"state_dict": state, "epoch": 1}, tmp_path / "model.pth")
     file = read_weights(str(tmp_path / "model.pth"))

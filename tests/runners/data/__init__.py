@@ -1,0 +1,1 @@
+"""Tests of data inspection and vocabulary training."""

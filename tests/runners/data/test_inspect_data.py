@@ -1,4 +1,4 @@
-"""What an experiment reads, told before it is trained; and bad data, told in one sentence."""
+"""Inspection of an experiment's data before training; bad data are reported in one sentence."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from registry.build import build
 from registry.resolve import resolve
-from runners.data.inspect_data import look, rows_of, segment_lengths
+from runners.data.inspect_data import rows_of, sample_split, segment_lengths
 from runners.main import main
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary
@@ -60,13 +60,13 @@ def test_padding_is_remarked_upon(documents, capsys):
 def test_measures_are_those_of_the_rows_that_were_read(documents):
     knobs = ["DATA=jsonl", "DATA_PATH=a.jsonl", "ROWS=truncate", "SEQ_LEN=16", "DOCUMENT_MASKS=true"]
     source = build(resolve("gpt.GptStdlib", knobs, smoke=True).Test(), "test").inputs["validation"]
-    found = look("validation", source, ByteVocabulary())
+    found = sample_split("validation", source, ByteVocabulary())
     rows = [row for batch in source.iterator() for row in rows_of(batch) if row.weights.any()]
     assert found.rows == len(rows)
     assert found.targets == sum(int(row.weights.sum()) for row in rows)
     assert found.lengths.tolist() == [length for row in rows for length in segment_lengths(row)]
     assert found.positions == source.num_batches() * 8 * 16
-    assert found.text_bytes == sum(np.count_nonzero(row.targets) for row in rows), "an end is no text"
+    assert found.text_bytes == sum(np.count_nonzero(row.targets) for row in rows), "an end is not text"
 
 
 @pytest.mark.parametrize("knobs", [("ROWS=pack",), ("ROWS=cut",), ("ROWS=cut", "TBPTT_LEN=8")])
@@ -104,14 +104,14 @@ def test_bytes_are_those_of_the_text_and_not_of_its_pieces(documents, tmp_path):
     pieces = SentencePieceVocabulary(str(sentence_piece(tmp_path / "words.model")))
     knobs = [*READS, "VOCABULARY=sentencepiece", f"VOCABULARY_PATH={pieces.path}", "VOCAB_SIZE=64"]
     source = build(resolve("gpt.GptStdlib", knobs, smoke=True).Test(), "test").inputs["validation"]
-    found = look("validation", source, pieces)
+    found = sample_split("validation", source, pieces)
     counted = sum(pieces.token_bytes()[batch.targets[batch.weights > 0]].sum() for batch in source.iterator())
     assert source.byte_ratio > 1.2
     assert found.text_bytes == pytest.approx(counted * source.byte_ratio)
 
 
 @pytest.mark.parametrize(
-    ("content", "knobs", "says"),
+    ("content", "knobs", "message"),
     [
         (b"", (), r"'a.jsonl' is empty"),
         (b'{"txt": "a"}\n', (), r"no column 'text'.*'txt'"),
@@ -127,23 +127,23 @@ def test_bytes_are_those_of_the_text_and_not_of_its_pieces(documents, tmp_path):
         (b'{"text": "a"}\n', ("DATA=tokens",), r"ends? in .npy or .bin"),
     ],
 )
-def test_bad_data_is_one_sentence(documents, tmp_path, capsys, content, knobs, says):
+def test_bad_data_is_one_sentence(documents, tmp_path, capsys, content, knobs, message):
     (tmp_path / "a.jsonl").write_bytes(content)
     assert inspect(*knobs) == 2
     error = capsys.readouterr().err.strip()
-    assert re.search(says, error), error
+    assert re.search(message, error), error
     assert "Traceback" not in error
     assert len(error.splitlines()) == 1
 
 
-def test_documents_that_are_no_text_are_skipped_and_counted(documents, tmp_path, capsys):
+def test_documents_that_are_not_text_are_skipped_and_counted(documents, tmp_path, capsys):
     with (tmp_path / "a.jsonl").open("ab") as file:
         file.write(b'\n{"text": "\xff"}\n{"text": ""}\n{"te')
     assert inspect("ROWS=pack") == 0
     assert re.search(r"Skipped 3 documents: .*1 for invalid UTF-8", capsys.readouterr().out)
 
 
-def test_a_file_that_goes_away_behind_its_tokens_changes_nothing_in_the_run(documents, tmp_path, capsys):
+def test_a_file_removed_after_its_tokens_are_cached_changes_nothing_in_the_run(documents, tmp_path, capsys):
     experiment = resolve("gpt.GptStdlib", ["DATA=jsonl", "DATA_PATH=a.jsonl"], smoke=True)
     source = build(experiment.Train(), "train").input
     source.require_data()
@@ -151,5 +151,5 @@ def test_a_file_that_goes_away_behind_its_tokens_changes_nothing_in_the_run(docu
     (tmp_path / "a.jsonl").unlink()
     assert np.array_equal(source.batch(7).targets, before.targets)
     source.batch(10**6)
-    assert inspect() == 2, "a run that begins without it is told so"
+    assert inspect() == 2, "a run that begins without it is refused"
     assert re.search(r"'a.jsonl'", capsys.readouterr().err)

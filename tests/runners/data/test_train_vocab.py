@@ -37,7 +37,7 @@ def run(capsys, *more, knobs=KNOBS):
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
-def test_it_trains_what_the_settings_say(folder, capsys, model):
+def test_it_trains_by_the_settings(folder, capsys, model):
     size = 40 if model == "bpe" else 28
     knobs = (f"SENTENCEPIECE_MODEL={model}", f"VOCAB_SIZE={size}")
     code, out, err = run(capsys, *knobs)
@@ -60,7 +60,7 @@ def test_it_trains_what_the_settings_say(folder, capsys, model):
     assert (folder / "out" / "words.model").read_bytes() == first, "the same texts give the same bits"
 
 
-def test_the_limit_counts_bytes_of_whole_lines(folder, capsys):
+def test_the_limit_counts_bytes_of_complete_lines(folder, capsys):
     code, out, _ = run(capsys, "VOCABULARY_BYTES=1000")
     assert code == 0
     read = int(out.partition(" bytes in ")[0].rpartition(" ")[2].replace(",", ""))
@@ -81,7 +81,7 @@ def test_a_vocabulary_is_not_overwritten(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "says"),
+    ("knobs", "message"),
     [
         (["VOCAB_SIZE=9000"], "VOCAB_SIZE must be at most "),
         (["VOCAB_SIZE=10"], "VOCAB_SIZE must be at least "),
@@ -97,16 +97,16 @@ def test_a_vocabulary_is_not_overwritten(folder, capsys):
         (["SENTENCEPIECE_MODEL=word"], "SENTENCEPIECE_MODEL takes one of 'bpe', 'unigram'"),
     ],
 )
-def test_bad_requests_are_one_sentence_and_write_nothing(folder, capsys, knobs, says):
+def test_bad_requests_are_one_sentence_and_write_nothing(folder, capsys, knobs, message):
     code, _, err = run(capsys, *knobs)
     assert code == 2
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
     assert not list(folder.glob("**/*.model"))
 
 
 @pytest.mark.parametrize("error", [UsageError("No text."), OSError(5, "gone"), KeyError("text")])
-def test_what_cannot_be_measured_is_no_failure(folder, capsys, monkeypatch, error):
+def test_an_unmeasurable_amount_is_not_a_failure(folder, capsys, monkeypatch, error):
     texts = TokensInput.texts
 
     def held_out_is_gone(self):
@@ -145,7 +145,7 @@ def test_what_is_cut_off_leaves_nothing(folder, monkeypatch):
 
 
 def test_of_two_commands_one_trains(folder, capsys):
-    """Threads stand for the commands: locks and files do not tell them apart."""
+    """Threads replace the commands: to locks and files they are equal."""
     codes, experiment = [], resolve("tiny.StdlibTiny", KNOBS, smoke=True)
     threads = [threading.Thread(target=lambda: codes.append(train_vocab.train_vocab(experiment))) for _ in range(2)]
     (folder / "out").mkdir()
@@ -206,12 +206,12 @@ def test_samples_in_words_shown_or_not(trained, capsys):
     assert texts.pop().startswith("the cat")
 
 
-def test_a_prompt_of_nothing_begins_behind_a_documents_end(trained):
+def test_an_empty_prompt_begins_after_a_documents_end(trained):
     vocabulary = SentencePieceVocabulary(str(trained[1]))
-    assert prompt_ids(vocabulary, " \n", goes_on=False) == [1]
-    assert prompt_ids(vocabulary, "", goes_on=True) == []
-    assert prompt_ids(ByteVocabulary(), "", goes_on=False) == [0]
-    assert prompt_ids(ByteVocabulary(special_tokens=3), "a", goes_on=False) == [1, 100]
+    assert prompt_ids(vocabulary, " \n", is_continuation=False) == [1]
+    assert prompt_ids(vocabulary, "", is_continuation=True) == []
+    assert prompt_ids(ByteVocabulary(), "", is_continuation=False) == [0]
+    assert prompt_ids(ByteVocabulary(special_tokens=3), "a", is_continuation=False) == [1, 100]
 
 
 def test_a_vocabulary_that_has_changed_is_refused(trained, capsys, tmp_path):

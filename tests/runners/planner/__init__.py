@@ -1,0 +1,1 @@
+"""Tests of the planner: cost, mesh search, collectives in HLO."""

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from layers.specs import P
-from runners.planner.hlo import Collective, _first_group, collectives, loops_counted_once
+from runners.planner.hlo import CollectiveTotal, _first_group, collective_totals, loops_counted_once
 
 MESH = {"data": 2, "model": 4}
 
@@ -19,17 +19,17 @@ def compiled(function, *specs):
     with jax.set_mesh(mesh):
         jitted = jax.jit(function, in_shardings=tuple(placed[:-1]), out_shardings=placed[-1])
         shapes = [jax.ShapeDtypeStruct((8, 64), np.float32)] * (len(specs) - 1)
-        return collectives(jitted.lower(*shapes).compile().as_text(), MESH)
+        return collective_totals(jitted.lower(*shapes).compile().as_text(), MESH)
 
 
 def test_all_gather_along_an_axis():
     found = compiled(lambda x: x, P("data", "model"), P("data", None))
-    assert found == [Collective("all-gather", "model", 1, 4 * 64 * 4 * 3 // 4)]
+    assert found == [CollectiveTotal("all-gather", "model", 1, 4 * 64 * 4 * 3 // 4)]
 
 
 def test_all_reduce_counts_twice():
     found = compiled(lambda x: jnp.sum(x, axis=0), P("data", None), P(None))
-    assert found == [Collective("all-reduce", "data", 1, 2 * 64 * 4 // 2)]
+    assert found == [CollectiveTotal("all-reduce", "data", 1, 2 * 64 * 4 // 2)]
 
 
 def test_both_axes():
@@ -59,7 +59,7 @@ def test_loops_in_loops_multiply():
 
     outer = lambda x: jax.lax.scan(lambda carry, _: (inner(carry), None), x, None, length=3)[0]
     found = compiled(outer, P("data", "model"), P("data", "model"))
-    assert found == [Collective("all-reduce", "model", 15, 15 * (2 * 4 * 4 * 3 // 4))]
+    assert found == [CollectiveTotal("all-reduce", "model", 15, 15 * (2 * 4 * 4 * 3 // 4))]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ ENTRY %main (a: bf16[8,64]) -> bf16[8,64] {
 
 def test_tpu_programs():
     """A fused all-reduce and slice is a reduce-scatter; a start gives both ends; turns are in the condition."""
-    assert collectives(TPU, MESH) == [
-        Collective("reduce-scatter", "model", 7, 7 * 8 * 16 * 2 * 3),
-        Collective("all-gather", "model", 7, 7 * 8 * 64 * 2 * 3 // 4),
+    assert collective_totals(TPU, MESH) == [
+        CollectiveTotal("reduce-scatter", "model", 7, 7 * 8 * 16 * 2 * 3),
+        CollectiveTotal("all-gather", "model", 7, 7 * 8 * 64 * 2 * 3 // 4),
     ]
 
 
@@ -116,10 +116,10 @@ def test_a_start_of_several_exchanges_gives_all_results():
         "replica_groups=[2,4]<=[8], dimensions={1}"
     )
     text = f"ENTRY %main (a: bf16[8,16]) -> bf16[8,64] {{\n{line}\n}}\n"
-    assert collectives(text, MESH) == [Collective("all-gather", "model", 1, 12 * 64 * 2 * 3 // 4)]
+    assert collective_totals(text, MESH) == [CollectiveTotal("all-gather", "model", 1, 12 * 64 * 2 * 3 // 4)]
 
 
-def test_branches_are_followed_and_unknown_loops_told():
+def test_branches_are_followed_and_unknown_loops_reported():
     text = """
 %yes (a: f32[4]) -> f32[4] {
   %r = f32[4] all-reduce(%a), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
@@ -138,6 +138,6 @@ ENTRY %main (a: f32[4]) -> f32[4] {
   %w = s32[] while(%t), condition=%open, body=%body
 }
 """
-    assert collectives(text, MESH) == [Collective("all-reduce", "data", 1, 16)]
+    assert collective_totals(text, MESH) == [CollectiveTotal("all-reduce", "data", 1, 16)]
     assert loops_counted_once(text) == 1
     assert loops_counted_once(TPU) == 0

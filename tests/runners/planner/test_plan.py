@@ -14,9 +14,9 @@ from registry.resolve import resolve
 from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
 from runners.planner import mesh_search
-from runners.planner.cost import _out_of_memory, predict
-from runners.planner.mesh_search import _shapes, rank_layouts
-from runners.planner.plan import PlanOptions, numbers, parts, plan, show, verdict
+from runners.planner.cost import _out_of_memory, cost
+from runners.planner.mesh_search import _shapes, rank_meshes
+from runners.planner.plan import PlanOptions, fit_message, numbers, parts, plan, show
 from runners.planner.topologies import parse_topology
 from runners.session import Session
 
@@ -31,7 +31,7 @@ def session_of(name, *sets):
 @pytest.mark.parametrize("name", [*PLANNED, "tiny.StdlibTiny"])
 def test_predicted_arguments_are_the_live_arrays(name):
     session = session_of(name)
-    found = predict(session, CHIPS["v3"])
+    found = cost(session, CHIPS["v3"])
     with session.placed():
         batch, _ = next(session.host_batches.iterate(session.train.input))
         state = session.functions.init()
@@ -73,7 +73,7 @@ def test_flops_equal_the_closed_form(name):
 
 
 @pytest.mark.parametrize("name", ["DenseLm128B8x8", "DenseLm175B32x32"])
-def test_flops_of_a_whole_step(name):
+def test_flops_of_a_complete_step(name):
     plain, again = (_flops_per_token(session_of(name, f"REMAT={remat}")) for remat in ("none", "full"))
     e = session_of(name).experiment
     assert plain == 3 * closed_form(e)
@@ -103,7 +103,7 @@ def test_flops_per_token_at_full_size(name, expected):
 
 def test_a_decoding_step_reads_a_full_context():
     session = session_of("DenseLm8B2x2")
-    found = predict(session, CHIPS["v4"], step="decode")
+    found = cost(session, CHIPS["v4"], step="decode")
     memory, e = found["memory_bytes_per_device"], session.experiment
     cache = 2 * e.NUM_LAYERS * e.BATCH_SIZE * e.SEQ_LEN * e.NUM_HEADS * e.HEAD_DIM * 4
     held = memory["arguments"] - memory["weights"]
@@ -116,10 +116,10 @@ def test_a_small_chip_is_too_small():
     import dataclasses
 
     tiny = dataclasses.replace(CHIPS["v3"], hbm_bytes=2**16)
-    found = predict(session_of("DenseLm8B2x2"), tiny)
+    found = cost(session_of("DenseLm8B2x2"), tiny)
     assert found["fits"] is False
-    assert verdict(found).startswith("Does not fit: ")
-    assert "too much" in verdict(found)
+    assert fit_message(found).startswith("Does not fit: ")
+    assert "too much" in fit_message(found)
 
 
 def test_the_compiler_s_own_refusal_is_a_result():
@@ -131,11 +131,12 @@ def test_the_compiler_s_own_refusal_is_a_result():
     assert found is not None
     assert (found["needed_bytes"], found["available_bytes"]) == (int(16.5 * GIB), int(15.48 * GIB))
     assert _out_of_memory("INTERNAL: something else") is None
-    assert "1.02 GiB too much" in verdict({"compiler": found, "memory_bytes_per_device": {}, "hbm_bytes_per_device": 1})
+    content = {"compiler": found, "memory_bytes_per_device": {}, "hbm_bytes_per_device": 1}
+    assert "1.02 GiB too much" in fit_message(content)
 
 
 def test_parts_add_up_to_the_peak():
-    found = predict(session_of("DenseLm8B2x2"), None)
+    found = cost(session_of("DenseLm8B2x2"), None)
     assert sum(parts(found).values()) == found["memory_bytes_per_device"]["peak"]
     assert found["fits"] is None
     assert "roofline" not in found
@@ -162,15 +163,15 @@ def test_files(tmp_path, capsys):
     assert "all-gather" in shown
 
 
-def test_sweep_ranks_and_goes_on(tmp_path, capsys):
+def test_sweep_ranks_and_resumes(tmp_path, capsys):
     options = PlanOptions(devices=2, chip="v3")
     experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
-    assert rank_layouts(experiment, tmp_path, options) == 0
+    assert rank_meshes(experiment, tmp_path, options) == 0
     lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
     (tmp_path / "layouts.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
     capsys.readouterr()
-    assert rank_layouts(experiment, tmp_path, options) == 0
+    assert rank_meshes(experiment, tmp_path, options) == 0
     again = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert again[:7] == lines[:7]
     assert len(again) == 9
@@ -236,14 +237,14 @@ def test_an_unknown_slice_is_a_sentence(command):
 
 
 def test_a_mixture_s_registered_step_has_its_all_to_all():
-    found = predict(session_of("MoeLm8x2B", "DEVICE_MESH_SHAPE=8,1"), None)
+    found = cost(session_of("MoeLm8x2B", "DEVICE_MESH_SHAPE=8,1"), None)
     exchanges = {(c["kind"], c["axis"]): c["count"] for c in found["collectives"]}
     # Two layers with experts: to them and back, forward, again in the backward pass, and for the gradient.
     assert exchanges["all-to-all", "data"] >= 2 * 4
     assert found["loops_counted_once"] == 0
 
 
-def test_products_that_carry_tokens_are_no_work_of_the_model():
+def test_products_that_carry_tokens_are_not_work_of_the_model():
     session = session_of("MoeLm8x2B")
     e, batch = session.experiment, session.abstract.sample_batch
     heads = e.NUM_HEADS * e.HEAD_DIM
@@ -263,7 +264,7 @@ def test_where_the_plan_goes_is_looked_at_first(tmp_path):
 
 
 def test_on_the_cpu_links_bound_an_estimate():
-    found = predict(session_of("DenseLm8B2x2"), CHIPS["v3"])
+    found = cost(session_of("DenseLm8B2x2"), CHIPS["v3"])
     roofline, step = found["roofline"], found["roofline_step_seconds"]
     (links,) = [name for name in roofline if name == "links_model_seconds"]
     sent = sum(c["bytes"] for c in found["collectives"] if c["axis"] == "model")
@@ -295,7 +296,7 @@ def speed(compute, links):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_layouts_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypatch, width):
+def test_shapes_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypatch, width):
     reason = "gshard.MoeLm2048x619B: 2048 experts along 'data' do not divide expert_in_emf " * 2
     by_shape = {
         (1, 4): planned([1, 4], **speed(1.0, 9.0)),
@@ -306,7 +307,7 @@ def test_layouts_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeyp
     monkeypatch.setattr(mesh_search, "planning_devices", lambda experiment, options: [None] * 4)
     monkeypatch.setattr(mesh_search, "REMAT_POLICIES", ("dots_without_batch",))
     monkeypatch.setattr(mesh_search, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
-    assert rank_layouts(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions(chip="v3")) == 0
+    assert rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions(chip="v3")) == 0
     out = capsys.readouterr().out
     table = out.rpartition("mesh")[2]
     steps = [float(re.search(r"~([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
@@ -322,11 +323,11 @@ def test_layouts_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeyp
 
 
 def test_without_a_chip_the_plan_names_the_flags(tmp_path, capsys, monkeypatch):
-    found = predict(session_of("DenseLm8B2x2"), None)
-    assert "--chip=v3 or --topology=v3:8x8" in verdict(found)
-    assert "estimate of the step time" in verdict(found)
+    found = cost(session_of("DenseLm8B2x2"), None)
+    assert "--chip=v3 or --topology=v3:8x8" in fit_message(found)
+    assert "estimate of the step time" in fit_message(found)
     with pytest.raises(UsageError, match=r"--sweep ranks by step time. Name a chip with --chip=v3"):
-        rank_layouts(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions())
+        rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions())
 
 
 @pytest.mark.parametrize("width", [80, 120])

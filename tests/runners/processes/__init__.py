@@ -1,0 +1,1 @@
+"""Tests of runs on several processes: joining, coordination, stops."""

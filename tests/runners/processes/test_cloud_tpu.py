@@ -1,4 +1,4 @@
-"""The hosts of a Cloud TPU slice find each other through its metadata server; here a stand-in for that."""
+"""The hosts of a Cloud TPU slice find each other through its metadata server; here a fake one."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=ru
 
 @contextlib.contextmanager
 def metadata_server(worker: int, workers: int):
-    """Says what the metadata server of this worker says; yields its address."""
+    """Fake metadata server of a worker; yields its address."""
     metadata = {
         "agent-worker-number": str(worker),
         "worker-network-endpoints": ",".join(f"unused:{index}:127.0.0.1" for index in range(workers)),

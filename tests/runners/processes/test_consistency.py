@@ -23,14 +23,14 @@ class Recorded(ProcessGroup):
 
 @pytest.fixture
 def said_by_two():
-    """What is said when processes are given these flags, one after the other."""
+    """Messages of processes with these flags, in order."""
 
     def ask(*flags):
         processes = Recorded()
         for given in flags:
             options = parse(["--exp=tiny.StdlibTiny", "--smoke", "--workdir=run", *given])
             experiment = resolve(options.exp, options.set, smoke=True, imports=options.imports)
-            require_same_run(experiment, options.set, options, processes)
+            require_same_run(experiment, options, processes)
         return disagreement(processes.cards)
 
     return ask

@@ -1,4 +1,4 @@
-"""Every kind of data trains on two real processes, and goes on where it was in the middle of an epoch."""
+"""Every kind of data trains on two real processes, and resumes in the middle of an epoch."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def documents(count):
 
 
 def learned(folder, first, last, count=2):
-    """What each of the processes says: its results, and all it prints."""
+    """Results and output of each process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -47,7 +47,7 @@ def learned(folder, first, last, count=2):
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """The folder with data of all kinds, and what --set says for each."""
+    """The folder with data of all kinds, and the overrides for each."""
     folder = tmp_path_factory.mktemp("kinds")
     texts = documents(120)
     kinds = formats.write_all(texts, folder)
@@ -75,7 +75,7 @@ def test_two_processes_learn_from_every_kind_and_resume_to_the_same_bits(kinds):
     whole, _ = learned(folder, 0, 4)
     resumed, printed = learned(folder, 2, 4)
     for process, words in zip(resumed, printed, strict=True):
-        assert process["seqio"]["snapshot"] == 1, "the reader goes on from the snapshot before the last batch,"
+        assert process["seqio"]["snapshot"] == 1, "the reader resumes from the snapshot before the last batch,"
         assert "read from its start" not in words, "which is this process's own"
     for kind in kinds:
         first, second = (process[kind] for process in whole)

@@ -46,7 +46,7 @@ KUBERNETES = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JOB_C
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, {}, None),  # a batch script, which has no srun in front
         (SLURM, {"coordinator": "a:1"}, Position("a:1", 2, 1)),
         (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5"}, {}, Position()),
-        (MPI, {"coordinator": "a:1"}, Position("a:1", 4, 3)),  # Open MPI 5 says no more
+        (MPI, {"coordinator": "a:1"}, Position("a:1", 4, 3)),  # Open MPI 5 sets no other variable
         (KUBERNETES, {}, Position("a:1", 4, 2)),
         (KUBERNETES | {"JAX_PROCESS_ID": "3"}, {}, Position("a:1", 4, 3)),
         (KUBERNETES, {"process_id": 0}, Position("a:1", 4, 0)),
@@ -156,7 +156,7 @@ PATIENCE = 60.0
 
 
 class Ended(Exception):
-    """Stands for the end of the process: the sentence and the exit code."""
+    """Replaces the end of the process: its error message and exit code."""
 
 
 @pytest.fixture
@@ -206,10 +206,10 @@ def test_who_goes_silent_is_called_dead(ends):
     message, code = watched(one)
     assert message.startswith("Process 2 (h2) has sent no heartbeat for 61 s. This process stops too.")
     assert code == 1
-    assert 99 + PATIENCE < clock.now() <= 99 + PATIENCE + 5  # one more beat, and the others hear why before
+    assert 99 + PATIENCE < clock.now() <= 99 + PATIENCE + 5  # one more beat, and the others receive the reason before
 
 
-def test_who_never_says_a_word_is_missed(ends):
+def test_a_process_that_never_sends_a_heartbeat_has_failed(ends):
     one, clock = watch(count=2)
     assert watched(one)[0].startswith("Process 1 (host unknown) has sent no heartbeat")
     assert PATIENCE < clock.now() <= PATIENCE + 5
@@ -234,16 +234,16 @@ def test_a_lost_connection_makes_the_watch_impatient(ends):
     assert 3 * heartbeat.LOST_CONTACT_SECONDS < clock.now() <= 3 * heartbeat.LOST_CONTACT_SECONDS + 5
 
 
-def test_all_stop_with_what_one_said(ends):
+def test_all_stop_with_the_message_of_one(ends):
     store = Store()
     failing, _ = watch(index=1, store=store)
     with pytest.raises(Ended) as own:
-        failing.fail(UsageError("There is no data."))
-    assert own.value.args == ("There is no data.", 2)
+        failing.fail(UsageError("The data is missing."))
+    assert own.value.args == ("The data is missing.", 2)
     for index in (0, 2):
         one, clock = watch(index=index, store=store)
         message, code = watched(one)
-        assert (message, code) == (f"Process 1 ({one._processes.host}) stopped: There is no data.", 2)
+        assert (message, code) == (f"Process 1 ({one._processes.host}) stopped: The data is missing.", 2)
         assert clock.now() < 5
 
 
@@ -290,7 +290,7 @@ def test_a_checksum_does_not_depend_on_how_an_array_is_split():
     assert len({checksums([array])[0] for array in (values, *split)}) == 1
 
 
-def test_the_limit_of_a_step_is_what_it_says(tmp_path):
+def test_the_limit_of_a_step_is_exact(tmp_path):
     clock, processes = FakeClock(), ProcessGroup()
     processes.stacks = tmp_path
     dog = watchdog.Watchdog(processes, 1000, clock)

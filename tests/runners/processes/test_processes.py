@@ -1,4 +1,4 @@
-"""Several real processes: they learn what one learns, write once, and go on as fewer or more."""
+"""Several real processes train like one, write once, and resume with another number of processes."""
 
 import json
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
 # One entry of every family, by what is special about it over processes.
 FAMILIES = {
-    "tiny.StdlibTinyLlama": ["DEVICE_ORDER=ring", "DEVICE_MESH_SHAPE=8,1"],  # rows of a host are no neighbors
+    "tiny.StdlibTinyLlama": ["DEVICE_ORDER=ring", "DEVICE_MESH_SHAPE=8,1"],  # rows of a host are not neighbors
     "gshard.MoeLm8x2B": [],  # experts exchange tokens
     "wiki_bert.MLPerfTrainBertDense2B": [],
     "vq.VQStdlib": [],  # codebooks are averaged over all rows

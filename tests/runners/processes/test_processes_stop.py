@@ -48,7 +48,7 @@ def test_a_notice_to_one_process_saves_one_step_on_all(tmp_path, index, number):
     assert [process.returncode for process in ended] == [0, 0], [process.stderr for process in ended]
     step = lines(tmp_path / "run")[-1]["step"]
     assert f"SIGTERM: saved step {step} in run" in ended[0].stdout
-    assert ended[1].stdout == ""  # one speaks for all
+    assert ended[1].stdout == ""  # only the first process prints
     assert saved(tmp_path / "run")[-1] == step
 
 
@@ -61,12 +61,12 @@ from runners.training import checkpoints
 
 @register
 class SlowSave(StdlibTiny):
-    '''Saving takes seconds, as that of large arrays does: it waits for a file, and for others to hear a notice.'''
+    '''Saving takes seconds, like that of large arrays: it waits for a file, then for others to receive a signal.'''
 
 def save(self, step, *more, before=checkpoints.Checkpoints.save):
     Path(f"saving_{step}_{self._processes.index}").touch()
     if Path("slow").exists():
-        while not Path("told").exists():
+        while not Path("signalled").exists():
             time.sleep(0.05)
         time.sleep(5)
     before(self, step, *more)
@@ -75,7 +75,7 @@ checkpoints.Checkpoints.save = save
 """
 
 
-def test_a_notice_during_a_save_of_a_resumed_run_is_heard(tmp_path):
+def test_a_signal_during_a_save_of_a_resumed_run_is_received(tmp_path):
     (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
     arguments = [*ENDLESS, "--exp=slow_save.SlowSave", "--set=SAVE_EVERY=7", "--workdir=run"]
     started = start(MAIN, 2, 1, arguments, tmp_path)
@@ -88,7 +88,7 @@ def test_a_notice_during_a_save_of_a_resumed_run_is_heard(tmp_path):
     step = before - before % 7 + 7
     wait_until(lambda: all((tmp_path / f"saving_{step}_{index}").exists() for index in (0, 1)), started)
     started[1].terminate()
-    (tmp_path / "told").touch()
+    (tmp_path / "signalled").touch()
     ended = finish(started, timeout=600)
     assert [process.returncode for process in ended] == [0, 0]
     last = saved(tmp_path / "run")[-1]
@@ -127,7 +127,7 @@ def test_an_update_that_does_not_end_is_noticed_and_stacks_are_written(tmp_path)
     assert "process 1 (" in ended[0].stderr or "All processes are at the same update" in ended[0].stderr
 
 
-def test_a_coordinator_that_stands_still_is_noticed(tmp_path):
+def test_a_stopped_coordinator_is_detected(tmp_path):
     started = start(MAIN, 2, 1, [*ENDLESS, "--workdir=run"], tmp_path)
     wait_for_lines(tmp_path / "run", 3, started)
     started[0].send_signal(signal.SIGSTOP)
@@ -198,7 +198,7 @@ MACHINES = {
     "data": "disagree: process 1",
     "workdir": "cannot read what process 0 writes to 'run'. --workdir must be a folder that all machines share",
 }
-# Processes, devices of each, and what the resumed run is told to change.
+# Processes, devices of each, and the overrides of the resumed run.
 RESUMED = [
     (2, 2, ["DEVICE_MESH_SHAPE=2,2"]),
     (4, 1, ["ZERO_STAGE=1", "DEVICE_MESH_SHAPE=4,1"]),
@@ -319,7 +319,7 @@ def test_other_modes_run_in_one_process(small_pair):
 
 
 @pytest.mark.parametrize(("count", "devices", "sets"), RESUMED)
-def test_a_run_goes_on_with_other_processes_mesh_and_zero_stage(calm, request, count, devices, sets):
+def test_a_run_resumes_with_other_processes_mesh_and_zero_stage(calm, request, count, devices, sets):
     fixture = {(2, 2): "pair", (4, 1): "four", (2, 1): "small_pair"}[count, devices]
     ended, root = request.getfixturevalue(fixture)
     name = f"{count}x{devices}"

@@ -18,7 +18,7 @@ SLICES = [
     ("v5e:4x4", "gpt.GptBase", [16, 1]),
     ("v5e:8x8", "gpt.GptBase", [64, 1]),
 ]
-# In a process of its own: what stands for the slice's devices must be there before others are looked for.
+# In a process of its own: the fake devices of the slice must exist before JAX searches for others.
 ROWS = """
 import json, sys
 from jax.sharding import NamedSharding

@@ -1,0 +1,1 @@
+"""Tests of sampling from run folders, and of decoding states in files."""

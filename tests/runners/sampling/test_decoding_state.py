@@ -1,4 +1,4 @@
-"""What a model has read, as a file: going on from it is as if it had never stopped."""
+"""Decoding state as a file: a resumed sample equals one without a stop."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def test_a_sample_in_two_parts_is_the_sample_in_one(session, tmp_path):
         memory, capacity = read_memory(file, session, [[], []], "me")
         second, _ = run(np.zeros((2, 0), np.int32), 7, memory=memory, capacity=capacity + 7)
         np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
-        # More prompt behind the state equals one long prompt.
+        # More prompt after the state equals one long prompt.
         more = np.full((2, 3), 50, np.int32)
         memory = memory.replace(drawn=jnp.int32(0))
         after, _ = run(more, 7, memory=memory, capacity=capacity + 10)
@@ -59,12 +59,12 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
         arguments = (session.task, session.functions.init().variables, tokens, real, jax.random.key(0))
         _, memory = generate(*arguments, new_tokens=2, sampler=GREEDY)
         write_memory(str(file), session, memory, 5, "me")
-    for where, prompts, reader, says in (
+    for where, prompts, reader, message in (
         (other, [[]], "me", "sizes differ"),
         (session, [[], []], "me", "has 1 rows"),
         (session, [[]], "you", "was computed with me, but the checkpoint has you"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             read_memory(str(file), where, prompts, reader)
     content = serialization.msgpack_restore(file.read_bytes())
     older = tmp_path / "older"
@@ -81,7 +81,7 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_goes_on_where_it_stopped(tmp_path, inside):
+def test_the_command_resumes_at_its_stop(tmp_path, inside):
     knobs = ["DEVICE_MESH_SHAPE=1,1,2", "NUM_STEPS=3", "EVAL_EVERY=none", "EVAL_ROWS=8"]
     flags = ["--exp=vq.VQStdlib", "--smoke", "--no-tensorboard", *(f"--set={knob}" for knob in knobs)]
     run = ["--mode=sample", "--temperature=0", "--no-stop"]

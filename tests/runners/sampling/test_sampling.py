@@ -34,7 +34,7 @@ def test_shown_as_it_is_drawn_or_at_the_end(workdir, rules):
     assert late[0].startswith("def f")
 
 
-def test_a_window_lets_text_go_on(workdir):
+def test_a_window_lets_text_continue(workdir):
     text, count = sampled(workdir, "--window=8", "--max_new_tokens=80", "--stream")
     assert count == "80"
     wide, _ = sampled(workdir, "--window=500", "--max_new_tokens=80", "--temperature=0")
@@ -47,9 +47,9 @@ def test_a_window_lets_text_go_on(workdir):
     ("flags", "message"),
     [
         (["--window=0"], "--window must be at least 1 (got 0)"),
-        (["--typical_p=2"], "typical_p = 2.0 must be above 0 and at most 1"),
-        (["--eta=0"], "eta = 0.0 must be above 0"),
-        (["--repetition_penalty=-1"], "repetition_penalty = -1.0 must be above 0"),
+        (["--typical_p=2"], "typical_p must be above 0 and at most 1 (got 2.0)"),
+        (["--eta=0"], "eta must be above 0 and at most 1 (got 0.0)"),
+        (["--repetition_penalty=-1"], "repetition_penalty must be above 0 (got -1.0)"),
     ],
 )
 def test_bad_requests(workdir, flags, message):

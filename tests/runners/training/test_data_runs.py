@@ -62,7 +62,7 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "says"),
+    ("knobs", "message"),
     [
         (("DATA_PATH=a.txt", "VALIDATION_PATH=b.txt"), "DATA = text does not read VALIDATION_PATH = b.txt"),
         (
@@ -76,9 +76,9 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(data, capsys, knobs, says):
+def test_what_does_not_go_together_is_refused(data, capsys, knobs, message):
     assert main(["--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--workdir=look", *sets(*knobs)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_ids_too_narrow_for_the_vocabulary_are_refused(data, capsys):

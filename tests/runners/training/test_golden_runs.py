@@ -1,4 +1,4 @@
-"""Run folders that an earlier version wrote are read and go on to the numbers of that version."""
+"""Run folders that an earlier version wrote resume to the numbers of that version."""
 
 import json
 
@@ -13,13 +13,13 @@ def test_every_family_has_one():
     assert {name.partition(".")[0] for name in entries()} == set(EXPERIMENTS)
 
 
-QUICK = {"tiny"}  # `make test-slow` goes on with the other ones
+QUICK = {"tiny"}  # `make test-slow` runs the other ones
 
 
 @pytest.mark.parametrize(
     "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
 )
-def test_a_run_of_an_earlier_version_goes_on(family, tmp_path, inside):
+def test_a_run_of_an_earlier_version_resumes(family, tmp_path, inside):
     unpack(family, tmp_path)
     metrics = tmp_path / "run" / METRICS
     before = [json.loads(line) for line in metrics.read_text().splitlines()]

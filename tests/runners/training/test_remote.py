@@ -1,4 +1,4 @@
-"""Run folders on object stores: stand-ins on this machine, asked through the real packages."""
+"""Run folders on object stores: fake stores on this machine, used through the real packages."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
 FLAGS += [f"--set={each}" for each in ("NUM_STEPS=6", "SAVE_EVERY=2", "LOG_EVERY=1", "EVAL_EVERY=3", "DROPOUT=0.1")]
-# Trains, and is killed as soon as the checkpoint of step 4 is whole.
+# Trains, and is killed as soon as the checkpoint of step 4 is complete.
 KILLED = """
 import os, signal, sys
 from runners import main
@@ -64,7 +64,7 @@ def calm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(bucket):
-    """The folder of a run on the store that was killed behind step 4, and went on."""
+    """The folder of a run on the store that was killed after step 4, and resumed."""
     folder = f"{bucket}/runs/killed"
     first = subprocess.run(
         [sys.executable, "-c", KILLED, *FLAGS, f"--workdir={folder}"], capture_output=True, text=True

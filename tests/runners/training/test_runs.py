@@ -1,4 +1,4 @@
-"""Whole runs: trained, resumed, interrupted, damaged, sampled from."""
+"""Complete runs: trained, resumed, interrupted, damaged, sampled from."""
 
 import fcntl
 import importlib.util
@@ -99,7 +99,7 @@ ENDLESS = (*SETTINGS[1:], "NUM_STEPS=100000", "SAVE_EVERY=100000", "EVAL_EVERY=n
 
 
 def saved_at(workdir, out, number):
-    """The step that a run says it saved when it was told to stop, whose checkpoint is there."""
+    """The step that a run printed as saved when it was stopped, whose checkpoint exists."""
     assert f"{signal.Signals(number).name}: saved step" in out
     step = int(out.rpartition("saved step ")[2].split()[0])
     assert (workdir / "checkpoints" / str(step)).is_dir()
@@ -107,7 +107,7 @@ def saved_at(workdir, out, number):
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_saves_and_the_next_start_goes_on(inside, tmp_path, monkeypatch, number, code):
+def test_a_signal_saves_and_the_next_start_resumes(inside, tmp_path, monkeypatch, number, code):
     flags = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run"]
     flags += [f"--set={setting}" for setting in ENDLESS]
     write = MetricsLog.write
@@ -129,7 +129,7 @@ def test_a_signal_saves_and_the_next_start_goes_on(inside, tmp_path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_process_told_to_stop_saves_first(tmp_path, number, code):
+def test_a_process_with_a_signal_to_stop_saves_first(tmp_path, number, code):
     workdir = tmp_path / "run"
     process = subprocess.Popen(
         launches.command(workdir, ENDLESS),
@@ -172,7 +172,7 @@ def test_a_run_that_blows_up_stops_and_keeps_the_last_good_checkpoint(inside, tm
     assert not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_skipping_bad_updates_goes_on(inside, tmp_path):
+def test_skipping_bad_updates_continues(inside, tmp_path):
     bad = ["--set=LEARNING_RATE=1e38", "--set=CLIP_NORM=none", "--set=WEIGHT_DECAY=0", "--set=OPTIMIZER=sgd"]
     skip = "--set=task.non_finite=skip"
     done = inside("runners.main", "--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, *bad, skip)
@@ -200,7 +200,7 @@ def test_sampling_from_the_command_line(copy, inside):
 
 
 def test_checkpoints_of_another_size_are_refused_and_kept(copy, inside):
-    """They are whole: to call them damaged would throw the run away."""
+    """They are complete: moving them aside as damaged would lose the run."""
     before = (copy / "metrics.jsonl").read_bytes()
     flags = (f"--workdir={copy}", *FLAGS, "--set=NUM_LAYERS=3", "--allow_changes")
     done = inside("runners.main", "--exp=tiny.StdlibTiny", *flags)
@@ -211,7 +211,7 @@ def test_checkpoints_of_another_size_are_refused_and_kept(copy, inside):
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_longer_run_goes_on_from_the_end(copy, inside):
+def test_a_longer_run_resumes_from_the_end(copy, inside):
     done = inside("runners.main", f"--workdir={copy}", "--no-tensorboard", "--set=train.num_steps=42")
     assert done.returncode == 0, done.stderr
     train = [line for line in lines(copy) if line["split"] == "train"]
@@ -251,7 +251,7 @@ def test_a_window_of_a_run_is_traced(inside, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Trace: run/profile") == 1
     assert len(list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))) == 1
-    again = inside("runners.main", "--workdir=run", *window)  # as after a stop: the window lies behind
+    again = inside("runners.main", "--workdir=run", *window)  # as after a stop: the window is over
     assert again.returncode == 0, again.stderr
     assert "Trace:" not in again.stdout
     beyond = inside("runners.main", "--workdir=run", "--profile_at=31")
@@ -268,7 +268,7 @@ def test_a_mesh_of_eight_gives_the_losses_of_one(finished, inside, tmp_path):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-def test_a_run_goes_on_on_another_mesh(copy, inside):
+def test_a_run_resumes_on_another_mesh(copy, inside):
     shutil.rmtree(copy / "checkpoints" / "30")
     mesh = "--set=DEVICE_MESH_SHAPE=2,4"
     done = inside("runners.main", "--exp=tiny.StdlibTiny", f"--workdir={copy}", *FLAGS, "--host_devices=8", mesh)

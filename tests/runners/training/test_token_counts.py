@@ -27,7 +27,7 @@ def test_a_count_that_wraps_around():
 
 @pytest.fixture
 def giant_batches(monkeypatch):
-    """Batches of 2^31 tokens, as far as metrics are told."""
+    """Metrics count batches of 2^31 tokens."""
     loss = LanguageModelTask.loss
 
     def many(*arguments, **options):
@@ -40,7 +40,7 @@ def giant_batches(monkeypatch):
 
 
 def test_windows_of_more_tokens_than_the_device_counts(giant_batches, tmp_path):
-    """A run that goes on inside a window logs the same numbers as one without a stop."""
+    """A run that resumes inside a window logs the same numbers as one without a stop."""
     sizes = ["NUM_LAYERS=1", "BATCH_SIZE=2", "SEQ_LEN=4", "NUM_STEPS=10", "LOG_EVERY=4", "SAVE_EVERY=3"]
     knobs = [*sizes, "EVAL_EVERY=none", "EVAL_ROWS=8"]
     session = Session(resolve("tiny.StdlibTiny", knobs, smoke=True), jax.devices()[:1])

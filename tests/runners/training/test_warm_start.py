@@ -1,4 +1,4 @@
-"""Beginning with the weights of another run: which layer comes from where, what goes on and what starts anew."""
+"""Warm start: the layers that the weights are read from, and the parts of the state that continue or restart."""
 
 import functools
 import json
@@ -62,7 +62,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, capsys):
+def test_the_same_depth_begins_at_the_state_of_the_other_run(trained, tmp_path, capsys):
     warm = f"WARM_START={trained}"
     session = session_of("tiny.StdlibTiny", warm)
     with session.placed():
@@ -76,7 +76,7 @@ def test_the_same_depth_begins_where_the_other_run_stood(trained, tmp_path, caps
     assert main([*SMOKE, *sets, f"--workdir={tmp_path}"]) == 0
     assert origin.sentence in capsys.readouterr().out
     line = lines(tmp_path)[0]
-    assert line["loss"] == pytest.approx(float(first.loss / first.weight), rel=1e-6), "data start anew"
+    assert line["loss"] == pytest.approx(float(first.loss / first.weight), rel=1e-6), "data restart"
     assert (line["step"], line["tokens_seen"]) == (1, 8 * 32)
     assert line["learning_rate"] == pytest.approx(3e-3), "so does the schedule"
 
@@ -127,7 +127,7 @@ def test_the_published_runs_differ_in_layers_alone(name):
 
 
 @pytest.mark.parametrize("method", ["adamw", "adafactor"])
-def test_moments_and_their_count_go_on_and_the_schedule_starts_anew(method, tmp_path):
+def test_moments_and_their_count_continue_and_the_schedule_restarts(method, tmp_path):
     sets = [f"OPTIMIZER={method}", "task.optimizer.min_dim_size_to_factor=8", "TIE_EMBEDDINGS=true"]
     old = save(session_of("tiny.StdlibTiny", *sets), tmp_path)
     more = [f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=8,1"]
@@ -194,7 +194,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("sets", "says"),
+    ("sets", "message"),
     [
         (["NUM_LAYERS=1"], "has more layers than this experiment. params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
         (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here; only the number of"),
@@ -209,15 +209,15 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
         (["WARM_START=no/such"], "WARM_START = no/such: The workdir 'no/such' does not exist"),
     ],
 )
-def test_what_does_not_fit(trained, tmp_path, sets, says):
+def test_what_does_not_fit(trained, tmp_path, sets, message):
     session = session_of("tiny.StdlibTiny", f"WARM_START={trained}", *sets)
     for call in (lambda: begin(session), lambda: check_warm_start(session, str(tmp_path))):
-        with pytest.raises(UsageError, match=says) as error:
+        with pytest.raises(UsageError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
 
 
-def test_folders_without_whole_checkpoints(trained, tmp_path):
+def test_folders_without_complete_checkpoints(trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     session = session_of("tiny.StdlibTiny", f"WARM_START={copy}")
     (largest,) = sorted(Path(copy, "checkpoints", "4", "state").rglob("_METADATA"))
@@ -240,7 +240,7 @@ def with_vocabulary(trained, folder, **record):
     return folder
 
 
-def test_tokens_that_stand_for_other_text(trained, tmp_path, capsys):
+def test_tokens_that_encode_other_text(trained, tmp_path, capsys):
     other = with_vocabulary(trained, tmp_path / "other")
     run = [*SMOKE, f"--set=WARM_START={other}", "--set=NUM_STEPS=1", "--set=WARMUP_STEPS=0"]
     run.append(f"--workdir={tmp_path / 'run'}")
@@ -253,10 +253,10 @@ def test_tokens_that_stand_for_other_text(trained, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Continuing because of --allow_changes." in out
     assert f"Weights from {other} (step 4)" in out
-    assert main(run) == 0, "a run that goes on from its own checkpoints does not look there again"
+    assert main(run) == 0, "a run that resumes from its own checkpoints does not read the other run again"
 
 
-def test_tokens_that_stand_for_no_text_are_not_compared(trained, tmp_path):
+def test_tokens_that_encode_no_text_are_not_compared(trained, tmp_path):
     ids = with_vocabulary(trained, tmp_path / "ids", is_text=False)
     check_warm_start(session_of("tiny.StdlibTiny", f"WARM_START={ids}"), str(tmp_path))
     older = with_vocabulary(trained, tmp_path / "older")

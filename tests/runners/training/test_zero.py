@@ -21,7 +21,7 @@ from tests.support.zero import NARROW, UNEVEN, Sheet
 
 
 def trained(stage, steps=3, base=Sheet, **knobs):
-    """Losses and weights behind a few updates."""
+    """Losses and weights after a few updates."""
     session = Session(base.derive(ZERO_STAGE=stage, LOG_EVERY=1, **knobs)())
     with session.placed():
         batches = session.host_batches.iterate(session.train.input)
@@ -80,13 +80,13 @@ VARIANTS = {
 }
 
 
-# Stage 3 does all that the others do; what tells those apart from it is shown by a few.
+# Stage 3 includes the exchanges of the others; a few variants cover their differences from it.
 LESS = ("accumulated", "rows that do not divide", "heads split", "fully sharded by its table")
 
 
 @functools.cache
 def without(name):
-    """What a variant comes to without ZeRO, whose exchanges are the compiler's."""
+    """Results of a variant without ZeRO, with the compiler's exchanges."""
     return trained(None, **SMALL | VARIANTS[name][0])
 
 
@@ -138,7 +138,7 @@ def test_dropout_differs_between_devices():
             {"WEIGHTS": ZeroLm.WEIGHTS | Specs(ffn_in_mf=P(None, ("data", "model"))), "DEVICE_MESH_SHAPE": (4, 2)},
             "WEIGHTS.ffn_in_mf = P(None, ('data', 'model')) splits one dimension over ZERO_AXIS = data and another",
         ),
-        ({"ZERO_STAGE": 4}, "ZERO_STAGE = 4 must be 0, 1, 2, 3 or none"),
+        ({"ZERO_STAGE": 4}, "ZERO_STAGE must be 0, 1, 2, 3 or none (got 4)"),
         ({"ZERO_AXIS": "dta"}, "ZERO_AXIS = dta is not an axis of the mesh. Did you mean 'data'"),
         ({"ZERO_AXIS": "model"}, "ZERO_AXIS = model must split the rows of the batch"),
     ],

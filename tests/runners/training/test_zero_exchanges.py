@@ -9,7 +9,7 @@ import pytest
 
 from registry.build import build
 from registry.records.snapshot import weight_summary
-from runners.planner.hlo import exchanges
+from runners.planner.hlo import collectives
 from runners.session import Session
 from tasks.zero import placed_table
 from tests.support.zero import NARROW, UNEVEN, Sheet
@@ -107,18 +107,18 @@ def test_bytes_of_a_compiled_step(stage):
 
 
 def exchanged(stage, microbatches=1, **knobs):
-    """Bytes that devices have behind the exchanges of one step, by kind and by whether all pieces share them."""
+    """Bytes per device after the collectives of one step, by kind and by whether each micro-batch has its own."""
     knobs = {"ZERO_STAGE": stage, "GRADIENT_ACCUMULATION": microbatches, "BATCH_SIZE": 8 * microbatches} | knobs
     session = Session(Sheet.derive(**knobs)())
     with session.placed():
         text = session.functions.compile_step(session.abstract.batch).as_text()
     found = {}
-    for exchange in exchanges(text, session.mesh_shape):
-        inside = microbatches > 1 and microbatches in exchange.loops[:1]
-        small = exchange.kind == "all-reduce" and exchange.result_bytes < 1024  # losses, counts and norms
-        assert not (inside and stage < 2 and exchange.axis == "data"), "once per update"
-        key = ("small" if small or exchange.axis != "data" else exchange.kind, inside)
-        found[key] = found.get(key, 0) + exchange.times * exchange.result_bytes
+    for collective in collectives(text, session.mesh_shape):
+        inside = microbatches > 1 and microbatches in collective.loops[:1]
+        small = collective.kind == "all-reduce" and collective.result_bytes < 1024  # losses, counts and norms
+        assert not (inside and stage < 2 and collective.axis == "data"), "once per update"
+        key = ("small" if small or collective.axis != "data" else collective.kind, inside)
+        found[key] = found.get(key, 0) + collective.times * collective.result_bytes
     return {key: size for key, size in found.items() if key[0] != "small"}
 
 
@@ -128,13 +128,13 @@ SCALES = 4 * 4 * 256  # gains of layer norms: kept, not gathered again
 
 
 def only_all_reduce(found):
-    """The whole gradient once, and a few sums in the same exchange."""
+    """The complete gradient once, and a few sums in the same collective."""
     assert set(found) == {("all-reduce", False)}
     assert 0 <= found[("all-reduce", False)] - WHOLE < 100
 
 
 def test_exchanges_of_a_step():
-    """Stage 3 gathers the weights of layers once on the way forth and once on the way back (section 7.2.2)."""
+    """Stage 3 gathers the weights of layers once in the forward and once in the backward pass (section 7.2.2)."""
     only_all_reduce(exchanged(0))
     assert exchanged(1) == {("reduce-scatter", False): PART, ("all-gather", False): WHOLE}
     assert exchanged(2) == {("reduce-scatter", False): PART, ("all-gather", False): WHOLE}
@@ -146,15 +146,15 @@ def test_exchanges_of_a_step():
 
 
 def test_how_often_a_step_exchanges():
-    """Stage 1: each of 19 rows once. Stage 2 and 3: gradients of 16 rows in each of 4 layers and of 3 rows beside."""
+    """Stage 1: each of 19 rows once. Stage 2 and 3: gradients of 16 rows in each of 4 layers and of 3 other rows."""
 
     def times(stage):
         session = Session(Sheet.derive(ZERO_STAGE=stage)())
         with session.placed():
             text = session.functions.compile_step(session.abstract.batch).as_text()
         found = collections.Counter()
-        for exchange in exchanges(text, session.mesh_shape):
-            found[exchange.kind] += exchange.times
+        for collective in collectives(text, session.mesh_shape):
+            found[collective.kind] += collective.times
         return found["reduce-scatter"], found["all-gather"]
 
     assert times(1) == (19, 19)
@@ -176,7 +176,7 @@ def test_exchanges_of_accumulated_steps():
     assert set(third) == {("reduce-scatter", True), ("all-gather", False), ("all-gather", True)}
 
 
-def test_exchanges_beside_split_heads():
+def test_exchanges_with_split_heads():
     """Where the other axis splits a weight, so it does what is exchanged."""
     experiment = Sheet.derive(DEVICE_MESH_SHAPE=(4, 2), ZERO_STAGE=1)()
     parts, whole = 0, 0

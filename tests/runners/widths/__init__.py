@@ -1,0 +1,1 @@
+"""Tests of the coordinate check and of sweeps over widths."""

@@ -1,4 +1,4 @@
-"""Modes over widths: the coordinate check passes under muP, fails on each error it is there for, and sweeps go on."""
+"""Modes over widths: the coordinate check passes under muP, fails on each error that it is for, and sweeps resume."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from registry.resolve import find, resolve
 from runners.main import main
 from runners.reports.results import experiment_hash
 from runners.widths.coord_check import CoordOptions, coord_check
-from runners.widths.coord_gates import Gate, judge, slope
+from runners.widths.coord_gates import Gate, gates, slope
 from runners.widths.sweep import RESULTS, _Runs, _show, refine
 from runners.widths.widths import of_width, parse_rates, parse_widths, rate_text
 from tasks.parametrization import Parametrization
@@ -52,7 +52,7 @@ def test_mup_is_flat_and_the_standard_parametrization_grows(tmp_path, capsys):
     assert len(hidden) == 14
     assert max(abs(flat[key]) for key in hidden) <= 0.35
     assert min(grown[key] for key in hidden) >= 0.5
-    # Nothing but the changes of hidden activations tells them apart.
+    # They differ only in the changes of hidden activations.
     assert outside(record) == {("change", key[0].rpartition(" ")[2].rpartition("/")[2]) for key in hidden}
 
 
@@ -142,7 +142,7 @@ def test_other_heads_are_held_to_what_they_should_be(tmp_path, choice):
     assert code == 0
     logits = [gate for gate in record["gates"] if gate["activation"] == "logits_bsv" and gate["statistic"] == "size"]
     assert [(gate["low"], gate["high"]) for gate in logits] == ([] if choice == "zero" else [(-0.1, 0.1)])
-    # With zero queries and a zero head nothing behind them is judged where it is 0.
+    # With zero queries and a zero head activations after them are 0 and not judged.
     assert not [gate for gate in record["gates"] if "query" in gate["activation"] and gate["statistic"] == "size"]
 
 
@@ -175,16 +175,16 @@ def test_bands():
     assert not dataclasses.replace(gate, slope=float("nan")).ok
     assert gate.beyond == pytest.approx(0.1)
     kinds = {"size": [0.0, 0.0, 0.0], "change": [None, 0.0, 0.9]}
-    gates = lambda name, logits=-0.5: {
-        (g.statistic, g.step, g.ok) for g in judge({name: kinds, "layer 1 residual_bsm": kinds}, logits, 2)
+    outcomes = lambda name, logits=-0.5: {
+        (g.statistic, g.step, g.ok) for g in gates({name: kinds, "layer 1 residual_bsm": kinds}, logits, 2)
         if g.activation == name
     }  # fmt: skip
-    assert gates("logits_bsv") == {("size", 0, False), ("change", 2, False)}
-    assert gates("embedded") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
-    assert gates("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
-    assert gates("layer 1 mixer/query_bsnd") == {("size", 0, True)}
-    assert gates("layer 0 mixer/scores") == {("size", 0, True)}
-    assert gates("layer 1 mixer/scores") == set()
+    assert outcomes("logits_bsv") == {("size", 0, False), ("change", 2, False)}
+    assert outcomes("embedded") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
+    assert outcomes("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
+    assert outcomes("layer 1 mixer/query_bsnd") == {("size", 0, True)}
+    assert outcomes("layer 0 mixer/scores") == {("size", 0, True)}
+    assert outcomes("layer 1 mixer/scores") == set()
 
 
 def test_widths_and_rates_as_they_are_written():
@@ -195,23 +195,23 @@ def test_widths_and_rates_as_they_are_written():
     assert parse_rates("2^-3..2^-1") == (0.125, 0.25, 0.5)
     assert parse_rates("0.01,2^-3") == (0.01, 0.125)
     assert [rate_text(rate) for rate in (0.125, 0.01)] == ["2^-3", "0.01"]
-    for text, says in (
+    for text, message in (
         ("64", "at least two widths"),
         ("64,64", "got 64 twice"),
         ("64,b", "got 'b'"),
         ("0,64", "got '0'"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             parse_widths(text, tiny)
-    for text, says in (("2^-1..2^-3", r"Set --rates=2\^-3..2\^-1"), ("0.1..0.3", "a range between powers of two")):
-        with pytest.raises(UsageError, match=says):
+    for text, message in (("2^-1..2^-3", r"Set --rates=2\^-3..2\^-1"), ("0.1..0.3", "a range between powers of two")):
+        with pytest.raises(UsageError, match=message):
             parse_rates(text)
     for text in ("x", "0^-1", "-1^0.5", "-1,2", "", "2^-3..", "1,1e999", "nan,1"):
         with pytest.raises(UsageError, match="must be positive numbers"):
             parse_rates(text)
 
 
-def test_what_set_says_stands_at_every_width():
+def test_overrides_apply_at_every_width():
     made = of_width(resolve("mu.MuTiny", ["SEQ_LEN=16"]), 128, SEQ_LEN=32, BATCH_SIZE=4, NO_SUCH_KNOB=1)
     assert (made.MODEL_DIM, made.SEQ_LEN, made.BATCH_SIZE) == (128, 16, 4)
 
@@ -219,7 +219,7 @@ def test_what_set_says_stands_at_every_width():
 SWEEP = ["--exp=mu.MuTiny", "--smoke", "--mode=sweep", "--set=NUM_STEPS=6", "--set=LOG_EVERY=3"]
 
 
-def test_a_sweep_is_what_training_gives_and_goes_on(tmp_path, capsys):
+def test_a_sweep_equals_training_and_resumes(tmp_path, capsys):
     folder = tmp_path / "sweep"
     grid = ["--widths=64,128", "--rates=2^-6,2^-4", f"--workdir={folder}"]
     assert main([*SWEEP, *grid]) == 0
@@ -264,7 +264,7 @@ def test_other_settings_are_other_cases():
         for sets in ([], ["BETA2=0.99"], ["NUM_STEPS=201"], ["MODEL_DIM=128"], ["DEVICE_MESH_SHAPE=2,1"])
     ]
     assert len(set(keys)) == 4
-    assert keys[4] == keys[0]  # where weights live is no part of it
+    assert keys[4] == keys[0]  # the placement of weights is not part of it
 
 
 def test_another_text_is_another_case(tmp_path):
@@ -298,10 +298,12 @@ def test_the_bottom_of_a_parabola():
 
 
 def test_figures_of_transfer_and_of_wider_is_better():
-    """What the docs say of the committed sweeps, read again from their figures' data."""
+    """Statements of the docs about the committed sweeps, recomputed from the data of their figures."""
     from tests.conftest import ROOT
 
-    mup, standard = (json.loads((ROOT / f"docs/figures/sweep_{name}.json").read_text()) for name in ("mup", "standard"))
+    mup, standard = (
+        json.loads((ROOT / f"docs/measurements/sweep_{name}.json").read_text()) for name in ("mup", "standard")
+    )
     for summary in (mup, standard):
         assert (summary["widths"], summary["seeds"]) == ([64, 128, 256], 3)
         np.testing.assert_allclose(np.diff(np.log2(summary["rates"])), 1)
@@ -311,7 +313,7 @@ def test_figures_of_transfer_and_of_wider_is_better():
     best = [row["best"] for row in standard["rows"]]
     assert max(best) - min(best) >= 2
     assert standard["drift_log2"] <= -1.5
-    # Wider is better throughout: at one rate, behind the warm-up of 20 updates.
+    # Wider is better throughout: at one rate, after the warm-up of 20 updates.
     rate = mup["rows"][0]["best"]
     curves = [[loss for step, loss in row["train"][rate] if step > 20] for row in mup["rows"]]
     for narrow, wide in itertools.pairwise(curves):
@@ -348,7 +350,7 @@ def test_the_best_rate_of_a_narrow_model_is_that_of_a_wide_one(inside, tmp_path,
         return
     assert cells <= 1
     assert wide["regret"] <= 0.05
-    # Wider is better throughout, behind the warm-up.
+    # Wider is better throughout, after the warm-up.
     curves = [[loss for step, loss in row["train"][narrow["best"]] if step > 10] for row in (narrow, wide)]
     assert all(w <= n + 0.01 for n, w in zip(*curves, strict=True))
 

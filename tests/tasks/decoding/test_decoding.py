@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,7 +172,7 @@ def test_a_window_slides(positions):
     weights = variables_of(task)
     state = task.init_decode_state(1, 1)
     cache = state.layers
-    assert cache.key_bktd.shape[3] == cache.value_bktd.shape[3] == cache.segment_ids_bt.shape[2] == 5, "behind layers"
+    assert cache.key_bktd.shape[3] == cache.value_bktd.shape[3] == cache.segment_ids_bt.shape[2] == 5, "after layers"
     tokens = jax.random.randint(jax.random.key(1), (1, 40), 0, 32)
     features, _ = task.model.apply(weights, tokens)
     expected = task.model.apply(weights, features, method="logits")
@@ -182,11 +184,11 @@ def test_a_window_slides(positions):
 
 @pytest.mark.parametrize("name", ["tiny.StdlibTiny", "vq.VQStdlib", "gshard.DenseLm8B2x2Decode", "gpt.GptStaticSgu"])
 def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
-    """Tokens and what is remembered, with repetition counted and a second call behind the first."""
-    results, one_by_one, turns = [], stack.Stack._one_by_one, []
-    monkeypatch.setattr(stack.Stack, "_one_by_one", lambda *given: (turns.append(limit), one_by_one(*given))[1])
-    for limit in (stack.APART_BYTES, 0):
-        monkeypatch.setattr(stack, "APART_BYTES", limit)
+    """Tokens and what is remembered, with repetition counted and a second call after the first."""
+    results, run_unstacked, turns = [], stack.Stack._run_unstacked, []
+    monkeypatch.setattr(stack.Stack, "_run_unstacked", lambda *given: (turns.append(limit), run_unstacked(*given))[1])
+    for limit in (stack.UNSTACK_MAX_BYTES, 0):
+        monkeypatch.setattr(stack, "UNSTACK_MAX_BYTES", limit)
         session = Session(resolve(name, smoke=True), jax.devices()[:1])  # a task of its own: another compiled program
         with session.placed():
             variables = session.functions.init().variables
@@ -197,9 +199,9 @@ def test_layers_one_by_one_draw_what_the_stack_draws(name, monkeypatch):
             second, memory = generate(*given, **chosen, memory=memory)
         results.append((first, second, memory))
     assert set(turns) == {4 * 2**30}, "the first alone"
-    apart, stacked = results
-    assert jax.tree.structure(apart) == jax.tree.structure(stacked)
-    for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(stacked), strict=True):
+    unstacked, stacked = results
+    assert jax.tree.structure(unstacked) == jax.tree.structure(stacked)
+    for one, other in zip(jax.tree.leaves(unstacked), jax.tree.leaves(stacked), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
@@ -211,18 +213,18 @@ def test_frequencies_follow_temperature():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
-        ({"temperature": -1.0}, "temperature = -1.0"),
-        ({"top_k": 0}, "top_k = 0"),
-        ({"top_p": 1.5}, "top_p = 1.5"),
-        ({"typical_p": 0.0}, "typical_p = 0.0"),
-        ({"eta": -0.1}, "eta = -0.1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
+        ({"temperature": -1.0}, "temperature must be at least 0 (got -1.0)"),
+        ({"top_k": 0}, "top_k must be at least 1 (got 0)"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1 (got 1.5)"),
+        ({"typical_p": 0.0}, "typical_p must be above 0 and at most 1 (got 0.0)"),
+        ({"eta": -0.1}, "eta must be above 0 and at most 1 (got -0.1)"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0 (got 0.0)"),
     ],
 )
-def test_bad_samplers(fields, says):
-    with pytest.raises(UsageError, match=says):
+def test_bad_samplers(fields, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         Sampler(**fields)
 
 

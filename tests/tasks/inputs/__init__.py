@@ -1,0 +1,1 @@
+"""Tests of rows of token ids: windows, packing, mixtures, the token cache."""

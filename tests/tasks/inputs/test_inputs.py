@@ -17,7 +17,7 @@ from tests.support.models import same
 @pytest.fixture
 def text(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
-    path.write_bytes(bytes(range(1, 201)))  # every byte value tells its place
+    path.write_bytes(bytes(range(1, 201)))  # every byte value is its position
     monkeypatch.setattr(byte_text, "plain_text", lambda name, _: name)  # such bytes are not UTF-8
     return str(path)
 
@@ -38,7 +38,7 @@ def test_synthetic_rows_are_packed_right(seed, index, seq_len, vocab):
         real = ids > 0
         assert real[0]
         assert np.all(weights == real)
-        assert np.all(np.diff(real.astype(int)) <= 0), "padding stands at the end"
+        assert np.all(np.diff(real.astype(int)) <= 0), "padding is at the end"
         for segment in range(1, ids.max() + 1):
             (at,) = np.nonzero(ids == segment)
             assert np.all(np.diff(at) == 1)
@@ -149,7 +149,7 @@ def test_standard_library_splits_are_disjoint_and_large():
 
 
 @pytest.mark.parametrize(
-    ("content", "fields", "says"),
+    ("content", "fields", "message"),
     [
         (None, {}, "cannot be read: No such file"),
         (b"", {}, "is empty"),
@@ -158,11 +158,11 @@ def test_standard_library_splits_are_disjoint_and_large():
         (b"x" * 100, {"split": "valid"}, r"Unknown split 'valid'. Did you mean 'validation'"),
     ],
 )
-def test_bad_text(tmp_path, content, fields, says):
+def test_bad_text(tmp_path, content, fields, message):
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         text_input(str(path), **fields).batch(0)
 
 

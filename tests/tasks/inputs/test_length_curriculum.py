@@ -7,7 +7,7 @@ import pytest
 from layers.errors import UsageError
 from registry.build import build
 from tasks.inputs.indexed import Shard
-from tasks.inputs.length_curriculum import StagedInput
+from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tests.support.models import Small, same
@@ -16,7 +16,7 @@ SOURCE = SyntheticPackedInput(batch_size=4, seq_len=16, vocab_size=9)
 
 
 def staged(lengths=(4, 8), steps=10, source=SOURCE, **fields):
-    return StagedInput(
+    return LengthCurriculumInput(
         source=source, lengths=lengths, steps=steps, batch_size=source.batch_size, seq_len=source.seq_len, **fields
     )
 
@@ -101,7 +101,7 @@ def test_hidden_tokens_of_an_encoder_are_staged_too():
     assert staged(source=masked).batch(0).inputs.shape == (4, 4)
 
 
-def test_evaluation_reads_whole_rows():
+def test_evaluation_reads_complete_rows():
     experiment = Small.derive(LENGTH_STAGES=(4, 8), STAGED_STEPS=10)()
     assert build(experiment.Train(), "train").input.batch(0).inputs.shape == (8, 4)
     held_out, plain = (build(e.Test(), "test").inputs["validation"] for e in (experiment, Small()))
@@ -110,7 +110,7 @@ def test_evaluation_reads_whole_rows():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"lengths": (4, 17)}, r"a stage must have between 1 and seq_len = 16 positions \(got 17\)"),
         ({"lengths": (0,)}, r"a stage must have between .* \(got 0\)"),
@@ -118,13 +118,13 @@ def test_evaluation_reads_whole_rows():
         ({"lengths": (2, 4, 8), "steps": 2}, r"between 1 and steps = 2 stages \(got 3\)"),
     ],
 )
-def test_bad_stages(fields, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_stages(fields, message):
+    with pytest.raises(ValueError, match=message):
         staged(**fields)
 
 
 @pytest.mark.parametrize(
-    ("knobs", "says"),
+    ("knobs", "message"),
     [
         ({"LENGTH_STAGES": (4,)}, "STAGED_STEPS = None and the lengths of its stages"),
         ({"STAGED_STEPS": 4}, "STAGED_STEPS = 4 and the lengths of its stages"),
@@ -140,6 +140,6 @@ def test_bad_stages(fields, says):
         ),
     ],
 )
-def test_senseless_knobs(knobs, says):
-    with pytest.raises(UsageError, match=says):
+def test_senseless_knobs(knobs, message):
+    with pytest.raises(UsageError, match=message):
         Small.derive(**knobs)().Train()

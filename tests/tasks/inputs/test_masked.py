@@ -43,20 +43,20 @@ def test_it_is_as_long_as_its_source():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"mask_rate": 0.99}, "shares with a sum of at most 1"),
         ({"same_rate": -0.1}, "shares with a sum of at most 1"),
         ({"mask_id": 1000}, r"mask_id must be a token below vocab_size = 1000 \(got 1000\)"),
     ],
 )
-def test_bad_settings(fields, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_settings(fields, message):
+    with pytest.raises(ValueError, match=message):
         masked(**fields)
 
 
 @pytest.mark.parametrize(("how", "masks"), [("truncate", False), ("pack", False), ("cut", False), ("pack", True)])
-def test_padding_is_neither_hidden_nor_told(how, masks):
+def test_padding_is_neither_masked_nor_a_target(how, masks):
     source = rows([3, 9, 5], rows=how, shuffle=False, document_masks=masks)
     padded = 0
     for k in range(source.num_batches()):

@@ -7,7 +7,7 @@ import pytest
 
 from layers.errors import UsageError
 from tasks.inputs.indexed import Shard
-from tasks.inputs.mixture import ChainedInput, MixedInput
+from tasks.inputs.mixture import ChainedInput, MixtureInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.vocabularies.vocabulary import ByteVocabulary
@@ -29,7 +29,7 @@ def letters(batch):
 
 
 def test_every_thousand_rows_have_the_shares_and_hosts_share_them(tmp_path):
-    mixed = MixedInput(sources=(text(tmp_path, "a"), text(tmp_path, "b"), text(tmp_path, "c")), weights=(5, 3, 0.01))
+    mixed = MixtureInput(sources=(text(tmp_path, "a"), text(tmp_path, "b"), text(tmp_path, "c")), weights=(5, 3, 0.01))
     assert mixed.shares.tolist() == [624, 375, 1]
     places = [mixed.place(number) for number in range(3000)]
     for period in range(3):
@@ -43,13 +43,13 @@ def test_every_thousand_rows_have_the_shares_and_hosts_share_them(tmp_path):
     iterator = mixed.iterator()
     read = [next(iterator) for _ in range(40)]
     assert same(read[37], whole)
-    other = MixedInput(sources=mixed.sources, weights=mixed.weights, seed=1)
+    other = MixtureInput(sources=mixed.sources, weights=mixed.weights, seed=1)
     assert [other.place(n)[0] for n in range(50)] != [source for source, _ in places[:50]]
 
 
 def test_rows_with_and_without_segments_mix(tmp_path):
     synthetic = SyntheticPackedInput(vocab_size=30, **SIZES)
-    batch = MixedInput(sources=(text(tmp_path, "a"), synthetic), weights=(1, 1)).batch(0)
+    batch = MixtureInput(sources=(text(tmp_path, "a"), synthetic), weights=(1, 1)).batch(0)
     assert batch.segment_ids.shape == batch.inputs.shape
     plain = [row for row, found in enumerate(letters(batch)) if found]
     assert np.all(batch.segment_ids[plain] == 1)
@@ -75,7 +75,7 @@ def test_bytes_of_a_mixture_are_those_of_its_rows(tmp_path):
 
     lossy = cached(tmp_path / "lossy", ("ab" * 30,), fractions=(1.0, 0.0, 0.0), vocabulary=Halved(special_tokens=3))
     sources = (text(tmp_path, "a"), TokensInput(source=lossy, rows="restart", **SIZES))
-    mixed = MixedInput(sources=sources, weights=(3, 1))
+    mixed = MixtureInput(sources=sources, weights=(3, 1))
     exact, lost = (240 / 300, 60 / 61)  # bytes per token of text
     assert mixed.byte_ratio == pytest.approx((3 * exact + lost) / (3 * exact + lost / 2))
     chained = ChainedInput(sources=tuple(dataclasses.replace(source, shuffle=False) for source in sources))
@@ -84,12 +84,12 @@ def test_bytes_of_a_mixture_are_those_of_its_rows(tmp_path):
 
 def test_bad_mixtures(tmp_path):
     source = text(tmp_path, "a")
-    for sources, weights, says in [
+    for sources, weights, message in [
         ((), (), "needs a source"),
         ((source,), (1, 2), "one for each source"),
         ((source, source), (1, -1), "above 0"),
         ((source, source), (1, 1e-4), r"weight 0.0001 is less than one row in 1000"),
         ((source, text(tmp_path, "b", seq_len=4)), (1, 1), "rows of one size"),
     ]:
-        with pytest.raises(UsageError, match=says):
-            MixedInput(sources=sources, weights=weights)
+        with pytest.raises(UsageError, match=message):
+            MixtureInput(sources=sources, weights=weights)

@@ -22,7 +22,7 @@ STOP = 1
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """A TokenSource: documents of these lengths, every token different, a stop token behind each, in two pieces."""
+    """A TokenSource: documents of these lengths, every token different, a stop token after each, in two pieces."""
 
     lengths: tuple
     ends: bool = True
@@ -118,7 +118,7 @@ def test_an_index_of_documents_counts_where_no_stop_token_is():
     batch = rows([], source=source, shuffle=False, batch_size=1, seq_len=29).batch(0)
     assert batch.targets[0].tolist() == list(range(11, 40))
     begins = np.flatnonzero(batch.positions[0] == 0).tolist()
-    assert begins == [0, 4, 5, 19], "targets stand one behind"
+    assert begins == [0, 4, 5, 19], "targets are one token later"
     assert [int(batch.inputs[0, i]) for i in begins] == [10, STOP, STOP, STOP]
     assert batch.segment_ids[0].tolist() == [1] * 4 + [2] + [3] * 14 + [4] * 10
     restarted = rows([], source=source, shuffle=False, batch_size=2, seq_len=15, rows="restart").batch(0)
@@ -157,7 +157,7 @@ def test_truncated_rows_are_the_beginnings_of_documents():
 
 
 LENGTHS = range(1, 59)
-BATCHES = {"cut": 4, "restart": 13, "pack": 6, "truncate": 2}  # rows of one; an epoch of LENGTHS is whole batches
+BATCHES = {"cut": 4, "restart": 13, "pack": 6, "truncate": 2}  # rows of one; an epoch is full batches
 
 
 def epoch(source, number):
@@ -180,7 +180,7 @@ def test_an_epoch_visits_every_row_once(how):
     source = rows(LENGTHS, rows=how, batch_size=BATCHES[how], seed=5)
     in_order = rows(LENGTHS, rows=how, shuffle=False)
     expected = [content(in_order.row(number)) for number in range(source._whole_rows)]
-    assert len({*expected}) == len(expected), "none can stand for another one"
+    assert len({*expected}) == len(expected), "no two are equal"
     left_out = range(source._whole_rows, in_order.num_rows)
     assert len(left_out) == (how == "restart"), "what is left fills no row"
     assert not any(in_order.row(number).weights.all() for number in left_out)
@@ -205,7 +205,7 @@ def test_an_epoch_of_windows_covers_the_text_from_its_offset_on():
             places += found
         offset, end = min(places), max(places) + 9
         assert offset < 8
-        assert sorted(places) == list(range(offset, end - 8, 8)), "one behind the other, each once"
+        assert sorted(places) == list(range(offset, end - 8, 8)), "consecutive, each once"
         assert places != sorted(places)
         assert len(ids) - end < 16, "less than two windows are left out"
         offsets.add(offset)

@@ -17,7 +17,7 @@ from tests.support.models import batch_of
 
 pytestmark = pytest.mark.slow
 
-TEXTS = [f"document {number} says {'so ' * (number % 7)}" for number in range(40)]
+TEXTS = [f"document {number} is {'so ' * (number % 7)}" for number in range(40)]
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])

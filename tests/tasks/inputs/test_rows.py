@@ -13,7 +13,7 @@ from tasks.inputs.indexed import Shard
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.tfds import Tfds
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.tbptt_chunks import PiecesInput
+from tasks.inputs.tbptt_chunks import TbpttInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.vocabularies.vocabulary import ByteVocabulary
 from tests.support.models import same
@@ -57,10 +57,10 @@ def test_splits_of_enwik8(enwik8):
     assert enwik8.tokens("test").read(0, 1)[0] == 950 % 251 + 3
 
 
-def test_an_epoch_visits_every_whole_row_once_and_starts_each_afresh(enwik8):
+def test_an_epoch_visits_every_complete_row_once_and_restarts_each(enwik8):
     source = rows(enwik8)
     seen = []
-    for index in range(75 // 2):  # 75 whole rows of 12 in 900 bytes
+    for index in range(75 // 2):  # 75 complete rows of 12 in 900 bytes
         batch = source.batch(index)
         assert np.all(batch.inputs[:, 0] == EOS)
         assert np.array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
@@ -93,7 +93,7 @@ def test_evaluation_reads_everything_once_in_order_with_padding(enwik8):
     assert few.num_batches() == 1
 
 
-def test_too_little_text_and_no_path_are_said(tmp_path):
+def test_too_little_text_and_a_missing_path_are_reported(tmp_path):
     path = tmp_path / "short"
     path.write_bytes(b"abc")
     with pytest.raises(UsageError, match=r"fewer than the 12 needed"):
@@ -102,9 +102,9 @@ def test_too_little_text_and_no_path_are_said(tmp_path):
         rows(Enwik8(path=None)).require_data()
 
 
-def test_pieces_go_on_with_the_same_rows():
+def test_pieces_continue_with_the_same_rows():
     source = SyntheticPackedInput(batch_size=4, seq_len=12, vocab_size=30)
-    pieces = PiecesInput(source=source, batch_size=4, seq_len=4)
+    pieces = TbpttInput(source=source, batch_size=4, seq_len=4)
     for k in range(9):
         batch, whole = pieces.batch(k), source.batch(k // 3)
         start = 4 * (k % 3)
@@ -113,7 +113,7 @@ def test_pieces_go_on_with_the_same_rows():
         assert batch.row_positions.tolist() == [list(range(start, start + 4))] * 4
     assert same(pieces.batch(5, Shard(1, 2)).inputs, pieces.batch(5).inputs[2:])
     with pytest.raises(ValueError, match="must divide rows of 12"):
-        PiecesInput(source=source, batch_size=4, seq_len=5)
+        TbpttInput(source=source, batch_size=4, seq_len=5)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "vortaro"
 
 
-def test_pg19_is_books_with_an_end_behind_each(prepared, cache):
+def test_pg19_is_books_with_an_end_after_each(prepared, cache):
     folder, books, _ = prepared
     for split, texts in books.items():
         ids = pg19(folder).tokens(split).read(0, 10**6)
@@ -196,7 +196,7 @@ def test_imagenet_is_pixels_and_its_training_split_is_cut(prepared, cache):
     assert key((batch.targets[0] - 3).astype(np.uint8)) in set(map(key, read))
 
 
-def test_a_data_set_that_is_not_there_is_said(prepared, tmp_path):
+def test_a_missing_data_set_is_reported(prepared, tmp_path):
     with pytest.raises(UsageError, match=r"TFDS has no data set 'pg19' in .*tfds build pg19"):
         pg19(str(tmp_path)).tokens("train")
 

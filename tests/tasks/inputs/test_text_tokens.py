@@ -15,12 +15,12 @@ from registry.resolve import resolve
 from runners.session import Session
 from runners.training.evaluate import evaluate
 from tasks.inputs.byte_text import StandardLibrary, stretches
-from tasks.inputs.length_curriculum import StagedInput
+from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.running_text import RunningText
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tasks.inputs.tbptt_chunks import PiecesInput
+from tasks.inputs.tbptt_chunks import TbpttInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.metrics import language_scalars
 from tasks.vocabularies.subwords import Gpt2Vocabulary, SentencePieceVocabulary
@@ -48,14 +48,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_stretches_end_behind_separators():
+def test_stretches_end_after_separators():
     for content, size in itertools.product((b"", b"\n", b"a\nbb\nccc", b"\n\na\n", b"a" * 50 + b"\n"), (1, 3, 100)):
         parts = list(stretches(np.frombuffer(content, np.uint8), b"\n", size))
         assert b"".join(parts) == content
         assert all(part.endswith(b"\n") for part in parts[:-1])
 
 
-def test_a_text_file_is_encoded_whole(folder):
+def test_a_text_file_is_encoded_completely(folder):
     source = rows(folder, Gpt2Vocabulary(str(folder / "pairs")))
     raw = RunningText(path=str(folder / "text.txt"))._bytes.text.read("train").tobytes()
     ids = source.tokens.read(0, 10**6)
@@ -90,8 +90,8 @@ def test_what_wraps_an_input_has_its_texts_and_ratio(folder):
     source = rows(folder, vocabulary)
     assert source.byte_ratio != 1.0
     around = [
-        PiecesInput(source=source, batch_size=2, seq_len=4),
-        StagedInput(source=source, lengths=(4,), steps=2, **SIZES),
+        TbpttInput(source=source, batch_size=2, seq_len=4),
+        LengthCurriculumInput(source=source, lengths=(4,), steps=2, **SIZES),
         MaskedInput(source=source, vocab_size=64, mask_id=3),
     ]
     for wrapped in around:

@@ -1,4 +1,4 @@
-"""Documents become ids once, are whole or not there, and go to splits by what they say."""
+"""The token cache: documents are encoded once, parts are complete or absent, splits follow from the content."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_another_part_is_tokenised_alone(tmp_path):
     assert len(tokens) == 7
 
 
-def test_a_build_that_is_cut_off_leaves_whole_parts_alone(tmp_path):
+def test_an_interrupted_build_keeps_complete_parts(tmp_path):
     def breaks():
         yield "half"
         raise KeyboardInterrupt
@@ -76,13 +76,13 @@ def test_a_build_that_is_cut_off_leaves_whole_parts_alone(tmp_path):
         cached(tmp_path, ("ab",), breaks(), fractions=EVERYTHING).tokens("train")
     assert len(list(tmp_path.rglob("part.json"))) == 1
     assert not list(tmp_path.rglob("building-*"))
-    tokens = cached(tmp_path, ("never",), ("whole",), fractions=EVERYTHING).tokens("train")
-    assert bytes(x for x in tokens.read(0, 99) - 3 if x >= 0) == b"abwhole"
+    tokens = cached(tmp_path, ("never",), ("complete",), fractions=EVERYTHING).tokens("train")
+    assert bytes(x for x in tokens.read(0, 99) - 3 if x >= 0) == b"abcomplete"
 
 
 @pytest.mark.parametrize("file", ["train.ids", "train.ends", "part.json"])
 @pytest.mark.parametrize("how", ["cut", "gone"])
-def test_torn_parts_are_made_anew_aloud(tmp_path, capsys, file, how):
+def test_damaged_parts_are_rebuilt_with_a_message(tmp_path, capsys, file, how):
     cached(tmp_path, ("abcdef",), ("gh",), fractions=EVERYTHING).tokens("train")
     torn = sorted(tmp_path.rglob(file))[0]
     torn.write_bytes(torn.read_bytes()[:-3]) if how == "cut" else torn.unlink()
@@ -128,7 +128,7 @@ def test_a_part_that_appears_while_it_is_looked_for_stays(tmp_path, monkeypatch)
     assert list(tmp_path.rglob("train.ids"))
 
 
-def test_a_folder_that_cannot_be_read_is_said_and_left_alone(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_reported_and_kept(tmp_path, monkeypatch):
     source = cached(tmp_path, ("ab",), fractions=EVERYTHING)
     source.tokens("train")
 
@@ -176,7 +176,7 @@ def test_narrow_ids_of_others_take_any_stop_token(tmp_path):
     assert source.tokens("train").read(0, 9).tolist() == [5, 6, 258]
 
 
-def test_splits_are_disjoint_whole_and_follow_from_the_content_alone(tmp_path):
+def test_splits_are_disjoint_complete_and_follow_from_the_content_alone(tmp_path):
     documents = tuple(f"document {i}" for i in range(400))
     shares = {"fractions": (0.8, 0.1, 0.1)}
     one = cached(tmp_path / "a", documents, **shares)
@@ -191,7 +191,7 @@ def test_splits_are_disjoint_whole_and_follow_from_the_content_alone(tmp_path):
         assert set(texts(parts, split)) == set(documents)
 
 
-def test_skipped_documents_are_counted_and_said(tmp_path, capsys):
+def test_skipped_documents_are_counted_and_reported(tmp_path, capsys):
     documents = ("good", Skipped("invalid UTF-8"), Skipped("empty"), Skipped("invalid UTF-8"))
     assert len(cached(tmp_path, documents, fractions=EVERYTHING).tokens("train")) == 5
     assert "Skipped 3 documents: 2 for invalid UTF-8, 1 for empty." in capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_a_remote_cache_is_made_once_for_all_machines(tmp_path, monkeypatch):
     remote.rm("/bucket", recursive=True)
 
 
-def test_a_damaged_remote_part_is_made_anew(tmp_path, monkeypatch, capsys):
+def test_a_damaged_remote_part_is_rebuilt(tmp_path, monkeypatch, capsys):
     remote = fsspec.filesystem("memory")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
     cached("memory://bucket/torn", ("ab",), fractions=EVERYTHING).tokens("train")

@@ -57,7 +57,7 @@ def test_sgd_is_the_gradient_times_the_rate():
         np.testing.assert_allclose(u, -0.1 * g, atol=1e-7)
 
 
-def test_role_factors_scale_the_whole_update():
+def test_role_factors_scale_the_complete_update():
     plain = one_update(optimizer(weight_decay=0.3))[2]
     scaled = one_update(optimizer(weight_decay=0.3, role_factors=RoleFactors(embedding=0.5, scale=3.0)))[2]
     factors = TABLE.tree(lambda row: {"embedding": 0.5, "scale": 3.0}.get(row.role, 1.0))["params"]

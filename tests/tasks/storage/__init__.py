@@ -1,0 +1,1 @@
+"""Tests of files, locks, leases and JSON lines."""

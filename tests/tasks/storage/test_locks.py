@@ -1,4 +1,4 @@
-"""Locks between processes; two open files stand for two processes."""
+"""Locks between processes; two open files replace two processes."""
 
 import errno
 import fcntl

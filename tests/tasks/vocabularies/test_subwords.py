@@ -56,7 +56,7 @@ def test_byte_level_text_comes_back_and_every_byte_is_counted(made, name):
     for text in (TEXT, ODD, "é", " "):
         ids = vocabulary.encode(text)
         assert vocabulary.decode(ids) == text
-        ends = text.count("\0") if name == "bytes" else 0  # byte 0 ends a document, and is no text
+        ends = text.count("\0") if name == "bytes" else 0  # byte 0 ends a document, and is not text
         assert vocabulary.token_bytes()[ids].sum() == len(text.encode()) - ends
 
 
@@ -68,7 +68,7 @@ def test_spaces_in_front_are_one_byte(made, name):
     assert made[name].token_bytes()[ids].sum() == len(text) + 1
 
 
-def test_pieces_that_are_no_text_count_nothing(made):
+def test_pieces_that_are_not_text_have_no_bytes(made):
     counts = made["fallback"].token_bytes()
     assert counts.dtype == np.float32
     assert counts[:3].tolist() == [0, 0, 0]
@@ -76,7 +76,7 @@ def test_pieces_that_are_no_text_count_nothing(made):
     text = "日 é"
     assert counts[made["fallback"].encode(text)].sum() == len(text.encode()) + 1
     assert made["fallback"].decode(made["fallback"].encode(text)) == text
-    assert made["pieces"].token_bytes()[made["pieces"].encode("日")].sum() == 1  # unknown, behind a space
+    assert made["pieces"].token_bytes()[made["pieces"].encode("日")].sum() == 1  # unknown, after a space
     assert made["unigram"].token_bytes()[:3].tolist() == [0, 0, 0]
     assert made["json"].token_bytes()[made["json"].stop_id] == 0
     words = made["words"]
@@ -174,7 +174,7 @@ def test_a_folder_that_transformers_reads(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "says"),
+    ("vocabulary", "message"),
     [
         (SentencePieceVocabulary(None), "VOCABULARY = sentencepiece needs a file"),
         (SentencePieceVocabulary("no/such.model"), "'no/such.model' cannot be read: No such file or directory"),
@@ -201,7 +201,7 @@ def test_a_folder_that_transformers_reads(made, tmp_path):
     ],
     ids=lambda value: None if isinstance(value, str) else f"{type(value).__name__}-{next(iter(vars(value).values()))}",
 )
-def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, monkeypatch, vocabulary, says):
+def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, monkeypatch, vocabulary, message):
     if isinstance(vocabulary, HuggingFaceVocabulary) and vocabulary.name == "folder":
         pytest.importorskip("transformers", reason="needs pip install -e '.[hf]'")
     monkeypatch.chdir(tmp_path)
@@ -216,15 +216,15 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, monkeypatch, vocabu
     for use in (lambda: vocabulary.size, lambda: vocabulary.fingerprint and vocabulary.size):
         with pytest.raises(UsageError) as caught:
             use()
-        assert says in str(caught.value)
+        assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("package", "name", "says"),
+    ("package", "name", "message"),
     [("sentencepiece", "pieces", "'.[sentencepiece]'"), ("tokenizers", "json", "'.[hf]'")],
 )
-def test_a_package_that_is_not_installed(made, monkeypatch, tmp_path, package, name, says):
+def test_a_package_that_is_not_installed(made, monkeypatch, tmp_path, package, name, message):
     monkeypatch.setitem(sys.modules, package, None)
     path = tmp_path / "other"
     if package == "sentencepiece":
@@ -235,4 +235,4 @@ def test_a_package_that_is_not_installed(made, monkeypatch, tmp_path, package, n
         vocabulary = HuggingFaceVocabulary(str(path))
     with pytest.raises(UsageError, match=r"pip install -c constraints\.txt -e") as caught:
         vocabulary.encode("the")
-    assert says in str(caught.value)
+    assert message in str(caught.value)

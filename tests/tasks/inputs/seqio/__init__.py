@@ -1,0 +1,1 @@
+"""Tests of inputs and vocabularies that use seqio."""

@@ -8,7 +8,7 @@ import pytest
 from layers.errors import UsageError
 from tasks.inputs.indexed import Shard
 from tasks.inputs.seqio.rows import SeqioInput
-from tasks.inputs.tbptt_chunks import PiecesInput
+from tasks.inputs.tbptt_chunks import TbpttInput
 from tests.support.models import same
 
 
@@ -29,7 +29,7 @@ def segments(batch):
 
 
 def texts_of(source, batches):
-    """The texts that targets stand for: bytes behind three special tokens, 1 at the end."""
+    """The texts that targets encode: bytes are shifted by three special tokens, 1 is the end."""
     for index in range(batches):
         for ids in segments(source.batch(index)):
             assert ids[-1] == 1
@@ -124,7 +124,7 @@ def test_any_position_is_what_reading_through_gives(seqio_tasks, kind):
 
 
 @pytest.mark.parametrize(("kind", "stop"), [("lines", 5), ("lines", 17), ("many_files", 8), ("mixture", 17)])
-def test_a_resumed_reader_goes_on_with_the_same_bits(seqio_tasks, kind, stop):
+def test_a_resumed_reader_continues_with_the_same_bits(seqio_tasks, kind, stop):
     task = getattr(seqio_tasks, kind)
     iterator = rows(task, snapshot_every=5).iterator()
     for _ in range(stop):
@@ -165,7 +165,7 @@ def _counting(iterator, read):
 def test_wrapped_inputs_keep_the_snapshot(seqio_tasks):
     def pieces():
         whole = rows(seqio_tasks.lines, snapshot_every=2)
-        return PiecesInput(source=whole, batch_size=4, seq_len=16).iterator()
+        return TbpttInput(source=whole, batch_size=4, seq_len=16).iterator()
 
     first, second = pieces(), pieces()
     for _ in range(11):
@@ -246,12 +246,12 @@ def test_a_part_without_examples_is_one_sentence(seqio_tasks):
         source.batch(0, Shard(3, 4))
 
 
-def test_a_task_that_cannot_be_cached_says_why(seqio_tasks):
+def test_the_error_of_a_task_that_cannot_be_cached_has_the_reason(seqio_tasks):
     with pytest.raises(UsageError, match=r"its preprocessors have no seqio.CacheDatasetPlaceholder"):
         rows(seqio_tasks.masked, objective="encoder", use_cached=True).require_data()
 
 
-def test_a_function_without_a_seed_says_what_it_lacks(seqio_tasks):
+def test_the_error_of_a_function_without_a_seed_names_the_seed(seqio_tasks):
     import seqio
     import tensorflow as tf
 

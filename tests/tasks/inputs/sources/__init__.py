@@ -1,0 +1,1 @@
+"""Tests of document sources, by format."""

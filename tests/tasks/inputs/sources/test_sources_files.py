@@ -83,7 +83,7 @@ def test_each_file_is_looked_at_once(folder, monkeypatch):
         assert len([path for path in looks if path.endswith("/a.txt")]) <= 2, "a name may be a pattern or a file"
 
 
-def test_a_listing_tells_of_remote_files(remote, monkeypatch):
+def test_a_listing_has_remote_files(remote, monkeypatch):
     system = fsspec.filesystem("memory")
     asked = []
     info, pattern = type(system).info, type(system).glob
@@ -158,7 +158,7 @@ def test_files_that_only_fsspec_knows(remote):
     assert expand(f"@{remote}/list", remote) == ["b.txt"]
 
 
-def test_what_a_server_says_is_one_sentence(remote, monkeypatch):
+def test_a_servers_error_is_one_sentence(remote, monkeypatch):
     def refuses(*_, **__):
         raise Exception("no credentials\nfor you")
 
@@ -186,7 +186,7 @@ def test_packed_files_and_what_is_left_of_them(tmp_path, suffix, pack):
     path.write_bytes(pack(TEXT)[:-3])
     with pytest.raises(UsageError, match=rf"'.*text{suffix}' is damaged or cut off: "):
         list(files.lines(str(path)))
-    path.write_bytes(b"plain text in a file that says it is packed")
+    path.write_bytes(b"plain text in a file with a compressed name")
     with pytest.raises(UsageError, match=rf"'.*text{suffix}' (is damaged|cannot be read)"):
         list(files.lines(str(path)))
 

@@ -128,8 +128,8 @@ def test_a_folder_with_split_names_in_its_files_and_one_with_configurations(tmp_
         HuggingFace(dataset=str(several)).parts(None)
 
 
-def test_a_data_set_without_validation_says_the_knob_that_goes_on(tmp_path, monkeypatch):
-    """What a run is told to add is right as it stands."""
+def test_the_error_of_a_data_set_without_validation_has_the_knob_to_set(tmp_path, monkeypatch):
+    """The override that the error message suggests is valid without a change."""
     for split in ("train", "test"):
         jsonl(tmp_path / "two" / f"{split}.jsonl", [f"{split} {i}" for i in range(3)])
     knobs = ["DATA=huggingface", f"DATASET={tmp_path}/two"]

@@ -77,7 +77,7 @@ def test_a_set_is_cut_in_order(tmp_path):
         source.arrays("val")
 
 
-def test_documents_stay_whole_where_a_set_is_cut(tmp_path):
+def test_documents_stay_complete_at_cuts_of_a_set(tmp_path):
     path = megatron(tmp_path, "m", [[[1, 2, 3]], [[4]], [[5, 6, 7]], [[8, 9, 10]]])
     source = TokenFiles(files=path, fractions=(0.35, 0.3, 0.35))  # at 4 and 6: the second cut moves to 7
     found = {}
@@ -120,13 +120,13 @@ def test_ids_by_another_name_do_not_validate(tmp_path, monkeypatch):
         ("a.txt", b"text", "names end in .npy or .bin"),
     ],
 )
-def test_files_that_are_no_ids(tmp_path, name, content, message):
+def test_files_that_are_not_ids(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         only(tmp_path / name)
 
 
-def test_arrays_that_are_no_ids(tmp_path):
+def test_arrays_that_are_not_ids(tmp_path):
     for array, message in [
         (np.ones(3), "1-D array of float64"),
         (np.ones((2, 2), int), "2-D array of int64"),

@@ -185,7 +185,7 @@ def test_accelerators_are_left_to_jax(folder, tmp_path, monkeypatch):
         assert ([], "GPU") in hidden
 
 
-def test_who_has_used_tensorflow_before_goes_on(monkeypatch):
+def test_a_process_that_has_used_tensorflow_before_continues(monkeypatch):
     def refuses(devices, kind):
         raise RuntimeError("Visible devices cannot be modified after being initialized")
 

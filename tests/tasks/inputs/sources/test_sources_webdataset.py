@@ -1,4 +1,4 @@
-"""Tar shards as webdataset writes them, whole and not; rows of ids that torch saved, read without torch."""
+"""Tar shards as webdataset writes them, complete and cut off; rows of ids that torch saved, read without torch."""
 
 import gzip
 import io
@@ -102,7 +102,7 @@ def test_packed_and_far_away(tmp_path):
         read(WebDatasetShards(shards=str(tmp_path / "p.tar.gz")))
 
 
-def test_a_shard_that_is_cut_off_anywhere_says_so(tmp_path):
+def test_a_shard_that_is_cut_off_anywhere_is_reported(tmp_path):
     path = Path(texts(tmp_path / "s.tar", *(f"{i}" * 700 for i in range(4))))
     content = path.read_bytes()
     with tarfile.open(path) as archive:
@@ -163,7 +163,7 @@ class _Harm:
 
 
 def test_no_code_in_a_pickle_is_run(tmp_path):
-    """A pickle that would make a folder; one that would change what its names stand for."""
+    """A pickle that would make a folder; one that would rebind its names."""
     changes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x08\x00\x00\x00__call__K\x01sb."
     reaches = b"\x80\x02ctorch\nLongStorage\n}X\x01\x00\x00\x00aK\x01sb."
     beyond = (
@@ -191,7 +191,7 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
         read(WebDatasetShards(shards=path))
 
 
-def test_names_that_are_no_samples_and_groups_by_the_first_dot(tmp_path):
+def test_names_that_are_not_samples_and_groups_by_the_first_dot(tmp_path):
     path = tmp_path / "s.tar"
     with tarfile.open(path, "w") as archive:
         for name in ("__index__/x.txt", "README", "dir/a.b.txt", "dir/a.json", "dir/c.txt"):

@@ -53,7 +53,7 @@ def test_metrics_follow_the_rows_that_were_read(calm):
 
 @pytest.mark.slow
 def test_stopped_in_every_stage_it_ends_in_the_same_bits(calm, tmp_path, monkeypatch, capsys):
-    """Within stages, at the last update of one, and behind all."""
+    """Within stages, at the last update of one, and after all."""
     stops, stop_at, compiled = [3, 6, 9, 12, 15], [0], []
     before, compile_step = TraceWindow.before, CompiledFunctions.compile_step
 
@@ -94,7 +94,7 @@ def test_a_sweep_takes_the_same_rows(calm):
     assert [step for step, _ in found["train"]] == [5, 10, 15, 18]
 
 
-def test_profiling_takes_whole_rows(tmp_path, monkeypatch):
+def test_profiling_uses_complete_rows(tmp_path, monkeypatch):
     shapes, put = [], HostBatches.put
     monkeypatch.setattr(
         HostBatches, "put", lambda self, batch, rows: shapes.append(batch.inputs.shape) or put(self, batch, rows)

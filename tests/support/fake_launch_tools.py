@@ -1,4 +1,4 @@
-"""Stand-ins for what the launcher calls: they record how they were called."""
+"""Fakes of the programs that the launcher calls: they record their calls."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def executable(path: Path, text: str) -> None:
 
 
 class Machine:
-    """A folder of stand-ins, in front of PATH, and what they recorded."""
+    """A folder of fake programs, first in PATH, and their recorded calls."""
 
     def __init__(self, folder: Path):
         self.bin, self.record, self.hosts = folder / "bin", folder / "record", folder / "hosts"
@@ -71,7 +71,7 @@ class Machine:
         }
 
     def calls(self) -> list[list[str]]:
-        """How the stand-ins were called, in order."""
+        """Calls of the fake programs, in order."""
         if not self.record.exists():
             return []
         return [json.loads(line) for line in self.record.read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""One of several processes: `python -m tests.support.stand_in WHAT ... --process_id=I`, in place of the runner.
+"""One of several processes in place of the runner: `python -m tests.support.fake_runner ACTION ... --process_id=I`.
 
-WHAT: `say` its arguments; `fail` with code 3 in process 1; `die` by a signal there, or `linger` when told to end;
-`wait` to be told to end. Or `start FOLDER COUNT WHAT`: all of them, by the launcher.
+ACTION: `print` the arguments; in process 1 `fail` with code 3, or `die` by a signal; `linger` after a signal to end;
+`wait` for such a signal. `start FOLDER COUNT ACTION` starts all processes by the launcher.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def _wait(seconds: float) -> list[int]:
-    """Waits until told to end; returns the signals that came until shortly after."""
+    """Waits for a signal to end; returns the signals received until shortly after."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: signals.append(got))
+        signal.signal(number, lambda received, _: signals.append(received))
     print("up", flush=True)
     end = time.monotonic() + seconds
     while time.monotonic() < end and not signals:
@@ -40,21 +40,21 @@ def _wait_for_the_first() -> None:
             time.sleep(0.02)
 
 
-def main(what: str, place: list[str]) -> int:
-    """Does what it is told; returns the exit code."""
-    index = int(place[-1].partition("=")[2])
-    print(f"process {index} of {place}", flush=True)
-    if what == "wait":
-        print(f"told {_wait(600)}", flush=True)
-    if what == "linger" and index != 1:
+def main(action: str, flags: list[str]) -> int:
+    """Performs the action; returns the exit code."""
+    index = int(flags[-1].partition("=")[2])
+    print(f"process {index} of {flags}", flush=True)
+    if action == "wait":
+        print(f"signals {_wait(600)}", flush=True)
+    if action == "linger" and index != 1:
         time.sleep(600)
-    if what in ("fail", "linger") and index == 1:
+    if action in ("fail", "linger") and index == 1:
         _first_pid().write_text(str(os.getpid()))
         return 3
-    if what == "fail":
+    if action == "fail":
         _wait_for_the_first()
         return 1
-    if what == "die" and index == 1:
+    if action == "die" and index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
@@ -63,8 +63,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "start":
         from launch import local
 
-        folder, count, what = sys.argv[2:]
+        folder, count, action = sys.argv[2:]
         os.environ["FIRST_PID"] = f"{folder}/first_pid"
-        local.PATIENCE = 1 if what == "linger" else local.PATIENCE
-        sys.exit(local.processes([sys.executable, "-m", "tests.support.stand_in", what], int(count), Path(folder)))
+        local.PATIENCE = 1 if action == "linger" else local.PATIENCE
+        sys.exit(local.processes([sys.executable, "-m", "tests.support.fake_runner", action], int(count), Path(folder)))
     sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -59,7 +59,7 @@ def run(module, variables):
     ("axes", "shape", "axis"),
     [(("data", "model"), (4, 2), "data"), (("data", "expert", "model"), (2, 2, 2), "expert")],
 )
-def test_split_experts_equal_whole_ones(routing, axes, shape, axis):
+def test_split_experts_equal_complete_ones(routing, axes, shape, axis):
     module = layer(axis, routing=routing, gated=True, router_z_loss=0.1)
     variables = variables_of(module)
     expected = run(module, variables)
