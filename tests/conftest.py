@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.support.shapes", "tests.support.commands", "tests.support.progress"]
+pytest_plugins = ["tests.support.plugins.shapes", "tests.support.plugins.commands", "tests.support.plugins.progress"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
 # Tests compile much and compute little: one LLVM module for each program, emitted directly, not optimized (0.3 s of CPU

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 def start(folder, count, action, out=subprocess.PIPE):
     """The launcher with a fake runner."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.fake_runner", "start", str(folder), str(count), action],
+        [sys.executable, "-m", "tests.support.processes.fake_runner", "start", str(folder), str(count), action],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=out,

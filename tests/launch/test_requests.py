@@ -6,7 +6,7 @@ import pytest
 
 from launch.command_line import main
 from launch.runner_flags import checked
-from tests.support.fake_launch_tools import executable
+from tests.support.processes.fake_launch_tools import executable
 
 RUN = ["--", "--workdir=runs/x"]
 CLOUD = ["--", "--workdir=gs://b/x"]

@@ -16,7 +16,7 @@ import yaml
 
 from launch import rendering
 from launch.command_line import RENDER, parse
-from tests.support.fake_launch_tools import Machine, executable
+from tests.support.processes.fake_launch_tools import Machine, executable
 
 HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
 FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--mode=sample", "--prompt=def f():\n\treturn ''", "--stop"]

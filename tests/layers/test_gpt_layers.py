@@ -13,7 +13,7 @@ from layers.specs import Specs
 from registry.build import build
 from registry.templates.gpt_lm import GptLm
 from tests.layers.attention.test_attention import attention, params_of
-from tests.support.models import variables_of
+from tests.support.references.models import variables_of
 
 POINTING = {"NUM_LAYERS": 1, "MODEL_DIM": 16, "NUM_HEADS": 4, "VOCAB_SIZE": 40, "SEQ_LEN": 12, "HEAD_QK": 8}
 POINTING |= {"DATA": "synthetic", "DTYPE": "float32", "DROPOUT": 0.0}

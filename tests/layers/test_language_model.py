@@ -5,7 +5,7 @@ import pytest
 
 from layers.errors import UsageError
 from layers.remat import REMAT_POLICIES
-from tests.support.models import batch_of, same, task_of, train_losses, variables_of
+from tests.support.references.models import batch_of, same, task_of, train_losses, variables_of
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 16), 0, 32)
 

@@ -6,7 +6,7 @@ import pytest
 from layers.errors import UsageError
 from registry.device_order import device_ids
 from registry.resolve import resolve
-from tests.support.lingvo import NUMBERS
+from tests.support.references.lingvo import NUMBERS
 
 
 @pytest.mark.parametrize("name", NUMBERS["digests"])

@@ -14,7 +14,7 @@ from registry.unread_knobs import require_effect
 from runners.modes.sample import windowed
 from runners.widths.widths import of_width
 from tests.conftest import ROOT
-from tests.support.models import Small
+from tests.support.references.models import Small
 
 
 def test_a_subclass_sets_knobs_and_what_follows_follows():

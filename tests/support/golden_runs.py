@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.support.commands import inside
+from tests.support.plugins.commands import inside
 
 FOLDER = Path(__file__).parents[1] / "golden" / "runs"
 STOPPED_AT, STEPS = 2, 4

@@ -18,7 +18,7 @@ from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
-from tests.support.models import Small, task_of
+from tests.support.references.models import Small, task_of
 
 EVERYTHING = {"USE_BIAS": True, "NORM_SCALE": "vector", "EMBEDDING_NORM": True, "NUM_LAYERS": 2, "DATA": "synthetic"}
 

@@ -9,7 +9,7 @@ from flax import struct
 from tasks.batch import empty_batch
 from tasks.metrics import MetricSums, language_scalars
 from tasks.train_step import init_state, train_step
-from tests.support.models import batch_of, same, task_of, train_losses, variables_of
+from tests.support.references.models import batch_of, same, task_of, train_losses, variables_of
 
 
 @pytest.mark.parametrize("pieces", [2, 4, 8])
@@ -65,7 +65,7 @@ def test_the_first_bad_step_is_remembered():
 
 def test_skip_drops_the_update_and_counts_it():
     from registry.build import build
-    from tests.support.models import Small
+    from tests.support.references.models import Small
 
     config = Small().Task()
     config.non_finite = "skip"
@@ -107,7 +107,7 @@ def test_updates_of_state_are_applied_once_whatever_the_pieces(pieces):
     from layers.weights.weight import weight
     from registry.build import build
     from registry.templates.decoder import DecoderLm
-    from tests.support.models import Small
+    from tests.support.references.models import Small
 
     class RunningNorm(RMSNorm):
         @nn.compact

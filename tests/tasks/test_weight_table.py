@@ -7,7 +7,7 @@ from layers.errors import SpecError
 from layers.specs import P
 from registry.build import build
 from tasks.weight_table import WeightTable, check_spec, shards
-from tests.support.models import Small, task_of, variables_of
+from tests.support.references.models import Small, task_of, variables_of
 
 MESH = {"data": 2, "model": 4}
 

@@ -22,7 +22,7 @@ from registry.templates.gpt_lm import GptLm
 from registry.templates.gshard_lm import GShardLm
 from registry.templates.mu_lm import MuLm
 from tests.layers.attention.test_attention import attention, params_of
-from tests.support import vq
+from tests.support.references import vq
 
 LENGTH = 12
 

@@ -9,7 +9,7 @@ from flax.core import meta
 from layers.attention.code_cache import CodeCache, chunks, merge, prefixes
 from layers.attention.vq import VQAttention
 from layers.auxiliary import UPDATES, apply_updates
-from tests.support.vq import CODES, HEADS, KEY, NUMBERS, attention_weights, mixer, variables
+from tests.support.references.vq import CODES, HEADS, KEY, NUMBERS, attention_weights, mixer, variables
 
 REDUCTIONS = ("serial", "matmul", "assoc_scan", "sum", "scan")
 

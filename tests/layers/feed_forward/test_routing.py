@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.feed_forward.routing import auto_capacity, expert_choice_routing, top2_routing
-from tests.support.lingvo import NUMBERS
+from tests.support.references.lingvo import NUMBERS
 
 LOGITS = (2 * np.sin(1.3 * (np.arange(48) + 1))).reshape(2, 6, 4).astype(np.float32)
 REAL = np.ones((2, 6), bool)

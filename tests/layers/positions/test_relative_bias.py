@@ -7,7 +7,7 @@ from flax.core import meta
 from layers.positions.relative_bias import RelativeBias, relative_buckets
 from layers.specs import P, Specs
 from layers.weights.initializers import FanIn
-from tests.support.lingvo import NUMBERS
+from tests.support.references.lingvo import NUMBERS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

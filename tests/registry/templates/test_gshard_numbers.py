@@ -16,7 +16,7 @@ from tasks.batch import Batch, empty_batch
 from tasks.gradients import gradient_of
 from tasks.train_step import TrainState, init_state, train_step
 from tests.registry.test_entries import train
-from tests.support.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
+from tests.support.references.lingvo import CASES, NUMBERS, at, batch, params_of, task_of
 
 # Parameters; bytes per device of float32 weights; of factored slots that follow their weights, or of Adam's slots.
 SIZES = {

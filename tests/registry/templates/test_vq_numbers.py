@@ -16,8 +16,8 @@ from tasks.batch import Batch, empty_batch
 from tasks.decoding.generation import Sampler
 from tasks.optimizers.schedules import Schedule
 from tasks.train_step import init_state, train_step
-from tests.support.models import same
-from tests.support.vq import NUMBERS, model_task, model_variables
+from tests.support.references.models import same
+from tests.support.references.vq import NUMBERS, model_task, model_variables
 
 MAIN = {"NORM_WEIGHTS": True, "FINAL_NORM": True, "POSITIONS": "scaled_sinusoidal", "USE_BIAS": True}
 MAIN |= {"TBPTT_LEN": 16, "SEQ_LEN": 48, "CODEBOOK_METRICS": True}

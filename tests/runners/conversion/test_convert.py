@@ -13,7 +13,7 @@ from runners.conversion.foreign_files import ABSMAX_BLOCK
 from runners.convert import main
 from runners.main import main as run_main
 from runners.session import Session
-from tests.support.foreign import (
+from tests.support.references.foreign import (
     ALIBI,
     CONTEXT,
     LAYERS,

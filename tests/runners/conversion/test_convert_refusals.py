@@ -6,7 +6,18 @@ import pytest
 from layers.errors import UsageError
 from runners.conversion.foreign_files import read_weights
 from runners.convert import main
-from tests.support.foreign import ALIBI, FUSED, SEQUENTIAL, VOCAB, WIDTH, bring_in, gpt2, little_gpt, saved, send_out
+from tests.support.references.foreign import (
+    ALIBI,
+    FUSED,
+    SEQUENTIAL,
+    VOCAB,
+    WIDTH,
+    bring_in,
+    gpt2,
+    little_gpt,
+    saved,
+    send_out,
+)
 
 
 def without(arrays, *starts):

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from runners.conversion.foreign_files import read_weights
 from runners.convert import main
-from tests.support.foreign import CONTEXT, LAYERS, VOCAB, WIDTH, bring_in, logits_of, send_out, tokens_of
+from tests.support.references.foreign import CONTEXT, LAYERS, VOCAB, WIDTH, bring_in, logits_of, send_out, tokens_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 nn = torch.nn

@@ -7,10 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from testing.launches import free_port
-from tests.support.processes import finish, launch
+from tests.support.processes.starting import finish, launch
 
 pytestmark = pytest.mark.slow
 
+TPU_HOST = "tests.support.processes.tpu_host"
 COMMAND = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--workdir=run", "--set=NUM_STEPS=3"]
 
 
@@ -45,7 +46,14 @@ def test_hosts_of_a_slice_need_no_flags(tmp_path):
     port = str(free_port())
     with metadata_server(0, 2) as first, metadata_server(1, 2) as second:
         started = [
-            launch("tests.support.tpu_host", [port, *COMMAND], tmp_path, 2, GCE_METADATA_IP=address, JAX_PLATFORMS="")
+            launch(
+                TPU_HOST,
+                [port, *COMMAND],
+                tmp_path,
+                2,
+                GCE_METADATA_IP=address,
+                JAX_PLATFORMS="",
+            )
             for address in (first, second)
         ]
         ended = finish(started)

@@ -34,7 +34,7 @@ def learned(folder, first, last, count=2):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "XLA_FLAGS": xla_flags(4 // count), "PYTHONPATH": f"{ROOT}:{folder}"}
-    command = [sys.executable, "-m", "tests.support.data_processes", str(port), str(count)]
+    command = [sys.executable, "-m", "tests.support.processes.data_processes", str(port), str(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
         subprocess.Popen([*command, str(index), str(folder), str(first), str(last)], env=environment, cwd=ROOT, **pipes)

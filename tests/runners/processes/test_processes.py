@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from testing.launches import last_state
-from tests.support.processes import carry_out
+from tests.support.processes.starting import carry_out
 
 pytestmark = pytest.mark.slow
 

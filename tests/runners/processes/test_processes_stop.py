@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.support.processes import carry_out, finish, run, start
+from tests.support.processes.starting import carry_out, finish, run, start
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import commands
+from tests.support.plugins import commands
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_each_process_finds_its_own_state_again():
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.two_readers", str(port), "2"]
+    command = [sys.executable, "-m", "tests.support.processes.two_readers", str(port), "2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen([*command, str(i)], env=environment, cwd=ROOT, **pipes) for i in range(2)]
     outputs = [process.communicate(timeout=120) for process in started]

@@ -18,7 +18,7 @@ from runners.session import Session
 from runners.training.profile import TraceWindow
 from runners.widths.sweep import _Runs
 from testing import launches
-from tests.support.models import Small
+from tests.support.references.models import Small
 
 SETTINGS = ("LENGTH_STAGES=8,16", "STAGED_STEPS=12", "NUM_STEPS=18", "LOG_EVERY=5", "EVAL_EVERY=9", "SAVE_EVERY=100")
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--set=DROPOUT=0.1"]

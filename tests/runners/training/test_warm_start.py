@@ -19,7 +19,7 @@ from runners.training import warm_start
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate
 from runners.training.warm_start import begin, check_warm_start
-from tests.support.models import same
+from tests.support.references.models import same
 
 SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
 MORE = {"tiny.StdlibTiny": 3, "vq.VQTiny": 5, "gshard.MoeLm8x2B": 8}  # layers, where Smoke() has 2, 2 and 4

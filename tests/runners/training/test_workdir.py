@@ -92,7 +92,7 @@ def test_a_record_from_before_a_knob_and_a_field_existed_resumes(tmp_path):
 
 
 def test_each_start_is_added_and_the_first_record_stays(tmp_path):
-    first, second = Start(("python", "first"), ("tests.support.models",)), Start(("python", "second"))
+    first, second = Start(("python", "first"), ("tests.support.references.models",)), Start(("python", "second"))
     session = Session(resolve("tiny.StdlibTiny", ["DATA=synthetic"], smoke=True))
     open_workdir(str(tmp_path), session.experiment, MESH, start=first)
     made = record(tmp_path)

@@ -17,7 +17,7 @@ from registry.resolve import resolve
 from registry.templates.gpt_lm import GptLm
 from runners.session import Session
 from tasks.zero import placed_table
-from tests.support.zero import NARROW, UNEVEN, Sheet
+from tests.support.references.zero import NARROW, UNEVEN, Sheet
 
 
 def trained(stage, steps=3, base=Sheet, **knobs):

@@ -12,7 +12,7 @@ from registry.records.snapshot import weight_summary
 from runners.planner.hlo import collectives
 from runners.session import Session
 from tasks.zero import placed_table
-from tests.support.zero import NARROW, UNEVEN, Sheet
+from tests.support.references.zero import NARROW, UNEVEN, Sheet
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 WEIGHTS = 3_683_840

@@ -11,7 +11,7 @@ from registry.resolve import resolve
 from runners.session import Session
 from tasks.decoding import generation
 from tasks.decoding.generation import Sampler, generate, generate_in_place, pad_prompts
-from tests.support.models import task_of, train_losses, variables_of
+from tests.support.references.models import task_of, train_losses, variables_of
 
 TASK = task_of()
 

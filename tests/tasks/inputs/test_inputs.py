@@ -11,7 +11,7 @@ from tasks.inputs.byte_text import SPLITS, ByteText, StandardLibrary
 from tasks.inputs.indexed import Shard
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tests.support.models import same
+from tests.support.references.models import same
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tasks.inputs.indexed import Shard
 from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.synthetic import SyntheticPackedInput
-from tests.support.models import Small, same
+from tests.support.references.models import Small, same
 
 SOURCE = SyntheticPackedInput(batch_size=4, seq_len=16, vocab_size=9)
 

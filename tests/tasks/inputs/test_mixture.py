@@ -11,7 +11,7 @@ from tasks.inputs.mixture import ChainedInput, MixtureInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.support.models import same
+from tests.support.references.models import same
 from tests.support.sources_of import cached
 
 SIZES = {"batch_size": 10, "seq_len": 8}

@@ -15,7 +15,7 @@ from tasks.inputs.indexed import Shard
 from tasks.inputs.packing import best_fit
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.tokens import Tokens
-from tests.support.models import same
+from tests.support.references.models import same
 
 STOP = 1
 

@@ -13,7 +13,7 @@ from layers.errors import UsageError
 from tasks.inputs.byte_text import ByteText
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 from tests.support import stores
-from tests.support.models import batch_of
+from tests.support.references.models import batch_of
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.tbptt_chunks import TbpttInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.vocabularies.vocabulary import ByteVocabulary
-from tests.support.models import same
+from tests.support.references.models import same
 
 EOS = 1
 

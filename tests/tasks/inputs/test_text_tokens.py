@@ -24,7 +24,7 @@ from tasks.inputs.tbptt_chunks import TbpttInput
 from tasks.inputs.token_cache import CachedDocuments
 from tasks.metrics import language_scalars
 from tasks.vocabularies.subwords import Gpt2Vocabulary, SentencePieceVocabulary
-from tests.support.models import Small
+from tests.support.references.models import Small
 from tests.support.sources_of import cached
 from tests.support.vocabularies import ODD, TEXT, byte_pairs, sentence_piece
 

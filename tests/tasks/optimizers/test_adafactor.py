@@ -7,7 +7,7 @@ import pytest
 from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.weight_table import WeightRow
-from tests.support.lingvo import NUMBERS
+from tests.support.references.lingvo import NUMBERS
 
 
 def row(shape, stacked=0):

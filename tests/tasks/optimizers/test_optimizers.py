@@ -7,7 +7,7 @@ import pytest
 from layers.specs import P
 from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
 from tasks.optimizers.schedules import Schedule
-from tests.support.models import task_of, variables_of
+from tests.support.references.models import task_of, variables_of
 
 TASK = task_of()
 TABLE = TASK.weight_table()

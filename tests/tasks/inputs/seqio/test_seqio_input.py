@@ -9,7 +9,7 @@ from layers.errors import UsageError
 from tasks.inputs.indexed import Shard
 from tasks.inputs.seqio.rows import SeqioInput
 from tasks.inputs.tbptt_chunks import TbpttInput
-from tests.support.models import same
+from tests.support.references.models import same
 
 
 def rows(task, **fields):

@@ -14,7 +14,7 @@ from registry.templates.gshard_lm import GShardLm, MoeLm
 from tasks.batch import Batch
 from tasks.language_model_task import LanguageModelTask
 
-NUMBERS = json.loads((Path(__file__).parents[1] / "fixtures" / "lingvo.json").read_text())
+NUMBERS = json.loads((Path(__file__).parents[2] / "fixtures" / "lingvo.json").read_text())
 SIZES: dict[str, Any] = {
     "MODEL_DIM": 8,
     "NUM_HEADS": 2,

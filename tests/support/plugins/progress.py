@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tasks.storage.files import write_whole
 
-SECONDS = Path(__file__).parents[2] / ".pytest_cache" / "seconds.json"
+SECONDS = Path(__file__).parents[3] / ".pytest_cache" / "seconds.json"
 PRINT_EVERY = 20.0  # seconds between lines where output is not a terminal
 
 

@@ -1,4 +1,4 @@
-"""One of several processes that read an input: `python -m tests.support.two_readers PORT COUNT INDEX`."""
+"""One of several processes that read an input: `python -m tests.support.processes.two_readers PORT COUNT INDEX`."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """One of several processes that learn from every kind of data.
 
-python -m tests.support.data_processes PORT COUNT INDEX FOLDER FIRST LAST
+python -m tests.support.processes.data_processes PORT COUNT INDEX FOLDER FIRST LAST
 
 FOLDER/kinds.json has the overrides of each kind. Trains updates FIRST to LAST of each: from 0 it begins, from later
 it resumes from the checkpoint; it saves one at SAVED. Prints, by kind, digests of what was read and of the weights, and

@@ -1,4 +1,6 @@
-"""One of several processes in place of the runner: `python -m tests.support.fake_runner ACTION ... --process_id=I`.
+"""One of several processes in place of the runner.
+
+python -m tests.support.processes.fake_runner ACTION ... --process_id=I
 
 ACTION: `print` the arguments; in process 1 `fail` with code 3, or `die` by a signal; `linger` after a signal to end;
 `wait` for such a signal. `start FOLDER COUNT ACTION` starts all processes by the launcher.
@@ -66,5 +68,9 @@ if __name__ == "__main__":
         folder, count, action = sys.argv[2:]
         os.environ["FIRST_PID"] = f"{folder}/first_pid"
         local.PATIENCE = 1 if action == "linger" else local.PATIENCE
-        sys.exit(local.processes([sys.executable, "-m", "tests.support.fake_runner", action], int(count), Path(folder)))
+        sys.exit(
+            local.processes(
+                [sys.executable, "-m", "tests.support.processes.fake_runner", action], int(count), Path(folder)
+            )
+        )
     sys.exit(main(sys.argv[1], sys.argv[2:]))

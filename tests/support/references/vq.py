@@ -14,7 +14,7 @@ from registry.build import build
 from registry.templates.vq_lm import VQLm
 from tasks.language_model_task import LanguageModelTask
 
-NUMBERS = np.load(Path(__file__).parents[1] / "fixtures" / "vq.npz")
+NUMBERS = np.load(Path(__file__).parents[2] / "fixtures" / "vq.npz")
 LAYERS, DIM, KEY, CODES = 2, 16, 8, 6
 SPECS = VQLm().specs
 HEADS: dict[str, dict[str, Any]] = {

@@ -21,4 +21,4 @@ def checked(function: Callable) -> Callable:
     return function if function.__name__ == "__init__" else beartype(function, conf=HINTS)
 
 
-jaxtyping.install_import_hook(["layers", "tasks"], "tests.support.shapes.checked")
+jaxtyping.install_import_hook(["layers", "tasks"], "tests.support.plugins.shapes.checked")

@@ -10,7 +10,7 @@ from typing import Any
 
 from testing.launches import free_port
 from tests.conftest import ROOT, xla_flags
-from tests.support.scenarios import CODE, MARK
+from tests.support.processes.scenarios import CODE, MARK
 
 
 def flags(count: int, index: int, port: int) -> list[str]:
@@ -71,7 +71,7 @@ def carry_out(scenarios: dict[str, Any], count: int, devices: int, folder: Path)
     }
     file = folder / "scenarios.json"
     file.write_text(json.dumps(places, default=str))
-    ended = run("tests.support.scenarios", count, devices, [str(file)], folder)
+    ended = run("tests.support.processes.scenarios", count, devices, [str(file)], folder)
     return {name: [_part(process, name) for process in ended] for name in scenarios}
 
 

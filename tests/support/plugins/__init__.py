@@ -1,0 +1,1 @@
+"""Pytest plugins: commands in the process of the tests, checks of array shapes, one line of progress."""

@@ -1,0 +1,1 @@
+"""Models and numbers of references, and small experiments that tests vary."""
