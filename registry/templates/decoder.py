@@ -41,7 +41,7 @@ class DecoderLm(LanguageTraining):
     HEAD_DIM: Positive | None = None  # size of a head; None is MODEL_DIM / NUM_HEADS
     FFN_DIM: Positive | None = None  # hidden units; None is FFN_MULTIPLE * MODEL_DIM, rounded down
     FFN_MULTIPLE: PositiveFloat = 4.0  # hidden units over MODEL_DIM, if FFN_DIM is None
-    ACTIVATION: str = "gelu_tanh"  # a name in layers.feed_forward.activations
+    ACTIVATION: str = "gelu_tanh"  # relu, squared_relu, gelu_tanh, gelu_erf or silu
     GATED: bool = False  # whether feed-forward layers are gated (GLU)
     NORM: Literal["rms", "layer"] = "rms"  # kind of normalization
     NORM_EPSILON: float | None = None  # added to the variance; None is 1e-6 for rms and 1e-5 for layer

@@ -20,7 +20,7 @@ def test_one_process_keeps_its_state_as_it_is():
     assert own(None) is None
 
 
-def test_a_state_of_more_processes_is_read_through_aloud(capsys):
+def test_a_state_of_more_processes_is_read_through_with_a_notice(capsys):
     assert own({"next_batch": 3, "hosts": [{"next_batch": 3, "snapshot": None}] * 2}) == {"next_batch": 3}
     assert "saved by 2 processes, and now there are 1" in capsys.readouterr().out
 

@@ -176,7 +176,7 @@ def test_wrapped_inputs_keep_the_snapshot(seqio_tasks):
     assert same(next(first), next(second))
 
 
-def test_a_state_of_other_settings_is_read_through_aloud(seqio_tasks, capsys):
+def test_a_state_of_other_settings_is_read_through_with_a_notice(seqio_tasks, capsys):
     iterator = rows(seqio_tasks.lines, snapshot_every=2).iterator()
     for _ in range(5):
         next(iterator)
