@@ -64,12 +64,18 @@ def command(tmp_path):
 
 @pytest.fixture(autouse=True)
 def environment_as_before():
-    """Commands called in this process set variables, which programs of later tests must not inherit."""
+    """Commands called in this process set variables, which programs of later tests must not inherit.
+
+    Only variables that differ are set: a thread of TensorFlow that reads the environment at that moment would crash.
+    """
     os.environ.pop("COLUMNS", None)  # test runners set it; piped tables have their own width
     before = dict(os.environ)
     yield
-    os.environ.clear()
-    os.environ.update(before)
+    for name in [name for name in os.environ if name not in before]:
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True, scope="module")

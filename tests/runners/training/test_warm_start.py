@@ -164,7 +164,7 @@ def test_growing_sends_nothing_between_devices(tmp_path):
         program = jax.jit(grow, out_shardings=session.abstract.state_shardings).lower(old).compile().as_text()
     assert "all-" not in program
     assert " xor(" not in program, "initial weights are not drawn"
-    assert " xor(" in session._init.lower(session.seed).compile().as_text()
+    assert " xor(" in session.functions._init.lower(session.seed).compile().as_text()
 
 
 def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
