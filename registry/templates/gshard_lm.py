@@ -238,7 +238,7 @@ class MoeLm(GShardLm):
     def model(self) -> fdl.Config:
         config = super().model()
         if self.NUM_LAYERS % 2:
-            raise UsageError(f"NUM_LAYERS = {self.NUM_LAYERS} must be even, because every other layer has experts.")
+            raise UsageError(f"NUM_LAYERS must be even, because every other layer has experts (got {self.NUM_LAYERS}).")
         config.stack.block = fdl.Config(Chain, blocks=(self.expert_block(), self.block()))
         config.stack.num_layers = self.NUM_LAYERS // 2
         return config
@@ -255,8 +255,8 @@ class MoeLm(GShardLm):
             tokens = rows * length // max(1, self.GRADIENT_ACCUMULATION)
             if tokens % self.NUM_GROUPS:
                 raise UsageError(
-                    f"NUM_GROUPS = {self.NUM_GROUPS} must divide the {tokens} tokens of a "
-                    f"(micro-)batch with rows of {length}."
+                    f"NUM_GROUPS must divide the {tokens} tokens of a (micro-)batch with rows of {length} (got "
+                    f"{self.NUM_GROUPS})."
                 )
         return self.layer(
             MixtureOfExperts,

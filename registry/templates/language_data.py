@@ -96,7 +96,7 @@ class LanguageData(DataSources):
         if self.TBPTT_LEN is None:
             return source
         if self.SEQ_LEN % self.TBPTT_LEN:
-            raise UsageError(f"TBPTT_LEN = {self.TBPTT_LEN} must divide SEQ_LEN = {self.SEQ_LEN}.")
+            raise UsageError(f"TBPTT_LEN must divide SEQ_LEN = {self.SEQ_LEN} (got {self.TBPTT_LEN}).")
         return fdl.Config(TbpttInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
 
     def with_length_curriculum(self, source: fdl.Config) -> fdl.Config:
@@ -119,9 +119,9 @@ class LanguageData(DataSources):
         """Returns positions per row in each stage of short rows; empty if all rows are full."""
         start, multiple = self.LENGTH_START, self.LENGTH_MULTIPLE
         if list(self.LENGTH_STAGES) != sorted(self.LENGTH_STAGES):
-            raise UsageError(f"LENGTH_STAGES = {self.LENGTH_STAGES} must increase.")
+            raise UsageError(f"LENGTH_STAGES must increase (got {self.LENGTH_STAGES}).")
         if self.STAGED_STEPS is not None and self.STAGED_STEPS >= self.NUM_STEPS:
-            raise UsageError(f"STAGED_STEPS = {self.STAGED_STEPS} must be below NUM_STEPS = {self.NUM_STEPS}.")
+            raise UsageError(f"STAGED_STEPS must be below NUM_STEPS = {self.NUM_STEPS} (got {self.STAGED_STEPS}).")
         if start is None:
             return self.LENGTH_STAGES
         if self.LENGTH_STAGES:
@@ -130,10 +130,10 @@ class LanguageData(DataSources):
             )
         if start % multiple or self.SEQ_LEN % multiple:
             raise UsageError(
-                f"LENGTH_MULTIPLE = {multiple} must divide LENGTH_START = {start} and SEQ_LEN = {self.SEQ_LEN}."
+                f"LENGTH_MULTIPLE must divide LENGTH_START = {start} and SEQ_LEN = {self.SEQ_LEN} (got {multiple})."
             )
         if start >= self.SEQ_LEN:
-            raise UsageError(f"LENGTH_START = {start} must be below SEQ_LEN = {self.SEQ_LEN}.")
+            raise UsageError(f"LENGTH_START must be below SEQ_LEN = {self.SEQ_LEN} (got {start}).")
         return tuple(range(start, self.SEQ_LEN, multiple))
 
     def update_shapes(self) -> list[tuple[int, int]]:

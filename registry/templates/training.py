@@ -86,7 +86,7 @@ class LanguageTraining(LanguageData):
         end = getattr(self, name)
         if falls and end <= self.WARMUP_STEPS:
             raise UsageError(
-                f"{name} = {end} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = {self.SCHEDULE}."
+                f"{name} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = {self.SCHEDULE} (got {end})."
             )
         decay_steps = end if falls else None
         return fdl.Config(

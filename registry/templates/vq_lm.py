@@ -174,7 +174,7 @@ class VQLm(DecoderLm):
         if self.HEADS == "shga":
             return 1 if self.NUM_HEADS is None else self.NUM_HEADS
         if self.KEY_DIM < 1 or self.MODEL_DIM % self.KEY_DIM:
-            raise UsageError(f"KEY_DIM = {self.KEY_DIM} must divide MODEL_DIM = {self.MODEL_DIM}.")
+            raise UsageError(f"KEY_DIM must divide MODEL_DIM = {self.MODEL_DIM} (got {self.KEY_DIM}).")
         return self.MODEL_DIM // self.KEY_DIM
 
     @property
@@ -185,7 +185,7 @@ class VQLm(DecoderLm):
         if self.HEADS != "shga":
             return self.KEY_DIM
         if self.num_heads < 1 or 2 * self.MODEL_DIM % self.num_heads:
-            raise UsageError(f"NUM_HEADS = {self.NUM_HEADS} must divide 2 * MODEL_DIM = {2 * self.MODEL_DIM}.")
+            raise UsageError(f"NUM_HEADS must divide 2 * MODEL_DIM = {2 * self.MODEL_DIM} (got {self.NUM_HEADS}).")
         return 2 * self.MODEL_DIM // self.num_heads
 
     @property

@@ -175,7 +175,7 @@ def test_bad_overrides(assignment, message):
     ("assignment", "root", "message"),
     [
         ("train.num_steps=0", "Train", "train: num_steps must be at least 1 .got 0"),
-        ("WARMUP_STEPS=5000", "Task", "NUM_STEPS = 1200 must be above WARMUP_STEPS = 5000"),
+        ("WARMUP_STEPS=5000", "Task", "NUM_STEPS must be above WARMUP_STEPS = 5000"),
         ("NUM_HEADS=3", "Task", "NUM_HEADS must divide MODEL_DIM = 128 .got 3"),
     ],
 )

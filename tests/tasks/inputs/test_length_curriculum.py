@@ -131,9 +131,12 @@ def test_bad_stages(fields, message):
         ({"LENGTH_STAGES": (4,), "LENGTH_START": 4, "STAGED_STEPS": 4}, "both set the stages. Remove one"),
         (
             {"LENGTH_START": 5, "LENGTH_MULTIPLE": 4, "STAGED_STEPS": 4},
-            "LENGTH_MULTIPLE = 4 must divide LENGTH_START = 5",
+            r"LENGTH_MULTIPLE must divide LENGTH_START = 5 and SEQ_LEN = 16 \(got 4\)",
         ),
-        ({"LENGTH_START": 16, "LENGTH_MULTIPLE": 4, "STAGED_STEPS": 4}, "LENGTH_START = 16 must be below SEQ_LEN = 16"),
+        (
+            {"LENGTH_START": 16, "LENGTH_MULTIPLE": 4, "STAGED_STEPS": 4},
+            r"LENGTH_START must be below SEQ_LEN = 16 \(got 16\)",
+        ),
         (
             {"LENGTH_STAGES": (4,), "STAGED_STEPS": 4, "TBPTT_LEN": 8},
             "STAGED_STEPS does not work with TBPTT_LEN .got 8",
