@@ -49,7 +49,7 @@ def write_commands() -> None:
         "all others: `vortaro show` is `python -m registry show`, `vortaro train` is "
         "`python -m runners.main --mode=train`.",
         "## vortaro",
-        _block(vortaro.command_line.USAGE),
+        _block(vortaro.command_line.usage()),
         "## python -m registry",
         "[The registry tool](registry.md) describes each verb.",
         _block(_printed(lambda: registry.tool.verbs.main(["--help"]))),

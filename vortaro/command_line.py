@@ -20,7 +20,9 @@ def _lines(meanings: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:<14}{text}" for name, text in meanings.items())
 
 
-USAGE = f"""vortaro COMMAND ...
+def usage() -> str:
+    """Returns the text of `vortaro --help`; reads the source of every mode."""
+    return f"""vortaro COMMAND ...
 
 The registry: `vortaro list`, `vortaro show tiny.StdlibTiny` (python -m registry)
 {_lines({name: verb.meaning for name, verb in VERBS.items()})}
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if command in ("-h", "--help"):
-        print(USAGE)
+        print(usage())
         return 0
     if command in VERBS:
         return verbs.main([command, *rest])

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from layers.specs import Specs, show_spec
-from registry.build import config_of
-from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, declared_value
 from registry.records.snapshot import snapshot
 from registry.tool import totals
@@ -55,12 +52,13 @@ def compare(experiment: Experiment, *, update: bool = False, sections: Collectio
 def _record(experiment: Experiment) -> dict[str, Any]:
     """Returns what a golden file holds of an experiment."""
     cls, full = type(experiment), snapshot(experiment)
+    specs = {path: value for path, value in full["config"].items() if _is_spec(path)}
     knobs = {name: show(value) for name, value in cls.knobs().items() if value != declared_value(cls, name)}
     return {
         "experiment": full["experiment"],
         "knobs": knobs,
-        "config": {path: value for path, value in full["config"].items() if not _is_spec(path)},
-        "activations": _activations(experiment),
+        "config": {path: value for path, value in full["config"].items() if path not in specs},
+        "activations": {path.rpartition(".")[2]: value for path, value in specs.items() if ".specs." not in path},
         "mesh": full["mesh"],
         "weights": {row.pop("path"): row for row in full["weights"]},
         "totals": full["totals"],
@@ -70,13 +68,6 @@ def _record(experiment: Experiment) -> dict[str, Any]:
 def _is_spec(path: str) -> bool:
     """Returns whether a config path is a row of a spec table."""
     return {"specs", "activations", "batch_placement"} & set(path.split(".")[:-1]) != set()
-
-
-def _activations(experiment: Experiment) -> dict[str, str]:
-    """Returns the specs of the activations that layers of the task place."""
-    tables = [value for _, value in walk(config_of(experiment, "task"), "task") if isinstance(value, Specs)]
-    placed = {row for table in tables for row in table}
-    return {row: show_spec(spec) for row, spec in experiment.ACTIVATIONS.items() if row in placed}
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

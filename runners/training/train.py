@@ -229,9 +229,8 @@ class _Run:
         """Compiles the update for the batch shape of a step."""
         began = time.perf_counter()
         self.updates.of(batch)
-        self.session.throughput.mfu(
-            {batch.inputs.shape: 1}, 1.0
-        )  # raises now, not at the first report, if FLOPs are unknown
+        # Raises now, not at the first report, if FLOPs are unknown.
+        self.session.throughput.mfu({batch.inputs.shape: 1}, 1.0)
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
             self.progress.print(
