@@ -48,7 +48,7 @@ DENSE = [
 ]
 TINY = [Dense("tiny", 2, 128, 64, 0.0, 0.0)]
 VOCABULARY = 50_304
-COMMON = ["DATA=synthetic", "DROPOUT=0", "DTYPE=bfloat16", "REMAT=none", "USE_BIAS=false", "LOG_EVERY=1000000"]
+COMMON = ["DATA=synthetic", "DROPOUT=0", "DTYPE=bfloat16", "REMAT=none", "BIASES=()", "LOG_EVERY=1000000"]
 
 
 JOINT = "task.model.stack.block.mixer.joint_projections=true"
@@ -129,7 +129,9 @@ def long_rows(length: int, width: int, layers: int) -> dict[str, Any]:
     """Compares gated units with VQ attention to GPT blocks with flash attention, equal in width and number."""
     sizes = [f"NUM_LAYERS={layers}", f"MODEL_DIM={width}", f"SEQ_LEN={length}", "BATCH_SIZE=1", "VOCAB_SIZE=256"]
     ours = [*sizes, "DATA=synthetic", "DTYPE=bfloat16", "REMAT=none", "REDUCTION=scan", "LOG_EVERY=1000000"]
-    vq_model = resolve("vq.VQStdlib", [*ours, "KEY_DIM=128", "BLOCK_LEN=512", "NUM_CODES=512"])
+    vq_model = resolve(
+        "vq.VQStdlib", [*ours, f"NUM_LAYERS={2 * layers}", "HEAD_DIM=128", "BLOCK_LEN=512", "NUM_CODES=512"]
+    )
     linear = Session(vq_model, jax.devices()[:1])
     vq, sizes = update_seconds(linear, 3)
     shape = Dense("", layers, width, length, 0, 0)

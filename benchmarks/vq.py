@@ -22,7 +22,7 @@ from tasks.decoding.generation import Memory, Sampler, generate
 from tasks.language_model_task import LanguageModelTask
 
 SIZES: dict[str, Any] = {
-    "NUM_LAYERS": 1,  # two gated units
+    "NUM_LAYERS": 2,
     "MODEL_DIM": 256,
     "VOCAB_SIZE": 256,
     "BATCH_SIZE": 1,
@@ -32,16 +32,16 @@ SIZES: dict[str, Any] = {
 }
 
 
-def experiment(length: int, knobs: dict[str, Any], attention: str) -> Experiment:
+def experiment(length: int, knobs: dict[str, Any], mixer: str) -> Experiment:
     """Returns the experiment of a model to measure."""
-    return VQLm.derive(**SIZES | knobs | {"SEQ_LEN": length, "ATTENTION": attention})()
+    return VQLm.derive(**SIZES | knobs | {"SEQ_LEN": length, "MIXER": mixer})()
 
 
 class Measured:
     """One model at one length: compiled programs, and their seconds."""
 
-    def __init__(self, length: int, knobs: dict[str, Any], attention: str):
-        self.session = Session(experiment(length, knobs, attention), jax.devices()[:1])
+    def __init__(self, length: int, knobs: dict[str, Any], mixer: str):
+        self.session = Session(experiment(length, knobs, mixer), jax.devices()[:1])
         self.length = length
         with self.session.placed():
             batch, _ = next(self.session.host_batches.iterate(self.session.train.input))
@@ -80,7 +80,7 @@ def measured(lengths: list[int], kinds: dict[str, str], rounds: int, knobs: dict
     """Returns a line of medians per length. Models alternate; in each turn, all process the tokens of the longest row.
 
     Args:
-      kinds: name of a model, and its ATTENTION.
+      kinds: name of a model, and its MIXER.
     """
     models = {(length, name): Measured(length, knobs, kind) for length in lengths for name, kind in kinds.items()}
     for _ in range(rounds + 1):
@@ -103,7 +103,7 @@ def measured(lengths: list[int], kinds: dict[str, str], rounds: int, knobs: dict
 
 def sampled(pasts: list[int], new_tokens: int, rounds: int, knobs: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns sampled tokens per second after contexts of different lengths, which alternate."""
-    session = Session(experiment(1024, {"NUM_LAYERS": 2} | knobs, "vq"), jax.devices()[:1])
+    session = Session(experiment(1024, {"NUM_LAYERS": 4} | knobs, "vq"), jax.devices()[:1])
     task = cast(LanguageModelTask, session.task)
     choices: dict[str, Any] = {"new_tokens": new_tokens, "sampler": Sampler(temperature=1.0)}
     with session.placed():
@@ -148,7 +148,7 @@ def main() -> int:
     elif options.table == "flat":
         lines = measured(options.lengths or [8192, 32_768, 131_072], {"VQ": "vq"}, options.rounds, knobs)
     else:
-        kinds = {"VQ": "vq", "twin": "full"}
+        kinds = {"VQ": "vq", "twin": "distance"}
         several = ([length] for length in options.lengths or [2048, 8192, 32_768])
         lines = [line for lengths in several for line in measured(lengths, kinds, options.rounds, knobs)]
     facts = {"machine": machine(), "REDUCTION": options.reduction, "turns": options.rounds}

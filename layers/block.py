@@ -12,23 +12,27 @@ from layers.specs import Specs
 
 
 class ResidualBlock(nn.Module):
-    """Pre-norm residual block.
+    """Residual block of a mixer and a feed-forward layer.
 
     Sequential (Xiong et al. 2020, figure 1b): `x += mixer(norm(x)); x += ffn(norm(x))`.
     Parallel (Wang and Komatsuzaki 2021, GPT-J): `x += mixer(norm(x)) + ffn(norm(x))`, each with its own norm, or one
     shared norm if `ffn_norm` is None. Without `ffn`, the block is the mixer alone, as in gated attention units.
+    `mixer_post_norm` and `ffn_post_norm` normalize the outputs of branches: in addition to the norms of their inputs
+    (Ding et al. 2021, CogView, sandwich norm), or instead of them (Team OLMo 2025, OLMo 2, section 3.3).
     """
 
     SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm",)
 
     activations: Specs
-    mixer_norm: nn.Module
+    mixer_norm: nn.Module | None
     mixer: nn.Module  # implements the state interface: (x, state, segment_ids, positions) -> (y, state)
     ffn_norm: nn.Module | None
     ffn: nn.Module | None  # (x, segment_ids) -> y
     parallel: bool = False
     mask_padding: bool = False  # set the stream to zero at padding (segment id 0) before each branch
     dropout_rate: float = 0.0  # on the output of each branch before it is added to the residual stream
+    mixer_post_norm: nn.Module | None = None  # of the mixer's output, before it is added
+    ffn_post_norm: nn.Module | None = None  # of the feed-forward layer's output, before it is added
     layer_drop_rate: float = 0.0  # rate of dropped branches, per row and its sequence (Fan et al. 2020, LayerDrop)
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
@@ -45,8 +49,9 @@ class ResidualBlock(nn.Module):
     ) -> tuple[Float[Array, "b s m"], Any]:
         if self.mask_padding:
             x = zero_padding(x, segment_ids)
-        normed = watch(self, "mixer_in", self.mixer_norm(x))
+        normed = watch(self, "mixer_in", x if self.mixer_norm is None else self.mixer_norm(x))
         mixed, state = self.mixer(normed, state, segment_ids, positions)
+        mixed = mixed if self.mixer_post_norm is None else self.mixer_post_norm(mixed)
         mixed = self._dropped(watch(self, "mixer_out", mixed))
         if self.ffn is None:
             x = x + mixed
@@ -62,7 +67,9 @@ class ResidualBlock(nn.Module):
 
     def _fed(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
         assert self.ffn is not None
-        return self._dropped(watch(self, "ffn_out", self.ffn(watch(self, "ffn_in", x), segment_ids)))
+        fed = self.ffn(watch(self, "ffn_in", x), segment_ids)
+        fed = fed if self.ffn_post_norm is None else self.ffn_post_norm(fed)
+        return self._dropped(watch(self, "ffn_out", fed))
 
     def _dropped(self, branch: Float[Array, "b s m"]) -> Float[Array, "b s m"]:
         branch = dropout(self, branch, self.dropout_rate)

@@ -48,9 +48,7 @@ class Embedding(nn.Module):
         logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
         if self.use_bias:
             logits += self.bias_v
-        if logits.shape[-1] == self.vocab_size:
-            return logits
-        return jnp.where(jnp.arange(logits.shape[-1]) < self.vocab_size, logits, jnp.finfo(jnp.float32).min)
+        return _without_padding(logits, self.vocab_size)
 
 
 class Unembedding(nn.Module):
@@ -62,6 +60,7 @@ class Unembedding(nn.Module):
     vocab_size: int
     model_dim: int
     initializer: Initializer
+    table_columns: int | None = None  # columns stored, those from vocab_size on as padding; None is vocab_size
     use_bias: bool = False
     logits_scale: float = 1.0  # factor on the logits, before the bias
     dtype: str = "float32"  # of the matrix product's operands
@@ -69,9 +68,19 @@ class Unembedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
-        w_mv = weight(self, "unembedding_mv", (self.model_dim, self.vocab_size), init=self.initializer, role="output")
+        columns = self.vocab_size if self.table_columns is None else self.table_columns
+        shape, used = (self.model_dim, columns), (self.model_dim, self.vocab_size)
+        w_mv = weight(self, "unembedding_mv", shape, init=self.initializer, role="output", used=used)
         logits = jnp.einsum("bsm,mv->bsv", x, w_mv.astype(self.dtype), preferred_element_type=jnp.float32)
         logits = self.logits_scale * logits
         if self.use_bias:
-            logits += weight(self, "unembedding_bias_v", (self.vocab_size,), init=Constant(), role="bias")
+            bias: Any = {"init": Constant(), "role": "bias"}
+            logits += weight(self, "unembedding_bias_v", (columns,), used=used[1:], **bias)
+        return _without_padding(logits, self.vocab_size)
+
+
+def _without_padding(logits: Float[Array, "b s v"], vocab_size: int) -> Float[Array, "b s v"]:
+    """Returns the logits with the lowest float at padding."""
+    if logits.shape[-1] == vocab_size:
         return logits
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, jnp.finfo(jnp.float32).min)

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -13,7 +14,7 @@ from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
 from layers.specs import Specs
-from layers.stack import LayerStates, Stack
+from layers.stack import LayerStates, Segments, Stack
 
 
 class ModelState(struct.PyTreeNode):
@@ -25,7 +26,9 @@ class ModelState(struct.PyTreeNode):
 
     def stacked(self) -> "ModelState":
         """Returns the state with the layers' states stacked, the form between calls."""
-        return self.replace(layers=self.layers.stacked()) if isinstance(self.layers, LayerStates) else self
+        is_unstacked = lambda part: isinstance(part, LayerStates)
+        restacked = lambda part: part.stacked() if is_unstacked(part) else part
+        return self.replace(layers=jax.tree.map(restacked, self.layers, is_leaf=is_unstacked))
 
 
 class LanguageModel(nn.Module):
@@ -54,7 +57,7 @@ class LanguageModel(nn.Module):
 
     def unstack(self, variables: Any, state: ModelState) -> tuple[Any, ModelState]:
         """Returns variables and state unstacked by layer, for a loop that reads one token per step (Stack.unstack)."""
-        if not isinstance(self.stack, Stack):
+        if not isinstance(self.stack, Stack | Segments):
             return variables, state
         stack_variables = {name: tree["stack"] for name, tree in variables.items() if "stack" in tree}
         stack_variables, layers = self.stack.unstack(stack_variables, state.layers)

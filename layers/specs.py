@@ -65,8 +65,7 @@ class Specs(Mapping[str, P]):
             replicated = f"P({', '.join(['None'] * len(key.rpartition('_')[2]))})"
             raise SpecError(
                 f"Weight '{key}' of {owner} has no partition spec. Declare it in the experiment's class, as in "
-                f"`WEIGHTS: Specs = Base.WEIGHTS | Specs({key}={replicated})`, which replicates it, or in "
-                f"OPTIONAL_WEIGHTS if only some knob values add the weight. {did_you_mean(key, self)}"
+                f"`WEIGHTS: Specs = Specs({key}={replicated})`, which replicates it. {did_you_mean(key, self)}"
             )
         return self._specs[key]
 

@@ -1,4 +1,4 @@
-"""Stack of equal blocks whose weights have a leading layer dimension."""
+"""Stacks of equal blocks whose weights have a leading layer dimension, and sequences of such stacks."""
 
 from typing import Any
 
@@ -114,3 +114,41 @@ class Stack(nn.Module):
             metadata_params={nn.PARTITION_NAME: None},
         )
         return run(self.block, x, state, segment_ids, positions)
+
+
+class Segments(nn.Module):
+    """Stacks of different blocks, one after another: a pattern over layers and its remainder, or first layers apart."""
+
+    stacks: tuple[Stack, ...]
+
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """Returns the stacks' empty states, in order."""
+        return tuple(stack.init_state(batch_size, capacity) for stack in self.stacks)
+
+    def unstack(self, variables: Any, state: Any) -> tuple[Any, Any]:
+        """Returns variables and states of all stacks unstacked by layer (Stack.unstack)."""
+        merged: dict[str, Any] = {name: {} for name in variables}
+        states = []
+        for index, stack in enumerate(self.stacks):
+            part = f"stacks_{index}"
+            own, after = stack.unstack(
+                {name: tree[part] for name, tree in variables.items() if part in tree}, state[index]
+            )
+            for name, tree in own.items():
+                merged[name][part] = tree
+            states.append(after)
+        return merged, tuple(states)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "b s m"],
+        state: Any = None,
+        segment_ids: Int[Array, "b s"] | None = None,
+        positions: Int[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b s m"], Any]:
+        states = []
+        for index, stack in enumerate(self.stacks):
+            x, after = stack(x, None if state is None else state[index], segment_ids, positions)
+            states.append(after)
+        return x, None if state is None else tuple(states)

@@ -11,7 +11,7 @@ from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.config_paths import walk
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, stated_rows
 from registry.overrides import METHODS
 from registry.unread_knobs import require_effect
 from registry.user_code import clear_errors
@@ -52,14 +52,14 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
 
 
 def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -> None:
-    """Raises an error for rows of WEIGHTS that no weight uses, and for names in NO_DECAY that are not rows."""
-    name = cls_key(type(experiment))
-    unused = set(experiment.WEIGHTS) - {row.key for row in table}
-    for key in sorted(unused):
-        near = did_you_mean(key, {row.key for row in table})
-        raise SpecError(
-            f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight uses it. {near}"
-        )
+    """Raises an error for rows that the entry states and no weight uses, and for NO_DECAY names that are not rows."""
+    name, used = cls_key(type(experiment)), {row.key for row in table}
+    for key in stated_rows(type(experiment), "WEIGHTS"):
+        if key not in used:
+            raise SpecError(
+                f"WEIGHTS of {name} has a row '{key}' = {show_spec(experiment.WEIGHTS[key])}, but no weight uses it. "
+                f"{did_you_mean(key, used)}"
+            )
     for key in task.optimizer.no_decay:
         if key not in experiment.specs:
             raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
@@ -113,7 +113,7 @@ def _is_module(config: fdl.Config) -> bool:
 
 
 def _known_axes(experiment: Experiment, mesh: Mapping[str, int]) -> None:
-    for table in ("WEIGHTS", "OPTIONAL_WEIGHTS", "ACTIVATIONS"):
+    for table in ("WEIGHTS", "ACTIVATIONS"):
         for key, spec in getattr(experiment, table).items():
             for axis in (axis for entry in spec for axis in axes_of(entry)):
                 if axis not in mesh:
@@ -125,7 +125,7 @@ def _known_axes(experiment: Experiment, mesh: Mapping[str, int]) -> None:
 def _used_activations(experiment: Experiment, config: fdl.Config) -> None:
     layers = [fdl.get_callable(value) for _, value in walk(config, "task") if isinstance(value, fdl.Config)]
     known = {row for layer in layers for row in getattr(layer, "SPECS", ())}
-    for key in experiment.ACTIVATIONS:
+    for key in stated_rows(type(experiment), "ACTIVATIONS"):
         if key not in known:
             raise SpecError(
                 f"ACTIVATIONS has a row '{key}', but no layer places such an array. {did_you_mean(key, known)}"

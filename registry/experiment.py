@@ -18,6 +18,7 @@ from layers.roots import is_ours
 from layers.specs import Specs
 from registry import index
 from registry.device_order import DeviceOrder
+from registry.layouts import LAYOUTS, Layout
 from registry.renamed import knob_advice
 from registry.values import convert
 
@@ -32,8 +33,9 @@ class Experiment:
 
     A knob is an UPPER_CASE class attribute. An annotation declares it (`NUM_LAYERS: int = 4`); subclasses set it
     without one (`NUM_LAYERS = 64`), and may not set names that no base declares. Values derived from knobs are
-    properties. The same holds for rows of a spec table: a subclass writes `WEIGHTS = Base.WEIGHTS | Specs(...)`, and
-    new rows need the annotation (`WEIGHTS: Specs = ...`).
+    properties. LAYOUT names a table with the placement of every weight; WEIGHTS and ACTIVATIONS hold the rows that
+    differ from it. A subclass states rows by `WEIGHTS = Specs(...)`, which are added to those of its bases; rows for
+    weights of a user's own layers need the annotation (`WEIGHTS: Specs = ...`).
 
     Raises (when a subclass is made):
       UsageError: an undeclared knob or row, or a value of the wrong type or of a mutable type.
@@ -43,9 +45,9 @@ class Experiment:
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
     DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; a single -1 takes all that remain
     DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
-    WEIGHTS: Specs = Specs()  # placement of each weight; every row must place a weight
-    OPTIONAL_WEIGHTS: Specs = Specs()  # rows for weights that exist only with some knob values
-    ACTIVATIONS: Specs = Specs()  # placement of activations; `tokens_bs` places the batch
+    LAYOUT: str = "fully_sharded"  # placement of all weights and activations: a name in registry.layouts
+    WEIGHTS: Specs = Specs()  # placement of weights that differs from the layout's, or that it lacks
+    ACTIVATIONS: Specs = Specs()  # placement of activations that differs from the layout's; `tokens_bs` is the batch
 
     # Optimization
     SEED: int = 0  # seed of initial weights, data order and dropout
@@ -54,11 +56,13 @@ class Experiment:
     smoke: ClassVar[bool] = False  # reduced by Smoke(); its mesh is folded onto the available devices
     _fault: ClassVar[UsageError | None] = None  # deferred error of the class, raised at its first use
     _place: ClassVar[tuple[str, int]]  # file and line that registered the class
+    _own_rows: ClassVar[dict[str, Specs]] = {}  # the rows of WEIGHTS and ACTIVATIONS that the class itself states
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         try:
             _require_valid(cls)
+            _merge_rows(cls)
         except UsageError as error:
             _raise_or_defer(cls, error)
 
@@ -87,9 +91,26 @@ class Experiment:
         return made
 
     @property
+    def layout(self) -> Layout:
+        """The layout, with the experiment's own rows.
+
+        Raises:
+          UsageError: it is unknown, or names axes that the mesh lacks.
+        """
+        if self.LAYOUT not in LAYOUTS:
+            raise UsageError(f"LAYOUT = {self.LAYOUT} is unknown. {did_you_mean(self.LAYOUT, LAYOUTS)}")
+        layout = LAYOUTS[self.LAYOUT]
+        if missing := [axis for axis in layout.axes if axis not in self.MESH_AXES]:
+            raise UsageError(
+                f"LAYOUT = {self.LAYOUT} splits arrays over mesh axis '{missing[0]}' (got MESH_AXES = "
+                f"{self.MESH_AXES}). Set MESH_AXES={','.join(layout.axes)} and a DEVICE_MESH_SHAPE of as many sizes."
+            )
+        return layout.but(weights=self.WEIGHTS, activations=self.ACTIVATIONS)
+
+    @property
     def specs(self) -> Specs:
-        """All rows of specs that place weights."""
-        return self.WEIGHTS | self.OPTIONAL_WEIGHTS
+        """The placement of all weights."""
+        return self.layout.weights
 
     @classmethod
     def knobs(cls) -> dict[str, Any]:
@@ -127,7 +148,34 @@ class Experiment:
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
 
 
-_SPEC_TABLES = ("WEIGHTS", "OPTIONAL_WEIGHTS", "ACTIVATIONS")
+_SPEC_TABLES = {"WEIGHTS": "weights", "ACTIVATIONS": "activations"}
+
+
+def known_rows(cls: type[Experiment], table: str) -> Specs:
+    """Returns the rows of WEIGHTS or ACTIVATIONS of a class: its layout's, and those that it and its bases state."""
+    layout = LAYOUTS.get(cls.LAYOUT)
+    return (getattr(layout, _SPEC_TABLES[table]) if layout else Specs()) | getattr(cls, table)
+
+
+def stated_rows(cls: type[Experiment], table: str) -> list[str]:
+    """Returns the rows of WEIGHTS or ACTIVATIONS that the entry itself or --set states, without those of its bases."""
+    nearest = next(base for base in cls.__mro__ if is_written(base))
+    own = cls.__mro__[: cls.__mro__.index(nearest) + 1]
+    return list(dict.fromkeys(row for base in reversed(own) for row in vars(base).get("_own_rows", {}).get(table, ())))
+
+
+def _merge_rows(cls: type[Experiment]) -> None:
+    """Adds the rows of spec tables that a class states to those of all its bases."""
+    cls._own_rows = {}
+    for table in _SPEC_TABLES:
+        inherited = Specs()
+        for base in reversed(cls.__mro__[1:]):
+            inherited |= vars(base).get("_own_rows", {}).get(table, Specs())
+        stated = vars(cls).get(table, Specs())
+        own = Specs(**{row: spec for row, spec in stated.items() if inherited.get(row) != spec})
+        cls._own_rows[table] = own
+        if getattr(cls, table) != inherited | own:
+            setattr(cls, table, inherited | own)
 
 
 def _require_valid(cls: type[Experiment]) -> None:
@@ -150,11 +198,12 @@ def _require_valid(cls: type[Experiment]) -> None:
             raise UsageError(f"{base.__name__}.{name} = {value!r} can be changed in place. Use a tuple or Specs(...).")
         convert(value, types[name], f"{base.__name__}.{name}")
         if base is cls and isinstance(value, Specs) and name not in declared:
-            rows = {row for table in _SPEC_TABLES for row in getattr(super(cls, cls), table)}
+            rows = {row for base in cls.__mro__[1:] if issubclass(base, Experiment) for row in known_rows(base, name)}
             for row in set(value) - rows:
                 raise UsageError(
-                    f"{cls.__name__}.{name} has a row '{row}' that no base has. {did_you_mean(row, rows)} "
-                    f"(New rows are declared by the annotation: `{name}: Specs = ...`.)"
+                    f"{cls.__name__}.{name} has a row '{row}' that neither a layout nor a base has. "
+                    f"{did_you_mean(row, rows)} (Rows for weights of your own layers are declared by the annotation: "
+                    f"`{name}: Specs = ...`.)"
                 )
 
 

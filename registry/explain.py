@@ -3,15 +3,17 @@
 import ast
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.specs import Specs, show_spec
+from registry import layouts
 from registry.build import build, config_of
 from registry.config_paths import field_text, get_field, path_steps
-from registry.experiment import Experiment, knob_types, written_classes
+from registry.experiment import Experiment, knob_types, known_rows, written_classes
 from registry.overrides import METHODS
 from registry.values import show
 
@@ -36,13 +38,12 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
         near = did_you_mean(path, [*knob_types(cls), *METHODS, *table])
         raise UsageError(f"Unknown knob, config path or weight '{path}'. {near}")
     row = matches[0]
-    spec_table = "WEIGHTS" if row.key in experiment.WEIGHTS else "OPTIONAL_WEIGHTS"
     first = {
         "what": row.path,
         "value": f"{show_spec(row.spec)}, {row.role}, {row.init}, shape {row.shape}",
         "where": "",
     }
-    return [first, *_row(cls, spec_table, row.key)]
+    return [first, *_row(cls, "WEIGHTS", row.key)]
 
 
 def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
@@ -59,15 +60,34 @@ def _knob(cls: type[Experiment], name: str) -> list[dict[str, Any]]:
 
 
 def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
-    specs = getattr(cls, table)
+    specs = known_rows(cls, table)
     if row not in specs:
         raise UsageError(f"{table} has no row '{row}'. {did_you_mean(row, specs)}")
     for assignment in reversed(cls.overrides):
         if assignment.partition("=")[0] == f"{table}.{row}":
             return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": "--set"}]
     states = [base for base in written_classes(cls) if table in vars(base) and _assignment_line(base, table, f"{row}=")]
-    where = where_set(states[0], table, f"{row}=") if states else "not found in source text"
-    return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
+    where = where_set(states[0], table, f"{row}=") if states else _layout_line(cls.LAYOUT, row)
+    steps = [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
+    return steps if states else [*steps, *_knob(cls, "LAYOUT")]
+
+
+def _layout_line(name: str, row: str) -> str:
+    """Returns the layout and the line of its source that states a row: its own, or that of a layout that it extends."""
+    text = Path(layouts.__file__).read_text(encoding="utf-8")
+    lines, tables = text.splitlines(), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            tables[node.targets[0].id] = node
+    place, constant = f"layout {name}", next(k for k, v in vars(layouts).items() if v is layouts.LAYOUTS[name])
+    while constant:
+        node = tables[constant]
+        for line in range(node.lineno, node.end_lineno + 1):
+            if f"{row}=" in lines[line - 1].replace(" ", ""):
+                return f"{place}, {file_line(layouts.__file__, line)}"
+        used = [each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)]
+        constant = next((each for each in used if each in tables), "")
+    return place
 
 
 def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:

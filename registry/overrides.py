@@ -9,7 +9,7 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
 from registry.config_paths import field_names, get_field, is_row, path_steps
-from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by
+from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, known_rows
 from registry.renamed import knob_advice
 from registry.user_code import clear_errors
 from registry.values import parse, read, show
@@ -49,7 +49,8 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
         advice = knob_advice(name) or did_you_mean(name, known)
         raise UsageError(f"{cls.__name__} has no knob or config '{name}'. {advice}")
     if types[name] is Specs:
-        return {name: _with_row(getattr(cls, name), row, text, path)}
+        rows = _with_row(known_rows(cls, name), row, text, path)
+        return {name: getattr(cls, name) | Specs(**{row: rows[row]})}
     if row:
         raise UsageError(f"{name} is one value, {show(getattr(cls, name))}, without fields (got '{path}').")
     return {name: read(text, types[name], name)}

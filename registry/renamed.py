@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from registry.earlier_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
+
 KNOBS = {
     "UPDATE_LEN": "TBPTT_LEN",
     "MICROBATCHES": "GRADIENT_ACCUMULATION",
@@ -19,8 +21,6 @@ KNOBS = {
     "TIED": "TIE_EMBEDDINGS",
     "HEAD_SLOTS": "PADDED_HEADS",
     "VOCAB_MULTIPLE": "PAD_VOCAB_TO",
-    "PARALLEL_RESIDUAL": "RESIDUAL",
-    "SHARED_NORM": "RESIDUAL",
 }
 CLASSES = {"MixedInput": "MixtureInput", "PiecesInput": "TbpttInput", "StagedInput": "LengthCurriculumInput"}
 FIELDS = {
@@ -113,37 +113,34 @@ def with_todays_names(text: str) -> str:
 
 
 def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the record of an experiment with current knob names; reports renamed overrides on stderr.
+    """Returns the record of an experiment with current knobs; reports earlier ones in its overrides on stderr.
 
     Args:
       record: a snapshot (registry.records.snapshot).
       place: the name of its file.
     """
-    knobs = {KNOBS.get(name, name): value for name, value in record["knobs"].items()}
-    overrides = record.get("overrides", [])
-    changed = [name for name in map(_knob_of, overrides) if name in KNOBS]
-    if "PARALLEL_RESIDUAL" in record["knobs"]:
-        knobs["RESIDUAL"] = _residual(record["knobs"])
-        if KNOBS["PARALLEL_RESIDUAL"] in map(KNOBS.get, changed):
-            overrides = [each for each in overrides if KNOBS.get(_knob_of(each)) != "RESIDUAL"]
-            overrides = [*overrides, f"RESIDUAL={knobs['RESIDUAL']['value'][1:-1]}"]
+    before = {KNOBS[name] if name in KNOBS else name: value for name, value in record["knobs"].items()}
+    replacing = todays_values({name: value["value"] for name, value in before.items()})
+    knobs = {name: value for name, value in before.items() if name not in REPLACED}
+    if "OPTIONAL_WEIGHTS" in before:
+        knobs = {name: value for name, value in knobs.items() if name not in LAYOUT_TABLES}
+    for name, value in replacing.items():
+        sources = (old for old, new in REPLACED.items() if name in new and old in before)
+        owner = before[name]["owner"] if name in before else before[next(sources)]["owner"]
+        knobs[name] = {"value": value, "owner": owner}
+    overrides: list[str] = []
+    for override in record.get("overrides", []):
+        overrides += _todays_overrides(override, replacing)
+    changed = [name for name in map(_knob_of, record.get("overrides", [])) if name in KNOBS or name in REPLACED]
     if changed:
-        renamings = ", ".join(f"{name} is now {KNOBS[name]}" for name in dict.fromkeys(changed))
+        renamings = ", ".join(f"{name} is now {_new_name(name)}" for name in dict.fromkeys(changed))
         print(f"'{place}' was written with earlier knob names: {renamings}.", file=sys.stderr)
-    translated = {"overrides": list(map(_todays_override, overrides))} if overrides else {}
-    return {**record, "knobs": knobs, **translated}
-
-
-def _residual(knobs: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the knob RESIDUAL for the two that it replaces."""
-    parallel, shared = knobs["PARALLEL_RESIDUAL"], knobs["SHARED_NORM"]
-    value = "sequential" if parallel["value"] == "False" else "parallel"
-    return {**parallel, "value": repr("parallel_shared_norm" if shared["value"] == "True" else value)}
+    return {**record, "knobs": knobs, **({"overrides": list(dict.fromkeys(overrides))} if overrides else {})}
 
 
 def knob_advice(name: str) -> str | None:
     """Returns the advice for an old knob name; None for all others."""
-    return f"{name} was renamed. Set {KNOBS[name]}." if name in KNOBS else None
+    return f"{name} was renamed. Set {KNOBS[name]}." if name in KNOBS else advice(name)
 
 
 def field_advice(name: str) -> str | None:
@@ -161,6 +158,19 @@ def _knob_of(override: str) -> str:
     return re.split(r"[.=]", override, maxsplit=1)[0].strip()
 
 
-def _todays_override(override: str) -> str:
+def _new_name(name: str) -> str:
+    return KNOBS[name] if name in KNOBS else " and ".join(REPLACED[name])
+
+
+def _todays_overrides(override: str, replacing: Mapping[str, str]) -> list[str]:
+    """Returns the overrides that have the effect of one of an earlier version."""
     name = _knob_of(override)
-    return KNOBS.get(name, name) + override[len(name) :]
+    rest = override[len(name) :]
+    if name == "OPTIONAL_WEIGHTS":
+        return [f"WEIGHTS{rest}"]
+    name = KNOBS.get(name, name)
+    if name == "NORM" and "BIASES" in replacing:  # RMS norms had no bias
+        return [override, f"BIASES={replacing['BIASES']}"]
+    new = REPLACED.get(name, (name,))
+    plain = lambda text: text[1:-1] if text[0] in "'\"" else text
+    return [f"{each}={plain(replacing[each])}" for each in new if each in replacing] or [name + rest]

@@ -1,4 +1,4 @@
-"""Knobs without effect in users' classes: knobs that no code reads, or that a property hides."""
+"""Knobs without effect: stated for nothing, declared by a user's class and never read, or hidden by a property."""
 
 import ast
 import functools
@@ -14,22 +14,25 @@ from layers.roots import FOLDER, is_ours
 from registry.experiment import Experiment, cls_key, is_written, knob_types
 from registry.explain import where_set
 from registry.overrides import METHODS
+from registry.stated_knobs import recorder_of, require_stated_knobs_act
 from registry.user_code import package_files
 
 
 def require_effect(experiment: Experiment) -> None:
-    """Rejects a knob that a user's class declares and no code reads, and a user's property that hides a knob.
+    """Rejects a knob without effect: one that the entry or --set sets and nothing reads at the current settings, one
+    that a user's class declares and no code reads, and one that a user's property hides.
 
-    A knob counts as read if Task(), Train() or Test() reads it at the current settings, or if its name is read anywhere
-    in the source of the user's package (for a single module: of its folder) or of the tool and the runner. So a knob
-    that matters only under other settings is never rejected, nor one that a user's own script reads; a knob that only
-    dead code reads is not detected. Classes of Vortaro's own families are skipped: a test reads their source.
+    A declared knob counts as read if Task(), Train() or Test() reads it at the current settings, or if its name is read
+    anywhere in the source of the user's package (for a single module: of its folder) or of the tool and the runner. So
+    one that matters only under other settings is not rejected, nor one that a user's own script reads; one that only
+    dead code reads is not detected. Declarations of Vortaro's own families are skipped: a test reads their source.
 
     Raises:
       UsageError: a knob has no effect; the message names the nearest one that a base declares.
     """
     cls = type(experiment)
     users = [base for base in cls.__mro__ if _is_users(base)]
+    require_stated_knobs_act(experiment)
     if not users:
         return
     inherited = {name for base in cls.__mro__ if is_ours(base.__module__) for name in _declared(base)}
@@ -37,7 +40,7 @@ def require_effect(experiment: Experiment) -> None:
     hiding = {name: base for name in knob_types(cls) if (base := _property_of(users, name.lower())) is not None}
     if not fresh and not hiding:
         return
-    recorder, reads = _recorder(cls)
+    recorder, reads = recorder_of(cls)
     for name, base in hiding.items():
         _require_property_reads(recorder, reads, base, name)
     reads.clear()
@@ -67,17 +70,6 @@ def _property_of(users: Collection[type], name: str) -> type | None:
     """Returns the user's class whose property of that name is effective; None if there is none."""
     base = next((base for base in users if name in vars(base)), None)
     return base if base and isinstance(vars(base)[name], property | functools.cached_property) else None
-
-
-def _recorder(cls: type[Experiment]) -> tuple[Any, set[str]]:
-    """Returns an experiment equal to cls(), and the names of its attributes that have been read."""
-    reads: set[str] = set()
-
-    def read(self: Any, name: str) -> Any:
-        reads.add(name)
-        return cls.__getattribute__(self, name)
-
-    return cls.derive(__getattribute__=read)(), reads
 
 
 def _require_property_reads(recorder: Any, reads: set[str], base: type, knob: str) -> None:

@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
@@ -22,6 +22,14 @@ class Above:
 Positive = Annotated[int, Above(0)]  # a size or a count
 PositiveFloat = Annotated[float, Above(0)]
 
+T = TypeVar("T")
+PER_LAYER = "per layer"
+if TYPE_CHECKING:
+    PerLayer = T | Any  # a layer's own experiment has one value (registry.templates.model)
+else:
+    PerLayer = Annotated[T | tuple[T, ...], PER_LAYER]  # one value, or a pattern that repeats over the layers
+
+_REPEATED = re.compile(r"\s*(\d+)\s*\*\s*(.+)")
 _SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -57,6 +65,8 @@ def show_type(hint: Any) -> str:
     if hint is types.NoneType:
         return "None"
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if is_per_layer(hint):
+        return f"{show_type(of_one_layer(hint))}, or a pattern of these over layers such as 5*A+B"
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in args)
     if origin in (typing.Union, types.UnionType):
@@ -67,6 +77,16 @@ def show_type(hint: Any) -> str:
         items = args[:1] if args[1:] == (...,) else args
         return f"a tuple of {' and '.join(show_type(item) for item in items)}"
     return getattr(hint, "__name__", str(hint))
+
+
+def is_per_layer(hint: Any) -> bool:
+    """Returns whether a knob of this type may have a pattern over layers as its value."""
+    return typing.get_origin(hint) is Annotated and PER_LAYER in typing.get_args(hint)
+
+
+def of_one_layer(hint: Any) -> Any:
+    """Returns the type of the knob in one layer."""
+    return typing.Union[typing.get_args(typing.get_args(hint)[0])[:-1]] if is_per_layer(hint) else hint  # noqa: UP007
 
 
 def read(text: str, hint: Any, name: str) -> Any:
@@ -96,7 +116,7 @@ def convert(value: Any, hint: Any, name: str) -> Any:
     fits, result = _fit(value, hint)
     if fits:
         return result
-    choices = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+    choices = [choice for choice in typing.get_args(of_one_layer(hint)) if isinstance(choice, str)]
     near = f" {did_you_mean(value, choices)}" if choices and isinstance(value, str) else ""
     raise UsageError(f"{name} takes {show_type(hint)}, not {show(value)}.{near}")
 
@@ -132,6 +152,10 @@ def _fit_text(text: str, hint: Any) -> tuple[bool, Any]:
         return fit
     if origin in (typing.Union, types.UnionType):
         return next((fit for fit in (_fit_text(text, arg) for arg in args) if fit[0]), (False, None))
+    if is_per_layer(hint):
+        unfolded = _unfolded(text)
+        pattern = typing.get_args(args[0])[-1]
+        return _fit_text(unfolded, pattern if "," in unfolded else args[0])
     if origin is Literal and text.lower() in _WORDS:  # REMAT=None is the choice "none"
         return _fit(text.lower(), hint)
     if origin is tuple:
@@ -156,3 +180,12 @@ def _items(text: str) -> list[str]:
     if isinstance(tree, ast.Tuple | ast.List):
         return [ast.get_source_segment(text, item) or "" for item in tree.elts]
     return [item.strip() for item in text.split(",")]
+
+
+def _unfolded(text: str) -> str:
+    """Returns a pattern over layers as a tuple: `5*local + global` is five times local, then global."""
+    items = []
+    for part in text.split("+"):
+        repeated = _REPEATED.fullmatch(part)
+        items += [repeated[2].strip()] * int(repeated[1]) if repeated else [part.strip()]
+    return text if len(items) < 2 else ",".join(items)

@@ -136,7 +136,8 @@ def _sizes(options: argparse.Namespace, file: Any, knobs: Mapping[str, Any]) -> 
     if file.num_heads:
         found["NUM_HEADS"] = file.num_heads
     named = {setting.partition("=")[0] for setting in options.set}
-    return [f"{knob}={str(value).lower()}" for knob, value in found.items() if knob in knobs and knob not in named]
+    text = lambda value: (",".join(value) or "()") if isinstance(value, tuple) else str(value).lower()
+    return [f"{knob}={text(value)}" for knob, value in found.items() if knob in knobs and knob not in named]
 
 
 def _export(options: argparse.Namespace) -> int:

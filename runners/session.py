@@ -50,7 +50,7 @@ class Session:
         self.train: TrainProgram = build(experiment.Train(), "train")
         self.test: TestProgram = build(experiment.Test(), "test")
         self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices)
-        sharding = NamedSharding(self.mesh, experiment.ACTIVATIONS["tokens_bs"])
+        sharding = NamedSharding(self.mesh, experiment.layout.activations["tokens_bs"])
         self.host_batches = HostBatches(sharding)
         self.abstract = AbstractArrays(self.task, self.train.input, sharding, self.mesh_shape)
         self.functions = CompiledFunctions(self.task, self.train, self.seed, self.abstract)

@@ -71,7 +71,8 @@ class GatedHeads(nn.Module):
     key_dim: int
     value_dim: int  # per key head
     gated: bool  # applies silu to the values, and multiplies their mixture by silu of a gate
-    initializer: Initializer  # of all matrices
+    initializer: Initializer  # of all matrices, the output matrix by default
+    out_initializer: Initializer | None = None  # of the output matrix; None is `initializer`
     wavelength: float = 1e5  # wavelength of the slowest sine over distances, divided by 2 pi
     sinusoid_dropout: float = 0.0  # rate of dropout on the sines; one mask for all updates that a row is cut into
     epsilon: float = 1e-6  # of the norms
@@ -127,7 +128,7 @@ class GatedHeads(nn.Module):
 
     def _output(self, mixed: Float[Array, "b s n f"], gate: jax.Array | None) -> Float[Array, "b s m"]:
         fan_in = self.num_heads * self.value_dim
-        init: Any = {"init": self.initializer, "role": "hidden", "fan_in": fan_in}
+        init: Any = {"init": self.out_initializer or self.initializer, "role": "hidden", "fan_in": fan_in}
         shape = (self.num_heads, self.value_dim, self.model_dim)
         out_nfm = weight(self, "attention_out_nfm", shape, **init).astype(self.dtype)
         mixed = place(self, "mixed_bsnf", mixed.astype(self.dtype))

@@ -86,7 +86,8 @@ class Attention(nn.Module):
     merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, sharded as one
     padded_heads: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
     causal: bool = True
-    use_bias: bool = False
+    use_bias: bool = False  # of query, key and value
+    use_out_bias: bool | None = None  # of the output projection; None is use_bias
     dropout_rate: float = 0.0  # on the attention probabilities
     joint_projections: bool = False  # one product for query, key and value, if their shapes are equal
     implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU if options allow
@@ -214,7 +215,7 @@ class Attention(nn.Module):
             shape = (self.num_heads, self.head_dim, self.model_dim)
             w_ndm = weight(self, "attention_out_ndm", shape, **init)
             y = jnp.einsum("bsnd,ndm->bsm", mixed, w_ndm.astype(self.dtype))
-        if self.use_bias:
+        if self.use_bias if self.use_out_bias is None else self.use_out_bias:
             b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
             y += b_m.astype(self.dtype)
         return y

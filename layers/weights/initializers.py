@@ -86,6 +86,25 @@ class FanInUniform:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Uniform with mean 0 and a fixed standard deviation: on +-`sqrt(3) stddev`."""
+
+    stddev: float  # standard deviation of the draw
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: str, fan_in: int) -> jax.Array:
+        del fan_in
+        limit = self.stddev * 3**0.5
+        return jax.random.uniform(key, shape, minval=-limit, maxval=limit).astype(dtype)
+
+    def deviation(self, fan_in: int) -> float:
+        del fan_in
+        return self.stddev
+
+    def __str__(self) -> str:
+        return f"uniform({self.stddev:.4g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Orthogonal:
     """Orthonormal columns (rows, if they are fewer) times `scale` (Saxe et al. 2014); all dimensions but the last are
     flattened to one.

@@ -197,7 +197,7 @@ class Gpt2022XL(Gpt2022Medium):
 class GptStaticSgu(ParallelGptLm):
     """102.4 million weights: GptBase with a fixed filter instead of attention on half of the channels."""
 
-    STATIC_SGU = True
+    MIXER = "static_sgu"
 
 
 @register

@@ -3,6 +3,8 @@
 The number in a dense name is the reference's and rarely the number of weights, which the docstrings give.
 """
 
+from typing import Any, ClassVar
+
 from layers.specs import P, Specs
 from registry.experiment import register
 from registry.templates.gshard_lm import GShardLm, MoeLm
@@ -62,7 +64,7 @@ class DenseLm12kWide(GShardLm):
     FFN_DIM = 49152
     NUM_HEADS = 96
     SEQ_LEN = 2048
-    GATED = False
+    FFN = "dense"
     ACTIVATION = "relu"
     POSITIONS = "learned"
 
@@ -112,6 +114,8 @@ class DenseLM13B32x32(DenseLm175B32x32):
     NUM_HEADS = 40
     PADDED_HEADS = 64
 
+    smoke_table: ClassVar[dict[str, Any]] = {"NUM_HEADS": 6, "PADDED_HEADS": 8}
+
 
 @register
 class DenseLm175B8x8Decode2D(DenseLm175B32x32):
@@ -120,9 +124,8 @@ class DenseLm175B8x8Decode2D(DenseLm175B32x32):
     DEVICE_MESH_SHAPE = (8, 16)
     DEVICE_ORDER = "ring"
     BATCH_SIZE = 16
-    WEIGHTS = DenseLm175B32x32.WEIGHTS | Specs(embedding_vm=P("model", "data"))
-    OPTIONAL_WEIGHTS = DenseLm175B32x32.OPTIONAL_WEIGHTS | Specs(position_tm=P("model", "data"))
-    ACTIVATIONS = DenseLm175B32x32.ACTIVATIONS | Specs(
+    WEIGHTS = Specs(embedding_vm=P("model", "data"), position_tm=P("model", "data"))
+    ACTIVATIONS = Specs(
         tokens_bs=P(None, None),
         residual_bsm=P(None, None, "data"),
         hidden_bsf=P(None, None, "model"),
@@ -162,6 +165,8 @@ class DenseLm12kWideAdam(DenseLm12kWide):
     OPTIMIZER = "adamw"
     LEARNING_RATE = 1e-4
     WARMUP_STEPS = 10_000
+
+    smoke_table: ClassVar[dict[str, Any]] = {"LEARNING_RATE": 1e-2, "TIMESCALE": 20}
 
 
 @register
@@ -210,7 +215,7 @@ class MoeLm1kWide(MoeLm):
     MODEL_DIM = 1024
     FFN_DIM = 8192
     NUM_HEADS = 16
-    GATED = False
+    FFN = ("experts", "dense")
     ACTIVATION = "relu"
 
 

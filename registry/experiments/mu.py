@@ -4,6 +4,8 @@ Weights are counted with the vocabulary of T5 (32,100 tokens), which the runs on
 text, which use the first 256 rows; VOCABULARY and DATA select others.
 """
 
+from typing import Any, ClassVar
+
 from registry.experiment import register
 from registry.experiments.gshard import DenseLm8B2x2
 from registry.experiments.tiny import StdlibTiny
@@ -114,6 +116,8 @@ class MuHuge12(MuHuge):
     NUM_STEPS = 90_000
     EVAL_EVERY = 500
     SAVE_EVERY = 500
+
+    smoke_table: ClassVar[dict[str, Any]] = {"LEARNING_RATE": 2**-3}
 
 
 @register

@@ -40,7 +40,7 @@ class StdlibTinyLlama(StdlibTiny):
     """Example of your own experiment: StdlibTiny with a gated SiLU layer and grouped-query attention, in four lines."""
 
     ACTIVATION = "silu"
-    GATED = True
+    FFN = "gated"
     FFN_DIM = 352  # 8/3 of the width, rounded up to a multiple of 32: as many weights as the plain layer
     NUM_KV_HEADS = 2
 

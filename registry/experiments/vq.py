@@ -4,6 +4,8 @@ The presets without a suffix have the weights of the tensor-parallel code and th
 back-propagate through full rows; those that end in Tbptt are the paper's runs (2048-token updates, carried state).
 """
 
+from typing import Any, ClassVar
+
 from registry.experiment import register
 from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 
@@ -12,7 +14,7 @@ from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 class VQEnwik8(VQLm):
     """187.6 million weights on enwik8 bytes, rows of 8192."""
 
-    NUM_LAYERS = 24
+    NUM_LAYERS = 48
     MODEL_DIM = 768
     SEQ_LEN = 8192
     BATCH_SIZE = 32
@@ -39,8 +41,8 @@ class VQEnwik8Tbptt(VQEnwik8):
 
     BATCH_SIZE = 128
     TBPTT_LEN = 2048
-    NORM_WEIGHTS = True
-    USE_BIAS = True
+    NORM_SCALE = "vector"
+    BIASES = ("norm", "head")
     LOG_EVERY = 200
     EVAL_ROWS = 12_800
 
@@ -52,7 +54,7 @@ class VQPg19(VQLm):
     Tokens are bytes, which use the first 259 rows, unless VOCABULARY_PATH names a trained vocabulary.
     """
 
-    NUM_LAYERS = 24
+    NUM_LAYERS = 48
     MODEL_DIM = 2048
     SEQ_LEN = 8192
     BATCH_SIZE = 32
@@ -72,6 +74,8 @@ class VQPg19(VQLm):
     EVAL_EVERY = 1000
     SAVE_EVERY = 1000
 
+    smoke_table: ClassVar[dict[str, Any]] = {"LEARNING_RATE": 2e-2}
+
 
 @register
 class VQPg19Tbptt(VQPg19):
@@ -79,8 +83,8 @@ class VQPg19Tbptt(VQPg19):
 
     BATCH_SIZE = 128
     TBPTT_LEN = 2048
-    NORM_WEIGHTS = True
-    USE_BIAS = True
+    NORM_SCALE = "vector"
+    BIASES = ("norm", "head")
     LOG_EVERY = 200
     EVAL_ROWS = 12_800
 
@@ -104,8 +108,8 @@ class VQImageNet64Tbptt(VQImageNet64):
 
     BATCH_SIZE = 128
     TBPTT_LEN = 1536
-    NORM_WEIGHTS = True
-    USE_BIAS = True
+    NORM_SCALE = "vector"
+    BIASES = ("norm", "head")
     POSITIONS = "scaled_sinusoidal"
     LOG_EVERY = 200
     EVAL_ROWS = 12_800
@@ -132,24 +136,28 @@ class VQThroughput(VQEnwik8):
 class FullThroughput(VQThroughput):
     """VQThroughput with quadratic attention: 184.4 million weights."""
 
-    ATTENTION = "full"
+    MIXER = "distance"
 
 
 @register
 class VQThroughputMha(VQMultiHeadLm, VQThroughput):
     """VQThroughput with multi-head attention and feed-forward layers: 194.0 million weights."""
 
+    NUM_LAYERS = 24
+
 
 @register
 class VQThroughputMqa(VQMultiQueryLm, VQThroughput):
     """VQThroughput with multi-query attention and feed-forward layers: 179.0 million weights."""
+
+    NUM_LAYERS = 24
 
 
 @register
 class VQTiny(VQEnwik8):
     """15.8 million weights on enwik8, rows of 800 in blocks of 50: a quick check that it runs."""
 
-    NUM_LAYERS = 2
+    NUM_LAYERS = 4
     SEQ_LEN = 800
     BATCH_SIZE = 8
     BLOCK_LEN = 50
@@ -175,7 +183,7 @@ class VQSmall(VQEnwik8):
 class FullSmall(VQSmall):
     """VQSmall with quadratic attention: 184.4 million weights."""
 
-    ATTENTION = "full"
+    MIXER = "distance"
 
 
 @register
@@ -190,7 +198,7 @@ class VQLarge(VQPg19):
 class FullLarge(VQLarge):
     """VQLarge with quadratic attention: 1.311 billion weights."""
 
-    ATTENTION = "full"
+    MIXER = "distance"
 
 
 @register
@@ -207,9 +215,9 @@ class VQLarge131k(VQLarge):
 class VQStdlib(VQLm):
     """574,208 weights on the standard library's source, rows of 1024 bytes: VQ learning on a laptop."""
 
-    NUM_LAYERS = 2
+    NUM_LAYERS = 4
     MODEL_DIM = 128
-    KEY_DIM = 64
+    HEAD_DIM = 64
     SEQ_LEN = 1024
     BATCH_SIZE = 2
     BLOCK_LEN = 64
@@ -228,4 +236,4 @@ class VQStdlib(VQLm):
 class FullStdlib(VQStdlib):
     """VQStdlib with quadratic attention: 557,568 weights."""
 
-    ATTENTION = "full"
+    MIXER = "distance"

@@ -1,5 +1,7 @@
 """The MLPerf BERT encoders of Lingvo under their names; the docstrings give the number of weights."""
 
+from typing import Any, ClassVar
+
 from registry.experiment import register
 from registry.templates.bert_lm import BertEncoder
 
@@ -17,6 +19,8 @@ class MLPerfTrainBertDense2B(BertEncoder):
     HEAD_DIM = 256
     VOCAB_SIZE = 30522
     PAD_VOCAB_TO = 4
+
+    smoke_table: ClassVar[dict[str, Any]] = {"VOCAB_SIZE": 59, "PAD_VOCAB_TO": 8}
 
 
 @register
@@ -65,6 +69,8 @@ class MLPerfBertDense500B(MLPerfBertDense1T):
     LABEL_SMOOTHING = 0.1
     LOG_EVERY = 100
 
+    smoke_table: ClassVar[dict[str, Any]] = {"VOCAB_SIZE": 59, "PAD_VOCAB_TO": 8}
+
 
 @register
 class MLPerfBertDense500B2K(MLPerfBertDense500B):
@@ -90,3 +96,5 @@ class MLPerfBertDense13B32x32(BertEncoder):
     BATCH_SIZE = 4096
     LABEL_SMOOTHING = 0.1
     LOG_EVERY = 100
+
+    smoke_table: ClassVar[dict[str, Any]] = {"NUM_HEADS": 6, "PADDED_HEADS": 8}

@@ -3,7 +3,6 @@
 The reference splits the optimizer alone (stage 1). `--set=ZERO_STAGE=0` is data parallelism without ZeRO.
 """
 
-from layers.specs import P, Specs
 from registry.experiment import register
 from registry.templates.gpt_lm import GptLm
 
@@ -12,29 +11,14 @@ class ZeroLm(GptLm):
     """Weights replicated over the data axis unless a ZeRO stage splits them; no biases; ALiBi."""
 
     DEVICE_MESH_SHAPE = (32, 1)
-    USE_BIAS = False
+    LAYOUT = "tensor_parallel"
+    BIASES = ()
     ZERO_STAGE = 1
     LEARNING_RATE = 3e-4
     DECAY_STEPS = 143_000
     NUM_STEPS = 163_000
     EVAL_EVERY = 1000
     SAVE_EVERY = 1000
-    WEIGHTS = GptLm.WEIGHTS | Specs(
-        embedding_vm=P("model", None),
-        query_mnd=P(None, "model", None),
-        key_mkd=P(None, "model", None),
-        value_mkd=P(None, "model", None),
-        attention_out_ndm=P("model", None, None),
-        ffn_in_mf=P(None, "model"),
-        ffn_out_fm=P("model", None),
-    )
-    OPTIONAL_WEIGHTS = GptLm.OPTIONAL_WEIGHTS | Specs(
-        ffn_gate_mf=P(None, "model"),
-        unembedding_mv=P(None, "model"),
-        position_tm=P(None, None),
-        pointer_query_mc=P(None, None),
-        pointer_key_mc=P(None, None),
-    )
 
 
 class ZeroTest(ZeroLm):
@@ -83,7 +67,7 @@ class Zero1B1(ZeroLm):
 
     NUM_LAYERS = 36
     MODEL_DIM = 1536
-    USE_BIAS = True
+    BIASES = GptLm.BIASES
     SEQ_LEN = 512
     BATCH_SIZE = 1024
     GRADIENT_ACCUMULATION = 32

@@ -50,10 +50,10 @@ def _flat_configs(configs: Mapping[str, fdl.Config]) -> dict[str, str]:
 
 def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yields every field of a config by path, defaults included; a config itself is represented by the class that it
-    builds, and configs in a tuple by their numbers.
+    builds, and configs in a tuple by their numbers. Placements of weights are omitted: the weight table has them.
     """
     for at, field in walk(value, path):
-        if not (isinstance(field, dict | Specs) or is_row(field)):
+        if not (isinstance(field, dict | Specs) or is_row(field) or at.rpartition(".")[0].endswith(".specs")):
             yield at, field_text(field)
 
 
@@ -158,9 +158,20 @@ def with_todays_fields(stored: Snapshot) -> Snapshot:
     A record whose configs cannot be read is returned unchanged.
     """
     try:
-        return {**stored, "config": _flat_configs(stored_configs(stored))}
+        config = _flat_configs(stored_configs(stored))
     except UsageError:
         return stored
+    return {**stored, "config": {path: _todays_field(config, path) for path in config}}
+
+
+def _todays_field(config: Mapping[str, str], path: str) -> str:
+    """Returns a field's value; None for one that an earlier version stated although nothing reads it."""
+    owner, _, name = path.rpartition(".")
+    unread = {
+        "score_length": config.get(f"{owner}.score_function") == "'softmax'",
+        "table_rows": config[path] == config.get(f"{owner}.vocab_size"),
+    }
+    return "None" if unread.get(name) else config[path]
 
 
 def rebuilt(stored: Snapshot) -> Snapshot:

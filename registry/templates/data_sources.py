@@ -7,6 +7,8 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
 from tasks.inputs.byte_text import ByteText
+from tasks.inputs.datasets.enwik8 import Enwik8
+from tasks.inputs.datasets.imagenet64 import ImageNet64
 from tasks.inputs.mixture import ChainedInput, MixtureInput
 from tasks.inputs.rows import TokensInput
 from tasks.inputs.sources.functions import FromFunction
@@ -22,7 +24,11 @@ from tasks.inputs.token_ids.pretokenized import TokenFiles
 from tasks.inputs.token_ids.token_files import StoredTokens
 from tasks.vocabularies.vocabulary import ByteVocabulary
 
-Kind = Literal["text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"]
+PaperData = Literal["enwik8", "pg19", "imagenet64"]
+PAPER_DATA = get_args(PaperData)  # the data sets of Transformer-VQ
+Kind = Literal[
+    PaperData, "text", "lines", "files", "jsonl", "huggingface", "tfds", "tfrecord", "webdataset", "function", "tokens"
+]
 Data = Literal[Kind, "mixture", "seqio", "synthetic"]
 FROM_FILES = {"lines": TextLines, "files": TextFiles, "jsonl": JsonLines, "tfrecord": TfExamples}
 HAVE_HELD_OUT_FILES = (*FROM_FILES, "webdataset", "tokens")
@@ -62,7 +68,8 @@ class DataSources(Experiment):
             where = f"'{kind}:{place}' in MIXTURE" if place else f"DATA = {kind}"
             known = ", ".join(HAVE_HELD_OUT_FILES)
             raise UsageError(f"{where} does not read {unread[0]} = {named[unread[0]]}. Use it with DATA = {known}.")
-        rows = {"rows": self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        of_paper = kind in PAPER_DATA and self.ROWS == "cut"
+        rows = {"rows": "restart" if of_paper else self.ROWS, "document_masks": self.DOCUMENT_MASKS}
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
     def mixture_rows(self, **sizes: Any) -> fdl.Config:
@@ -90,6 +97,8 @@ class DataSources(Experiment):
 
     def token_source(self, kind: str, place: str | None) -> fdl.Config:
         """Returns the config of a TokenSource."""
+        if kind in PAPER_DATA:
+            return self.paper_source(kind, place or self.DATA_PATH)
         vocabulary = self.vocabulary()
         plain = fdl.get_callable(vocabulary) is ByteVocabulary and not getattr(vocabulary, "special_tokens", 0)
         if kind == "text" and plain:
@@ -107,6 +116,22 @@ class DataSources(Experiment):
             source=self.documents(kind, place),
             vocabulary=vocabulary,
             fractions=self.SPLIT_FRACTIONS,
+            folder=self.CACHE_DIR,
+        )
+
+    def paper_source(self, kind: str, path: str | None) -> fdl.Config:
+        """Returns the config of a data set of Lingle 2023: bytes, or subwords of PG-19's books."""
+        if self.VOCABULARY != "bytes" and kind != "pg19":
+            raise UsageError(f"VOCABULARY must be bytes with DATA = {kind} (got {self.VOCABULARY}). Remove it.")
+        if kind == "enwik8":
+            return fdl.Config(Enwik8, path=path)
+        is_text = kind == "pg19"
+        documents = fdl.Config(Tfds, name=kind, data_dir=path, column="book_text") if is_text else None
+        return fdl.Config(
+            CachedDocuments,
+            source=documents or fdl.Config(ImageNet64, path=path),
+            vocabulary=self.vocabulary(),
+            stop_tokens=is_text,  # an image has no end token
             folder=self.CACHE_DIR,
         )
 

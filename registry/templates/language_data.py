@@ -5,9 +5,10 @@ from typing import Any, Literal, Self
 import fiddle as fdl
 
 from layers.errors import UsageError
-from registry.templates.data_sources import Data, DataSources
+from registry.templates.data_sources import PAPER_DATA, Data, DataSources
 from registry.values import Positive
 from tasks.inputs.length_curriculum import LengthCurriculumInput
+from tasks.inputs.masked import MaskedInput
 from tasks.inputs.seqio.rows import SeqioInput
 from tasks.inputs.seqio.vocabulary import SeqioVocabulary
 from tasks.inputs.synthetic import SyntheticPackedInput
@@ -36,6 +37,12 @@ class LanguageData(DataSources):
     VOCABULARY_BYTES: int = 10**9  # bytes of training text that --mode=train_vocab reads
 
     DATA: Literal[Data] = "text"  # kind of data source: see docs/howto/data.md
+    OBJECTIVE: Literal["causal", "masked"] = "causal"  # predict the next token, or masked tokens from both sides (BERT)
+    MASK_RATE: float = 0.12  # share of tokens replaced by MASK_ID, if masked
+    RANDOM_RATE: float = 0.015  # share of tokens replaced by a random token, if masked
+    SAME_RATE: float = 0.015  # share of tokens that stay unchanged but are predicted, if masked
+    MASK_ID: int = 103  # id of the mask token
+    TEXT_MASK_ID: int = 1  # the mask token of bytes: a byte that text does not contain
     EVAL_ROWS: int | None = 512  # rows of the validation split that are evaluated; None is all
     SEQIO_TASK: str | None = None  # name of a seqio Task or Mixture, with DATA = seqio
     SEQIO_OBJECTIVE: Literal["lm", "prefix_lm", "encoder"] = "lm"  # training objective; see tasks.inputs.seqio.rows
@@ -152,7 +159,31 @@ class LanguageData(DataSources):
         return fdl.Config(WarmStart, workdir=self.WARM_START, **chosen)
 
     def train_input(self) -> fdl.Config:
-        """Returns the input of training: endless shuffled data."""
+        """Returns the input of training: endless shuffled data, masked if that is the objective."""
+        source = self.train_rows()
+        if self.OBJECTIVE == "causal":
+            return source
+        if self.masked_by_task:
+            source.mask_id = self.MASK_ID
+            return source
+        return fdl.Config(
+            MaskedInput,
+            source=source,
+            vocab_size=self.vocab_size,
+            mask_id=self.TEXT_MASK_ID if self.in_bytes else self.MASK_ID,
+            mask_rate=self.MASK_RATE,
+            random_rate=self.RANDOM_RATE,
+            same_rate=self.SAME_RATE,
+            seed=self.SEED,
+        )
+
+    @property
+    def masked_by_task(self) -> bool:
+        """Returns whether a seqio task masks the tokens."""
+        return self.OBJECTIVE == "masked" and self.DATA == "seqio" and self.SEQIO_OBJECTIVE == "encoder"
+
+    def train_rows(self) -> fdl.Config:
+        """Returns endless shuffled rows."""
         common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
         if self.DATA in ("synthetic", "seqio") and (self.ROWS != "cut" or self.DOCUMENT_MASKS):
             raise UsageError(
@@ -177,6 +208,13 @@ class LanguageData(DataSources):
 
     def hold_out(self, config: fdl.Config, split: str) -> fdl.Config:
         """Changes the config of the training input into that of a held-out split."""
+        if self.OBJECTIVE == "masked" and not self.masked_by_task:
+            config.source = self.hold_out_rows(config.source, split)
+            return config
+        return self.hold_out_rows(config, split)
+
+    def hold_out_rows(self, config: fdl.Config, split: str) -> fdl.Config:
+        """Changes the config of rows for training into that of a held-out split."""
         if self.DATA == "synthetic":
             config.batches, config.offset = 4, {"validation": 10**8, "test": 2 * 10**8}[split]
             return config
@@ -218,8 +256,8 @@ class LanguageData(DataSources):
 
     @property
     def bytes_vocabulary(self) -> ByteVocabulary:
-        """The vocabulary of VOCABULARY = bytes."""
-        return ByteVocabulary()
+        """The vocabulary of VOCABULARY = bytes, with three special tokens for the data sets of Transformer-VQ."""
+        return ByteVocabulary(special_tokens=3 if self.DATA in PAPER_DATA else 0)
 
     @property
     def in_bytes(self) -> bool:

@@ -24,10 +24,14 @@ class LanguageTraining(LanguageData):
     SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"  # learning rate after warm-up
     WARMUP_STEPS: int = 100  # updates over which the learning rate rises linearly
     DECAY_STEPS: int | None = None  # update at which linear and cosine schedules end; None is NUM_STEPS
+    START_FACTOR: float = 0.0  # learning rate at the start of warm-up over the peak
+    FIRST_STEP: int = 1  # number of the first update in warm-up; 0 gives it the rate START_FACTOR
     END_FACTOR: float = 0.1  # final learning rate over the peak
+    TIMESCALE: Positive | None = None  # updates before the rate of inverse_sqrt falls; None is WARMUP_STEPS
     BETA1: float = 0.9  # decay of the first moment; momentum of sgd
     BETA2: float = 0.95  # decay of the second moment
     ADAM_EPSILON: float = 1e-8  # added to the root of adamw's second moment
+    SCALE_EPSILON: bool = False  # scale ADAM_EPSILON by width like the learning rate, under muP
     MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of the optimizer's first moment
     SECOND_MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of adamw's second moment
     PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored weights
@@ -57,7 +61,7 @@ class LanguageTraining(LanguageData):
             model=self.model(),
             optimizer=self.optimizer(),
             vocabulary=self.vocabulary(),
-            batch_placement=self.ACTIVATIONS.of(LanguageModelTask),
+            batch_placement=self.layout.activations.of(LanguageModelTask),
             z_loss=self.Z_LOSS,
             label_smoothing=self.LABEL_SMOOTHING,
             loss_chunk=self.LOSS_CHUNK,
@@ -99,6 +103,9 @@ class LanguageTraining(LanguageData):
                 warmup_steps=self.WARMUP_STEPS,
                 decay_steps=decay_steps,
                 end_factor=self.END_FACTOR,
+                first_step=self.FIRST_STEP,
+                start_factor=self.START_FACTOR,
+                timescale=self.TIMESCALE if self.SCHEDULE == "inverse_sqrt" else None,
             ),
             clipping=fdl.Config(Clipping, global_norm=self.CLIP_NORM, value=self.CLIP_VALUE),
             role_factors=fdl.Config(RoleFactors),
@@ -106,6 +113,7 @@ class LanguageTraining(LanguageData):
             beta1=self.BETA1,
             beta2=self.BETA2,
             epsilon=self.ADAM_EPSILON,
+            scale_epsilon=self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
             second_moment_dtype=self.SECOND_MOMENT_DTYPE,
             master_weights=self.MASTER_WEIGHTS,

@@ -58,7 +58,7 @@ def _record(experiment: Experiment) -> dict[str, Any]:
         "experiment": full["experiment"],
         "knobs": knobs,
         "config": {path: value for path, value in full["config"].items() if path not in specs},
-        "activations": {path.rpartition(".")[2]: value for path, value in specs.items() if ".specs." not in path},
+        "activations": {path.rpartition(".")[2]: value for path, value in specs.items()},
         "mesh": full["mesh"],
         "weights": {row.pop("path"): row for row in full["weights"]},
         "totals": full["totals"],
@@ -67,7 +67,7 @@ def _record(experiment: Experiment) -> dict[str, Any]:
 
 def _is_spec(path: str) -> bool:
     """Returns whether a config path is a row of a spec table."""
-    return {"specs", "activations", "batch_placement"} & set(path.split(".")[:-1]) != set()
+    return {"activations", "batch_placement"} & set(path.split(".")[:-1]) != set()
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

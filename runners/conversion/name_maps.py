@@ -176,13 +176,17 @@ def name_map(format: str, rows: Iterable[str]) -> NameMap:
 
 # Knobs that add or remove rows: (part of the row's name, setting that adds it, setting that removes it).
 KNOBS = (
-    ("_bias_", "USE_BIAS=true", "USE_BIAS=false"),
+    ("_bias_", "BIASES=qkv,attention_out,ffn,norm", "BIASES=()"),
     ("positions/", "POSITIONS=learned", "POSITIONS=alibi"),
     (f"{BLOCK}ffn_norm/", "RESIDUAL=sequential", "RESIDUAL=parallel_shared_norm"),
     ("embedding_norm/", "EMBEDDING_NORM=true", "EMBEDDING_NORM=false"),
     ("pointer/", "HEAD_QK=256", "HEAD_QK=none"),
+    ("_scale_d", "QK_NORM=rms", "QK_NORM=none"),
     ("head/", "TIE_EMBEDDINGS=false", "TIE_EMBEDDINGS=true"),
 )
+
+# Places of biases (BIASES), by the beginning of the row's name.
+BIASES = {"query_bias": "qkv", "attention_out_bias": "attention_out", "ffn_in_bias": "ffn", "norm_bias": "norm"}
 
 # Knobs of sizes, by the letter of the dimension.
 SIZES = {
@@ -197,7 +201,6 @@ SIZES = {
 SHARED_SETTINGS = (
     ("NORM=layer", "task.model.final_norm", "layers.norm.LayerNorm"),
     ("NORM_EPSILON=1e-5", "task.model.final_norm.epsilon", "1e-05"),
-    ("QK_NORM=none", "task.model.stack.block.mixer.qk_norm", "'none'"),
     ("ATTENTION_SCALE=none", "task.model.stack.block.mixer.scale", "None"),
     ("ATTENTION_WINDOW=none", "task.model.stack.block.mixer.window", "None"),
     ("INIT_STDDEV=0.02", "task.model.embedding.scale", "1.0"),

@@ -12,7 +12,7 @@ from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
 from registry.records.snapshot import flat_config
 from runners.conversion.foreign_files import Arrays, ForeignWeights
-from runners.conversion.name_maps import FORMATS, KNOBS, SHARED_SETTINGS, SIZES, NameMap, Rule, name_map
+from runners.conversion.name_maps import BIASES, FORMATS, KNOBS, SHARED_SETTINGS, SIZES, NameMap, Rule, name_map
 from tasks.weight_table import WeightRow
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
@@ -89,7 +89,8 @@ def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
     if layers := names.count_layers(found):
         knobs["NUM_LAYERS"] = layers
     if found:
-        knobs["USE_BIAS"] = any("_bias_" in rule.ours and rule.theirs.format(i=0) in found for rule in names.rules)
+        rows = " ".join(rule.ours for rule in names.rules if rule.theirs.format(i=0) in found)
+        knobs["BIASES"] = tuple(place for row, place in BIASES.items() if f"/{row}_" in rows)
     if HEAD in found and EMBEDDING in found:
         knobs["TIE_EMBEDDINGS"] = np.array_equal(found[HEAD], found[EMBEDDING])
     return knobs

@@ -23,7 +23,8 @@ from tasks.storage.locks import locked
 # A run can resume with other values of these: the sharding of weights, time limits, the intervals of logging,
 # evaluation and saving, and the number of steps do not change what is learned.
 NOT_LEARNED = (
-    *("DEVICE_MESH_SHAPE", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
+    *("MESH_AXES", "DEVICE_MESH_SHAPE", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
+    *("ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
 )
 NOT_LEARNED_PATHS = (
@@ -184,6 +185,11 @@ def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
     return {path: value for path, value in config.items() if path.startswith("task.vocabulary")}
 
 
+def _is_placement(path: str) -> bool:
+    """Returns whether a config path is the placement of an activation."""
+    return path.split(".")[-2:-1] in (["activations"], ["batch_placement"])
+
+
 def _is_name(path: str) -> bool:
     """Returns whether a config path is the name or file of a vocabulary."""
     return path.endswith((".vocabulary.path", ".vocabulary.name"))
@@ -198,7 +204,7 @@ def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: 
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
     free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
     free |= {row["path"]: row for row in difference["config"] if row["path"] in following}
-    paths = [row for row in difference["config"] if row["path"] not in following]
+    paths = [row for row in difference["config"] if row["path"] not in following and not _is_placement(row["path"])]
     difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]

@@ -17,9 +17,18 @@ def logits_of(task, variables, tokens=TOKENS, **options):
 
 VARIANTS = {
     "default": {},
-    "parallel_bias_layer_norm": {"RESIDUAL": "parallel", "USE_BIAS": True, "NORM": "layer"},
+    "parallel_bias_layer_norm": {
+        "RESIDUAL": "parallel",
+        "BIASES": ("qkv", "attention_out", "ffn", "norm", "head"),
+        "NORM": "layer",
+    },
     "learned_untied": {"POSITIONS": "learned", "TIE_EMBEDDINGS": False},
-    "sinusoidal_gated_multi_query": {"POSITIONS": "sinusoidal", "GATED": True, "ACTIVATION": "silu", "NUM_KV_HEADS": 1},
+    "sinusoidal_gated_multi_query": {
+        "POSITIONS": "sinusoidal",
+        "FFN": "gated",
+        "ACTIVATION": "silu",
+        "NUM_KV_HEADS": 1,
+    },
     "no_positions_grouped_query": {"POSITIONS": "none", "NUM_KV_HEADS": 2},
 }
 

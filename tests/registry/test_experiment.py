@@ -1,11 +1,14 @@
+import flax.linen as nn
 import pytest
 
 from layers.errors import SpecError, UsageError
 from layers.specs import P, Specs
+from layers.weights.initializers import Constant
+from layers.weights.weight import weight
 from registry import index, unread_knobs
 from registry.build import build
 from registry.checks import check
-from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, owner, register
+from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, owner, register, stated_rows
 from registry.experiments.tiny import StdlibTiny
 from registry.explain import explain
 from registry.overrides import override
@@ -38,7 +41,7 @@ def test_an_undeclared_knob_is_refused():
     [
         ({"MODEL_DIM": "256"}, "StdlibTiny.MODEL_DIM takes int above 0, not '256'"),
         ({"NORM": "layr"}, r"NORM takes one of 'rms', 'layer', not 'layr'. Did you mean 'layer'"),
-        ({"NUM_KV_HEADS": 1.5}, "NUM_KV_HEADS takes int above 0 or None, not 1.5"),
+        ({"NUM_KV_HEADS": 1.5}, "NUM_KV_HEADS takes int above 0 or None, or a pattern .*, not 1.5"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_when_the_class_is_made(knobs, message):
@@ -48,10 +51,10 @@ def test_a_value_of_the_wrong_type_is_refused_when_the_class_is_made(knobs, mess
 
 def test_an_annotation_declares_a_knob():
     class New(StdlibTiny):
-        NUM_EXPERTS: int = 8
+        NUM_STREAMS: int = 8
 
-    assert New.knobs()["NUM_EXPERTS"] == 8
-    assert "NUM_EXPERTS" not in StdlibTiny.knobs()
+    assert New.knobs()["NUM_STREAMS"] == 8
+    assert "NUM_STREAMS" not in StdlibTiny.knobs()
 
 
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, {1}])
@@ -61,10 +64,32 @@ def test_a_mutable_knob_is_refused(value):
 
 
 def test_a_row_no_base_has_is_refused():
-    with pytest.raises(UsageError, match=r"row 'ffn_inn_mf' that no base has. Did you mean 'ffn_in_mf'"):
+    with pytest.raises(
+        UsageError, match=r"row 'ffn_inn_mf' that neither a layout nor a base has. Did you mean 'ffn_in_mf'"
+    ):
 
         class Typo(StdlibTiny):
-            WEIGHTS = StdlibTiny.WEIGHTS | Specs(ffn_inn_mf=P(None, None))
+            WEIGHTS = Specs(ffn_inn_mf=P(None, None))
+
+
+def test_rows_of_all_bases_are_merged():
+    class In(StdlibTiny):
+        WEIGHTS = Specs(ffn_in_mf=P(None, "model"))
+
+    class Out(StdlibTiny):
+        WEIGHTS = Specs(ffn_out_fm=P("model", None))
+
+    class Again(Out):
+        WEIGHTS = Out.WEIGHTS | Specs(ffn_out_fm=P(None, None))
+
+    class Both(In, Again):
+        pass
+
+    assert Specs(ffn_in_mf=P(None, "model"), ffn_out_fm=P(None, None)) == Both.WEIGHTS
+    assert Both().specs["ffn_in_mf"] == P(None, "model")
+    assert Both().specs["embedding_vm"] == P("model", "data"), "the layout has all other rows"
+    assert stated_rows(Again, "WEIGHTS") == ["ffn_out_fm"]
+    assert stated_rows(Both, "WEIGHTS") == []
 
 
 def test_configs_are_fresh_at_every_call():
@@ -104,15 +129,9 @@ def test_no_epsilon_is_the_default_of_the_norm(name, norm, default):
     assert block.mixer.epsilon == 1e-6  # of norms inside attention
 
 
-@pytest.mark.parametrize("knob", ["NORM=layer", "NORM_EPSILON=1e-5"])
-def test_norms_that_a_family_does_not_have_are_refused(knob):
-    with pytest.raises(UsageError, match="has no effect in this family"):
-        resolve("vq.VQStdlib", [knob]).Task()
-
-
 def test_owner_names_who_set_a_knob():
     assert owner(StdlibTiny, "SEQ_LEN") == "tiny.StdlibTiny"
-    assert owner(StdlibTiny, "NUM_HEADS") == "templates.decoder.DecoderLm"
+    assert owner(StdlibTiny, "NUM_HEADS") == "templates.attention.AttentionKnobs"
     assert owner(StdlibTiny, "SEED") == cls_key(Experiment)
     assert owner(type(resolve("StdlibTiny", ["SEED=3"])), "SEED") == "--set"
     assert owner(type(resolve("StdlibTiny", smoke=True)), "NUM_LAYERS") == "Smoke()"
@@ -126,16 +145,43 @@ def test_owner_names_the_flag_that_set_a_knob():
     owners = {knob: owner(type(wide), knob) for knob in ("MODEL_DIM", "BATCH_SIZE", "SEED", "NUM_LAYERS", "BASE_WIDTH")}
     assert list(owners.values()) == ["--widths", "--mode=coord_check", "--set", "--set", "Smoke()"]
     steps = explain(wide, "MODEL_DIM")
-    assert [step["where"].partition(",")[0] for step in steps] == ["--widths", "Smoke()", "MuTiny", "MuLm", "DecoderLm"]
+    assert [step["where"].partition(",")[0] for step in steps] == [
+        "--widths",
+        "Smoke()",
+        "MuTiny",
+        "MuLm",
+        "ModelKnobs",
+    ]
 
 
 def test_the_window_flag_owns_its_knob():
     assert owner(type(windowed(StdlibTiny(), 8)), "ATTENTION_WINDOW") == "--window"
 
 
+class Shift(nn.Module):
+    """A layer with a weight that no layout has."""
+
+    SPECS = ("shift_m",)
+
+    specs: Specs
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x):
+        return x + weight(self, "shift_m", x.shape[-1:], init=Constant(), role="bias")
+
+
+class Shifted(Small):
+    """Its norms only shift."""
+
+    def norm(self):
+        return self.layer(Shift)
+
+
 def test_a_missing_spec_is_cured_by_the_advice():
     class Missing(Small):
-        WEIGHTS = Specs(**{row: spec for row, spec in Small.WEIGHTS.items() if row != "ffn_in_mf"})
+        def norm(self):
+            return self.layer(Shift)
 
     with pytest.raises(SpecError) as caught:
         check(Missing())
@@ -144,7 +190,7 @@ def test_a_missing_spec_is_cured_by_the_advice():
     exec(f"class Cured(Base):\n    {advice}", names)
     check(names["Cured"]())
     with pytest.raises(UsageError, match="--set changes existing rows; a class declares new ones"):
-        override(Missing, ["WEIGHTS.ffn_in_mf=P(None,None)"])
+        override(Missing, ["WEIGHTS.shift_m=P(None)"])
 
 
 @pytest.mark.parametrize(
@@ -203,25 +249,33 @@ def share(config):
 
 
 class NewActivation(Small):
-    ACTIVATIONS: Specs = Small.ACTIVATIONS | Specs(gate_bsf=P(None, None, None))
+    ACTIVATIONS: Specs = Specs(gate_bsf=P(None, None, None))
 
 
 BAD = {
     "a spec without weight": (
-        lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_gate_mf=P(None, None)))(),
+        lambda: override(Small, ["WEIGHTS.ffn_gate_mf=P(None,None)"])(),
         r"WEIGHTS of .*Small has a row 'ffn_gate_mf' = P\(None, None\), but no weight uses it",
     ),
     "a weight without spec": (
-        lambda: Small.derive(WEIGHTS=Specs(**{k: v for k, v in Small.WEIGHTS.items() if k != "ffn_in_mf"}))(),
-        r"Weight 'ffn_in_mf' of FeedForward has no partition spec. .*`WEIGHTS: Specs = .*ffn_in_mf=P\(None, None\)\)`",
+        Shifted,
+        r"Weight 'shift_m' of Shift has no partition spec. .*`WEIGHTS: Specs = Specs\(shift_m=P\(None\)\)`",
     ),
     "an unknown axis": (
-        lambda: Small.derive(WEIGHTS=Small.WEIGHTS | Specs(ffn_in_mf=P("modle", None)))(),
+        lambda: Small.derive(WEIGHTS=Specs(ffn_in_mf=P("modle", None)))(),
         r"names 'modle'. Did you mean 'model'",
     ),
-    "an unknown axis of an optional row": (
-        lambda: Small.derive(OPTIONAL_WEIGHTS=Small.OPTIONAL_WEIGHTS | Specs(ffn_gate_mf=P("modle", None)))(),
-        r"OPTIONAL_WEIGHTS.ffn_gate_mf = .* names mesh axis 'modle'",
+    "an unknown axis of a row without weight": (
+        type("Heir", (type("Base", (Small,), {"WEIGHTS": Specs(ffn_gate_mf=P("modle", None))}),), {}),
+        r"WEIGHTS.ffn_gate_mf = .* names mesh axis 'modle'",
+    ),
+    "a layout of another mesh": (
+        lambda: Small.derive(LAYOUT="mup_2d")(),
+        r"LAYOUT = mup_2d splits arrays over mesh axis 'X' \(got MESH_AXES = .*\)\. Set MESH_AXES=X,Y and",
+    ),
+    "a layout without a name": (
+        lambda: Small.derive(LAYOUT="fully_shraded")(),
+        r"LAYOUT = fully_shraded is unknown. Did you mean 'fully_sharded'",
     ),
     "an indivisible dimension": (
         lambda: Small.derive(DEVICE_MESH_SHAPE=(1, 3))(),
@@ -260,7 +314,11 @@ def test_check_refuses(name):
 def test_check_accepts_what_is_right():
     check(Small())
     check(Small.derive(DEVICE_MESH_SHAPE=(2, 4))())
-    check(Small.derive(DEVICE_MESH_SHAPE=(2, 4), GRADIENT_ACCUMULATION=4, GATED=True, USE_BIAS=True, NORM="layer")())
+    check(
+        Small.derive(
+            DEVICE_MESH_SHAPE=(2, 4), GRADIENT_ACCUMULATION=4, FFN="gated", BIASES=("qkv", "ffn", "norm"), NORM="layer"
+        )()
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_layers", 6), ("num_heads", 8), ("data_path", None)])
@@ -318,7 +376,7 @@ def test_a_knob_that_nothing_reads_is_refused():
     class Later(Typo):
         NUM_LAYRES = 7
 
-    with pytest.raises(UsageError, match=r"NUM_LAYRES of .*Later has no effect"):
+    with pytest.raises(UsageError, match=r"NUM_LAYRES = 7 has no effect: nothing reads it .*set by Later, tests/"):
         require_effect(Later())
 
 

@@ -5,8 +5,7 @@ import pytest
 from layers.errors import UsageError
 from registry.build import build
 from registry.experiments.gshard import MoeLm8x2B
-from registry.index import entries
-from registry.resolve import find
+from registry.layouts import LAYOUTS
 
 Small = MoeLm8x2B.Smoke().derive(NUM_STEPS=100)
 STAGED = {"STAGED_STEPS": 4, "LENGTH_STAGES": (4, 16)}
@@ -39,7 +38,6 @@ def test_groups_are_refused_that_a_batch_of_an_update_does_not_fill(knobs):
 
 def test_matrices_of_one_product_have_one_layout():
     """The compiler would rearrange one of them in each layer and update."""
-    for template in {base for name in entries() for base in find(name).__mro__ if hasattr(base, "OPTIONAL_WEIGHTS")}:
-        rows = template.WEIGHTS | template.OPTIONAL_WEIGHTS
+    for name, layout in LAYOUTS.items():
         for into, gate in (("ffn_in_mf", "ffn_gate_mf"), ("expert_in_emf", "expert_gate_emf")):
-            assert gate not in rows or rows[into] == rows[gate], (template, into)
+            assert layout.weights[into] == layout.weights[gate], (name, into)

@@ -159,7 +159,7 @@ def test_held_out_data_follows_the_training_path():
         ("task.z_loss=high", "task.z_loss takes float, not 'high'"),
         ("POSITIONS=rotory", r"POSITIONS takes one of 'rotary'.*Did you mean 'rotary'"),
         ("OPTIMIZER=adam", r"OPTIMIZER takes one of .*Did you mean 'adamw'"),
-        ("WEIGHTS.ffn_in=P()", "Unknown row 'ffn_in' in 'WEIGHTS.ffn_in'. Did you mean 'ffn_in_mf'"),
+        ("WEIGHTS.ffn_in=P()", "Unknown row 'ffn_in' in 'WEIGHTS.ffn_in'. Did you mean 'ffn_in_bias_f' or 'ffn_in_mf'"),
         ("WEIGHTS.ffn_in_mf=data", r"takes a spec, as in WEIGHTS.ffn_in_mf=P\('data', 'model'\)"),
         ("WEIGHTS.ffn_in_mf=P('data')", "must have one entry per dimension of 'mf'"),
         ("NUM_LAYERS", "is not of the form PATH=VALUE"),

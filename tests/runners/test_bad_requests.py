@@ -71,12 +71,12 @@ def run(capsys, *arguments):
         (["--exp=MLPerfBertDense1T", "--smoke", "--set=MASK_RATE=1.5"], "must be shares with a sum of at most 1"),
         (["--exp=VQStdlib", "--smoke", "--set=NUM_HEADS=5"], "NUM_HEADS must divide 2 * MODEL_DIM = 64 (got 5)"),
         (["--exp=VQStdlib", "--smoke", "--set=BLOCK_LEN=0"], "BLOCK_LEN takes int above 0, not 0"),
-        (["--exp=VQStdlib", "--smoke", "--set=KEY_DIM=0"], "KEY_DIM takes int above 0, not 0"),
+        (["--exp=VQStdlib", "--smoke", "--set=HEAD_DIM=0"], "HEAD_DIM takes int above 0, not 0"),
         (["--exp=VQStdlib", "--smoke", "--set=NUM_CODES=0"], "NUM_CODES takes int above 0, not 0"),
         (["--exp=VQStdlib", "--smoke", "--set=CODEBOOK_DECAY=2"], "The codebook decay must be from 0 to 1 (got 2.0)"),
         (["--exp=VQStdlib", "--smoke", "--set=RESEED_BELOW=0"], "reseed_below must be above 0, or none (got 0.0)"),
         (["--exp=VQStdlib", "--smoke", "--set=REDUCTION=parallel"], "REDUCTION takes one of 'serial', 'matmul'"),
-        (["--exp=VQThroughputMha", "--smoke", "--set=KEY_DIM=5"], "KEY_DIM must divide MODEL_DIM = 32 (got 5)"),
+        (["--exp=VQThroughputMha", "--smoke", "--set=HEAD_DIM=5"], "HEAD_DIM must divide MODEL_DIM = 32 (got 5)"),
         (["--exp=VQStdlib", "--smoke", "--set=TBPTT_LEN=5"], "TBPTT_LEN must divide SEQ_LEN = 32 (got 5)"),
         (["--exp=VQStdlib", "--smoke", "--set=DATA=enwik8", "--set=VOCAB_SIZE=259"], "enwik8 needs its raw file"),
         (
@@ -230,7 +230,7 @@ def test_a_workdir_of_another_experiment(inside, tmp_path):
     other = inside("runners.main", "--exp=tiny.StdlibTinyLlama", *smoke)
     assert other.returncode == 2
     assert "holds a run of another experiment, tiny.StdlibTiny (the difference is above)" in other.stderr
-    assert "GATED" in other.stdout
+    assert "FFN" in other.stdout
     changed = inside("runners.main", "--exp=tiny.StdlibTiny", *smoke, "--set=LEARNING_RATE=0.1")
     assert changed.returncode == 2
     assert "this experiment with other settings" in changed.stderr

@@ -20,7 +20,8 @@ from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
 from tests.support.references.models import Small, task_of
 
-EVERYTHING = {"USE_BIAS": True, "NORM_SCALE": "vector", "EMBEDDING_NORM": True, "NUM_LAYERS": 2, "DATA": "synthetic"}
+BIASES = ("qkv", "attention_out", "ffn", "norm", "head")
+EVERYTHING = {"BIASES": BIASES, "NORM_SCALE": "vector", "EMBEDDING_NORM": True, "NUM_LAYERS": 2, "DATA": "synthetic"}
 
 
 def rows_of(cls, **knobs):
@@ -77,7 +78,7 @@ def test_choices_of_the_head(choice, deviation):
 
 
 def test_zero_initial_values():
-    rows = rows_of(MuLm, QUERY_INIT="zero", RESIDUAL_INIT="zero")
+    rows = rows_of(MuLm, QUERY_INIT="zero", BRANCH_INIT="zero")
     zero = {key for key, row in rows.items() if row.stddev == 0}
     assert zero == {"query_mnd", "attention_out_ndm", "ffn_out_fm"}
 
@@ -152,7 +153,7 @@ def test_widths_keep_heads_and_proportions():
     wide = Small.derive(NUM_KV_HEADS=2).of_width(64)()
     assert (wide.num_heads, wide.head_dim, wide.NUM_KV_HEADS, wide.hidden_dim) == (16, 4, 8, 128)
     assert VQLm.derive(MODEL_DIM=256).of_width(512)().value_dim == 1024
-    assert VQMultiHeadLm.derive(MODEL_DIM=256, HEADS="mha").of_width(512)().num_heads == 4
+    assert VQMultiHeadLm.derive(MODEL_DIM=256).of_width(512)().num_heads == 4
     with pytest.raises(UsageError, match="NUM_HEADS = 4 at MODEL_DIM = 16 is not an integer when scaled to width 18"):
         Small.of_width(18)
 
@@ -226,19 +227,19 @@ def test_standard_is_the_width_of_one_base():
 
 
 FAMILIES = {
-    "decoder": (DecoderLm, {"POSITIONS": "learned", "NORM": "layer", "USE_BIAS": True}),
+    "decoder": (DecoderLm, {"POSITIONS": "learned", "NORM": "layer", "BIASES": BIASES}),
     "decoder, one head": (DecoderLm, {"NUM_HEADS": 1, "TIE_EMBEDDINGS": False, "INIT_STDDEV": 0.02}),
-    "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": "rms", "USE_BIAS": True, "EMBEDDING_NORM": True}),
-    "mu, tied": (MuLm, {"TIE_EMBEDDINGS": True, "USE_BIAS": True, "NORM": "layer", "NORM_SCALE": "vector"}),
+    "mu": (MuLm, {"NORM_SCALE": "vector", "QK_NORM": "rms", "BIASES": BIASES, "EMBEDDING_NORM": True}),
+    "mu, tied": (MuLm, {"TIE_EMBEDDINGS": True, "BIASES": BIASES, "NORM": "layer", "NORM_SCALE": "vector"}),
     "gshard": (GShardLm, {}),
     "gshard, padded heads": (GShardLm, {"PADDED_HEADS": 256, "OPTIMIZER": "adamw"}),
-    "experts": (MoeLm, {"GATED_EXPERTS": True, "EXPERT_DIM": 512, "NUM_LAYERS": 2, "BATCH_SIZE": 8}),
+    "experts": (MoeLm, {"FFN": ("gated_experts", "gated"), "EXPERT_DIM": 512, "NUM_LAYERS": 2, "BATCH_SIZE": 8}),
     "bert": (BertEncoder, {}),
-    "vq": (VQLm, {"NORM_WEIGHTS": True, "USE_BIAS": True, "POSITIONS": "scaled_sinusoidal"}),
+    "vq": (VQLm, {"NORM_SCALE": "vector", "BIASES": ("ffn", "norm", "head"), "POSITIONS": "scaled_sinusoidal"}),
     "vq, values": (VQLm, {"VALUE_DIM": 256, "TIE_EMBEDDINGS": False}),
     "vq, mha": (VQMultiHeadLm, {"VALUE_DIM": 64}),
     "vq, mqa": (VQMultiQueryLm, {}),
-    "vq, full": (VQLm, {"ATTENTION": "full", "OPTIMIZER": "lion"}),
+    "vq, full": (VQLm, {"MIXER": "distance", "OPTIMIZER": "lion"}),
 }
 
 

@@ -13,7 +13,7 @@ MESH = {"data": 2, "model": 4}
 
 
 def test_rows_agree_with_the_arrays():
-    task = task_of(USE_BIAS=True, NORM="layer", TIE_EMBEDDINGS=False)
+    task = task_of(BIASES=("qkv", "ffn", "norm"), NORM="layer", TIE_EMBEDDINGS=False)
     variables = variables_of(task)
     arrays = {
         "/".join(part.key for part in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(variables)

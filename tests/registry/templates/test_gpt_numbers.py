@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
 }
 SIZES |= {"DATA": "synthetic", "DTYPE": "float32", "BATCH_SIZE": 2}
 TORCH = {"ACTIVATION": "gelu_erf", "NORM_EPSILON": 1e-5}
-PLAIN = {"USE_BIAS": False}  # ZeRO-transformer
+PLAIN = {"BIASES": ()}  # ZeRO-transformer
 BY_LENGTH = PLAIN | {"ATTENTION_SCALE": 0.25}  # its scores are scaled by the length 16
 # Their names for ours, layer by layer; leaves are numbered in the order of theirs.
 LAYER = {

@@ -33,6 +33,8 @@ WEIGHTS = {
     "params/head/unembedding_mv": lambda L, M: (M, 256),
 }
 
+BIASES = ("qkv", "attention_out", "ffn", "head")
+
 
 def variables_of(task, width=256):
     """The setup's weights: Gaussians with the deviations of the weight table, biases 0, gains 1."""
@@ -87,7 +89,7 @@ LOSSES = {
     "width 128": ({"MODEL_DIM": 128}, "5.552020 5.549951 5.555362 5.560229 5.539242 5.560349 5.572419"),
     "standard": (STANDARD, "6.007397 5.966209 6.077867 6.128057 5.903438 5.810448 5.912046"),
     "standard, biases, gains": (
-        STANDARD | GAINS | {"USE_BIAS": True},
+        STANDARD | GAINS | {"BIASES": BIASES},
         "6.007397 5.966209 6.080098 6.123085 5.899552 5.806878 5.908107",
     ),
     "squared relu": (
@@ -95,12 +97,12 @@ LOSSES = {
         "5.544871 5.547848 5.547319 5.562137 5.539685 5.555929 5.572159",
     ),
     "gelu": ({"ACTIVATION": "gelu_tanh"}, "5.545452 5.544019 5.546458 5.562511 5.537200 5.550981 5.566885"),
-    "biases": ({"USE_BIAS": True}, "5.545540 5.544023 5.547973 5.565640 5.536992 5.557906 5.571463"),
+    "biases": ({"BIASES": BIASES}, "5.545540 5.544023 5.547973 5.565640 5.536992 5.557906 5.571463"),
     "gains": (GAINS, "5.545540 5.544023 5.547717 5.565309 5.536917 5.557342 5.570701"),
     "embedding norm": ({"EMBEDDING_NORM": True}, "5.545517 5.543999 5.547966 5.565103 5.536554 5.557148 5.570427"),
     "no positions": ({"POSITIONS": "none"}, "5.545519 5.544070 5.547786 5.565308 5.536866 5.557309 5.570646"),
     "zero queries": ({"QUERY_INIT": "zero"}, "5.545589 5.544087 5.547687 5.565370 5.536727 5.556854 5.570380"),
-    "zero residuals": ({"RESIDUAL_INIT": "zero"}, "5.547703 5.543305 5.545441 5.560387 5.536831 5.554338 5.572778"),
+    "zero residuals": ({"BRANCH_INIT": "zero"}, "5.547703 5.543305 5.545441 5.560387 5.536831 5.554338 5.572778"),
     "zero head": ({"UNEMBEDDING_INIT": "zero"}, "5.545177 5.545177 5.549850 5.545399 5.551284 5.544098 5.567344"),
     "decay": ({"WEIGHT_DECAY": 0.1}, "5.545540 5.544023 5.547709 5.565247 5.536910 5.557226 5.570664"),
     "decay by the schedule": (
@@ -146,8 +148,8 @@ def test_losses_in_bfloat16():
     [
         ({}, 1_703_936),
         ({"MODEL_DIM": 128}, 458_752),
-        (STANDARD | GAINS | {"USE_BIAS": True}, 1_710_080),
-        ({"USE_BIAS": True}, 1_708_800),
+        (STANDARD | GAINS | {"BIASES": BIASES}, 1_710_080),
+        ({"BIASES": BIASES}, 1_708_800),
         (GAINS, 1_705_216),
     ],
 )

@@ -19,7 +19,8 @@ from tasks.train_step import init_state, train_step
 from tests.support.references.models import same
 from tests.support.references.vq import NUMBERS, model_task, model_variables
 
-MAIN = {"NORM_WEIGHTS": True, "FINAL_NORM": True, "POSITIONS": "scaled_sinusoidal", "USE_BIAS": True}
+MAIN = {"NORM_SCALE": "vector", "FINAL_NORM": True, "POSITIONS": "scaled_sinusoidal", "BIASES": ("norm", "head")}
+MULTI_HEAD = {"MIXER_GATE": False, "NUM_HEADS": None, "FFN": "dense", "NUM_LAYERS": 2}
 MAIN |= {"TBPTT_LEN": 16, "SEQ_LEN": 48, "CODEBOOK_METRICS": True}
 
 
@@ -60,9 +61,9 @@ def test_twins_have_the_same_weights_without_codebooks():
     ("prefix", "heads", "knobs"),
     [
         ("model/untied/params0/", "shga", {}),
-        ("opt/shga/model_params/", "shga", {"USE_BIAS": True}),
-        ("opt/mha/model_params/", "mha", {"USE_BIAS": True, "HEADS": "mha"}),
-        ("opt/mha/model_params/", "mha", {"USE_BIAS": True, "HEADS": "mha", "REDUCTION": "scan", "BLOCK_LEN": 4}),
+        ("opt/shga/model_params/", "shga", {"BIASES": ("head",)}),
+        ("opt/mha/model_params/", "mha", {"BIASES": ("head",), **MULTI_HEAD}),
+        ("opt/mha/model_params/", "mha", {"BIASES": ("head",), **MULTI_HEAD, "REDUCTION": "scan", "BLOCK_LEN": 4}),
     ],
 )
 def test_logits(prefix, heads, knobs):
@@ -177,11 +178,11 @@ def test_evaluation_and_decoding_of_the_reference(pieces):
 
 
 @pytest.mark.parametrize(
-    ("attention", "dropout", "microbatches", "rows"), [("vq", 0.3, 1, 1), ("vq", 0.0, 2, 2), ("full", 0.0, 1, 2)]
+    ("attention", "dropout", "microbatches", "rows"), [("vq", 0.3, 1, 1), ("vq", 0.0, 2, 2), ("distance", 0.0, 1, 2)]
 )
 def test_a_row_in_pieces_without_learning_is_the_complete_row(attention, dropout, microbatches, rows):
     """State, dropout of a row, and micro-batches are carried from update to update; new rows start without state."""
-    common = {"LEARNING_RATE": 0.0, "CODEBOOK_DECAY": 1.0, "WEIGHT_DECAY": 0.0, "BATCH_SIZE": 4, "ATTENTION": attention}
+    common = {"LEARNING_RATE": 0.0, "CODEBOOK_DECAY": 1.0, "WEIGHT_DECAY": 0.0, "BATCH_SIZE": 4, "MIXER": attention}
     common |= {"SINUSOID_DROPOUT": dropout, "LAYER_DROPOUT": dropout}
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 20, (4, 33)).astype(np.int32)

@@ -132,7 +132,7 @@ def test_diff_shows_a_changed_spec_with_bytes_before_and_after(capsys):
     held = [next(r for r in t["weights"] if r["path"].endswith("ffn_in_mf"))["bytes_per_device"] for t in (a, b)]
     assert held[1] == 4 * held[0]
     _, difference = data(capsys, "diff", "StdlibTiny", "--set=WEIGHTS.ffn_in_mf=P(None,None)")
-    assert [row["path"] for row in difference["config"]] == ["task.model.stack.block.ffn.specs.ffn_in_mf"]
+    assert difference["config"] == [], "placements of weights are in the weight table"
     assert difference["weights"][0]["changed"] == ["spec", "slot_spec"]
 
 
@@ -154,9 +154,11 @@ def test_explain(capsys):
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--set=NUM_LAYERS=9", "--set=NUM_LAYERS=8")
     assert [step["value"] for step in steps] == [8, 9, 4]
     _, steps = data(capsys, "explain", "StdlibTiny", "stack/block/ffn/ffn_in_mf")
-    assert steps[1]["what"] == "WEIGHTS.ffn_in_mf"
+    assert [step["what"] for step in steps[1:]] == ["WEIGHTS.ffn_in_mf", "LAYOUT"]
     line = int(steps[1]["where"].rpartition(":")[2])
-    assert "ffn_in_mf=" in (ROOT / "registry/templates/decoder.py").read_text().splitlines()[line - 1]
+    assert "ffn_in_mf=" in (ROOT / "registry/layouts.py").read_text().splitlines()[line - 1]
+    _, steps = data(capsys, "explain", "VQThroughputMqa", "stack/block/mixer/key_mkd")
+    assert steps[1]["where"].startswith("VQMultiQueryLm, registry/templates/vq_lm.py:")
     _, steps = data(capsys, "explain", "StdlibTiny", "task.optimizer.min_dim_size_to_factor")
     assert steps[0]["where"] == "default of tasks.optimizers.optimizer.Optimizer"
     _, steps = data(capsys, "explain", "StdlibTiny", "NUM_LAYERS", "--smoke")
@@ -184,7 +186,11 @@ def test_tree_check_and_show(capsys, monkeypatch):
 
 
 def test_diff_distinguishes_none_from_absent_and_reads_output_of_show(capsys, tmp_path):
-    _, difference = data(capsys, "diff", "gshard.DenseLm8B2x2", "StdlibTiny")
+    (tmp_path / "older.json").write_text(registry(capsys, "show", "gshard.DenseLm8B2x2", "--json")[1])
+    shown = json.loads(registry(capsys, "show", "StdlibTiny", "--json")[1])
+    del shown["knobs"]["NUM_BUCKETS"]
+    (tmp_path / "newer.json").write_text(json.dumps(shown))
+    _, difference = data(capsys, "diff", str(tmp_path / "older.json"), str(tmp_path / "newer.json"))
     rows = {row["knob"]: row for row in difference["knobs"]}
     absent, none = rows["NUM_BUCKETS"], rows["HEAD_DIM"]
     assert (absent["b"], absent["text_b"]) == (None, None)

@@ -55,7 +55,7 @@ def assert_same(ours, theirs):
         ({"learned": True, "fused": True}, ALIBI, ["POSITIONS=learned"], 7.665184, None),
         ({"learned": False, "fused": False}, SEQUENTIAL, ["POSITIONS=alibi"], 7.680359, 7.829132),
         ({"learned": False, "fused": False}, PORT, [], 7.681414, 7.830158),
-        ({"learned": False, "fused": False, "bias": False}, PORT, ["USE_BIAS=false"], 8.855827, 9.107794),
+        ({"learned": False, "fused": False, "bias": False}, PORT, ["BIASES=()"], 8.855827, 9.107794),
     ],
     ids=["sequential", "parallel", "torch twin", "port", "zero"],
 )
@@ -119,7 +119,7 @@ def test_nanogpt_gives_the_sizes_and_holds_matrices_transposed(tmp_path, capsys,
     out = capsys.readouterr().out
     sizes = (f"VOCAB_SIZE={VOCAB}", f"MODEL_DIM={WIDTH}", f"SEQ_LEN={CONTEXT}", f"NUM_LAYERS={LAYERS}")
     assert all(size in out for size in sizes), out
-    assert f"USE_BIAS={str(bias).lower()}" in out
+    assert ("BIASES=qkv,attention_out,ffn,norm" if bias else "BIASES=()") in out
     assert "Note: " not in out, "the exact GELU is what the experiment has"
     assert send_out("nanogpt", tmp_path / "run", tmp_path / "again.safetensors") == 0
     plain = {key.removeprefix("_orig_mod."): value for key, value in nano_gpt(ours).items()}
@@ -169,7 +169,7 @@ def test_biases_of_zeros_may_go_and_halves_are_widened(tmp_path):
     arrays = little_gpt(learned=False, fused=False)
     arrays = {key: np.zeros_like(value) if "bias" in key else value for key, value in arrays.items()}
     halves = {key: value.astype(np.float16) for key, value in arrays.items()}
-    assert bring_in("little_gpt", saved(tmp_path, halves), PORT, tmp_path / "run", "USE_BIAS=false") == 0
+    assert bring_in("little_gpt", saved(tmp_path, halves), PORT, tmp_path / "run", "BIASES=()") == 0
     assert send_out("little_gpt", tmp_path / "run", tmp_path / "ours.safetensors") == 0
     weights = {key: value.astype(np.float32) for key, value in halves.items() if "bias" not in key}
     assert_same(load_file(tmp_path / "ours.safetensors"), weights)
@@ -210,7 +210,7 @@ def test_eight_bit_files(tmp_path):
     assert max(np.abs(meant[key] - arrays[key]).max() for key in arrays) < 2e-3
 
 
-@pytest.mark.parametrize("knob", ["POSITIONS=sinusoidal", "POSITIONS=rotary", "QK_NORM=rms", "ATTENTION_SCALE=1.0"])
+@pytest.mark.parametrize("knob", ["POSITIONS=sinusoidal", "POSITIONS=rotary", "ATTENTION_SCALE=1.0"])
 def test_what_no_weight_shows_is_noted(tmp_path, capsys, knob):
     arrays = little_gpt(learned=False, fused=True)
     assert bring_in("little_gpt", saved(tmp_path, arrays), ALIBI, tmp_path / "run", knob) == 0

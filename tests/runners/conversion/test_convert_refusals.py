@@ -44,11 +44,15 @@ MISFITS = {
         [],
         "Use --set=RESIDUAL=parallel_shared_norm",
     ),
-    "biases": (PLAIN, ["USE_BIAS=false"], "no stack/block/mixer_norm/norm_bias_m. Use --set=USE_BIAS=true"),
+    "biases": (
+        PLAIN,
+        ["BIASES=()"],
+        "no stack/block/mixer_norm/norm_bias_m. Use --set=BIASES=qkv,attention_out,ffn,norm",
+    ),
     "no biases": (
         little_gpt(learned=True, fused=False, bias=False),
         [],
-        "has no blocks.0.ln1.bias for stack/block/mixer_norm/norm_bias_m. Use --set=USE_BIAS=false",
+        "has no blocks.0.ln1.bias for stack/block/mixer_norm/norm_bias_m. Use --set=BIASES=()",
     ),
     "layers": (PLAIN, ["NUM_LAYERS=3"], "has 2 layers, but the experiment has 3. Use --set=NUM_LAYERS=2"),
     "a missing layer's key": (without(PLAIN, "blocks.1.mlp.fc1.w"), [], "has no blocks.1.mlp.fc1.weight for"),
@@ -82,7 +86,8 @@ MISFITS = {
     ),
     "another format": (gpt2(), [], "looks like a gpt2 file, not like little_gpt. Use --format=gpt2."),
     "no format": ({"a": np.zeros(3, np.float32)}, [], "has no key of little_gpt files (got a)."),
-    "another mixer": (PLAIN, ["STATIC_SGU=true"], "files have no key for stack/block/mixer/mixer/"),
+    "another mixer": (PLAIN, ["MIXER=static_sgu"], "files have no key for stack/block/mixer/mixer/"),
+    "norms of queries": (PLAIN, ["QK_NORM=rms"], "Use --set=QK_NORM=none"),
     "a pointer": (
         PLAIN,
         ["HEAD_QK=8"],

@@ -60,7 +60,9 @@ def closed_form(experiment) -> int:
     e = experiment
     kv = e.NUM_HEADS if e.NUM_KV_HEADS is None else e.NUM_KV_HEADS
     slots = e.PADDED_HEADS or e.NUM_HEADS
-    matrices = e.MODEL_DIM * e.HEAD_DIM * (2 * e.NUM_HEADS + 2 * kv) + (3 if e.GATED else 2) * e.MODEL_DIM * e.FFN_DIM
+    matrices = (
+        e.MODEL_DIM * e.HEAD_DIM * (2 * e.NUM_HEADS + 2 * kv) + (3 if e.FFN == "gated" else 2) * e.MODEL_DIM * e.FFN_DIM
+    )
     scores = 2 * slots * e.HEAD_DIM * e.SEQ_LEN
     logits = e.MODEL_DIM * -(-e.VOCAB_SIZE // e.PAD_VOCAB_TO) * e.PAD_VOCAB_TO
     return 2 * (e.NUM_LAYERS * (matrices + scores) + logits)

@@ -34,7 +34,7 @@ for name, entry, sizes in json.loads(sys.argv[1]):
     shape = experiment.mesh_shape(len(devices)) if sizes is None else dict(zip(("data", "model"), sizes))
     mesh = make_mesh(shape, experiment.DEVICE_ORDER, devices)
     rows = 4 * len(devices)
-    sharding = NamedSharding(mesh, experiment.ACTIVATIONS["tokens_bs"])
+    sharding = NamedSharding(mesh, experiment.layout.activations["tokens_bs"])
     held = {}
     for device, index in sharding.devices_indices_map((rows, experiment.SEQ_LEN)).items():
         held.setdefault(device.process_index, set()).update(range(*index[0].indices(rows)))

@@ -196,7 +196,7 @@ def test_experts_of_accumulated_gradients():
         "GRADIENT_ACCUMULATION": 2,
         "BATCH_SIZE": 8,
         "GATED_EXPERTS": True,
-        "GATED": True,
+        "FFN": "gated",
         "ROUTING": "expert_choice",
     }
     same_update(*(update_of_experts(stage, (4, 2), **knobs) for stage in (3, None)))

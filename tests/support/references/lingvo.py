@@ -31,9 +31,12 @@ CASES: dict[str, tuple[type[GShardLm], dict[str, Any]]] = {
     "A": (GShardLm, {}),
     "A2": (GShardLm, {"LABEL_SMOOTHING": 0.1}),
     "A4": (GShardLm, {}),
-    "B": (GShardLm, {"GATED": False, "ACTIVATION": "relu", "POSITIONS": "learned", "ATTENTION_SOFTCAP": 2.0}),
+    "B": (GShardLm, {"FFN": "dense", "ACTIVATION": "relu", "POSITIONS": "learned", "ATTENTION_SOFTCAP": 2.0}),
     "C": (MoeLm, {**EXPERTS, "SECOND_EXPERT": "all"}),
-    "C3": (MoeLm, {**EXPERTS, "SECOND_EXPERT": "all", "GATED_EXPERTS": True}),
+    "C3": (
+        MoeLm,
+        {**EXPERTS, "SECOND_EXPERT": "all", "FFN": ("gated_experts", "gated"), "EXPERT_ACTIVATION": "gelu_tanh"},
+    ),
 }
 # Their names of weights to ours, inside a layer.
 NAMES = {

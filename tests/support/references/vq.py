@@ -110,7 +110,7 @@ _NORM = {"norm_scale_m": "g", "norm_bias_m": "b"}
 
 def model_task(**knobs: Any) -> LanguageModelTask:
     """The task of the oracle's models with these knobs."""
-    sizes = {"NUM_LAYERS": LAYERS, "MODEL_DIM": DIM, "KEY_DIM": KEY, "NUM_CODES": CODES, "BLOCK_LEN": 8}
+    sizes = {"NUM_LAYERS": 2 * LAYERS, "MODEL_DIM": DIM, "HEAD_DIM": KEY, "NUM_CODES": CODES, "BLOCK_LEN": 8}
     learned = {"COMMIT_WEIGHT": 0.25, "CLIP_NORM": 0.1, "LEARNING_RATE": 0.01, "WEIGHT_DECAY": 0.02}
     steps = {"WARMUP_STEPS": 1, "NUM_STEPS": 10, "SEQ_LEN": 32, "BATCH_SIZE": 2}
     other = {"TIE_EMBEDDINGS": False, "FINAL_NORM": False, "DTYPE": "float32", "DATA": "synthetic", "VOCAB_SIZE": 20}

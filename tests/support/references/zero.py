@@ -11,7 +11,7 @@ class Sheet(ZeroLm):
     MODEL_DIM = 256
     NUM_HEADS = 8
     VOCAB_SIZE = 2048
-    USE_BIAS = True
+    BIASES = ("qkv", "attention_out", "ffn", "norm")
     SEQ_LEN = 64
     BATCH_SIZE = 16
     DROPOUT = 0.0

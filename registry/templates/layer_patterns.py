@@ -1,0 +1,80 @@
+"""Patterns over layers: knobs with one value per layer, and the repeated units that a stack is compiled from."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from layers.errors import UsageError
+from registry.experiment import Experiment, knob_types
+from registry.values import is_per_layer
+
+LONGEST_UNIT = 8  # layers of a pattern that are compiled as written; longer patterns are searched for repetitions
+
+Kind = tuple[Any, ...]  # the values of all knobs with a pattern, of one layer
+
+
+def patterns(cls: type[Experiment]) -> dict[str, tuple[Any, ...]]:
+    """Returns the knobs whose value is a pattern over layers."""
+    per_layer = (name for name, hint in knob_types(cls).items() if is_per_layer(hint))
+    return {name: value for name in per_layer if isinstance(value := getattr(cls, name), tuple)}
+
+
+def period(cls: type[Experiment]) -> int:
+    """Returns the number of layers after which all patterns repeat."""
+    return math.lcm(*[len(pattern) for pattern in patterns(cls).values()])
+
+
+def kinds(cls: type[Experiment], num_layers: int) -> list[Kind]:
+    """Returns the kind of each layer.
+
+    Raises:
+      UsageError: a pattern is empty, or longer than the number of layers.
+    """
+    found = patterns(cls)
+    for name, pattern in found.items():
+        if not 0 < len(pattern) <= num_layers:
+            raise UsageError(
+                f"{name} has a pattern of {len(pattern)} layers, but NUM_LAYERS is {num_layers} (got {pattern}). "
+                f"Change one of them."
+            )
+    return [tuple(pattern[i % len(pattern)] for pattern in found.values()) for i in range(num_layers)]
+
+
+def of_layer(experiment: Any, kind: Kind) -> Any:
+    """Returns the experiment with the knobs of one layer in place of patterns."""
+    view = copy.copy(experiment)
+    view.__dict__.update(zip(patterns(type(experiment)), kind, strict=True))
+    return view
+
+
+def segments(of_layers: Sequence[Kind], period: int) -> list[tuple[list[Kind], int]]:
+    """Returns repeated units of layers, as pairs of unit and repetitions, whose sequence is `of_layers`.
+
+    A pattern of up to LONGEST_UNIT layers is the unit, followed by what remains. Everything else is cut such that the
+    units, which are compiled, have the fewest layers in total, and then into the fewest segments.
+    """
+    whole = len(of_layers) // period * period
+    if period > LONGEST_UNIT or not whole:
+        return _shortest(of_layers)
+    head = [(list(of_layers[:period]), whole // period)]
+    return head + (_shortest(of_layers[whole:]) if whole < len(of_layers) else [])
+
+
+def _shortest(of_layers: Sequence[Kind]) -> list[tuple[list[Kind], int]]:
+    best: list[tuple[int, list[tuple[list[Kind], int]]]] = [(0, [])]  # of the last layers: 0, 1, 2, ...
+    total = len(of_layers)
+    for start in range(total - 1, -1, -1):
+        choices = []
+        for size in range(1, min(LONGEST_UNIT, total - start) + 1):
+            unit, repeats = list(of_layers[start : start + size]), 1
+            while True:
+                rest, following = best[total - start - repeats * size]
+                choices.append((size + rest, 1 + len(following), [(unit, repeats), *following]))
+                after = start + repeats * size
+                if list(of_layers[after : after + size]) != unit:
+                    break
+                repeats += 1
+        cost, _, cut = min(choices, key=lambda choice: choice[:2])
+        best.append((cost, cut))
+    return best[total][1]
