@@ -119,7 +119,7 @@ def with_todays_knobs(record: Mapping[str, Any], place: str) -> dict[str, Any]:
       record: a snapshot (registry.records.snapshot).
       place: the name of its file.
     """
-    before = {KNOBS[name] if name in KNOBS else name: value for name, value in record["knobs"].items()}
+    before = {KNOBS.get(str(name), str(name)): value for name, value in record["knobs"].items()}
     replacing = todays_values({name: value["value"] for name, value in before.items()})
     knobs = {name: value for name, value in before.items() if name not in REPLACED}
     if "OPTIONAL_WEIGHTS" in before:

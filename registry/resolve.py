@@ -42,8 +42,8 @@ def resolve_recorded(
     Raises:
       UsageError: as for `resolve`; its class may no longer exist.
     """
-    overrides = [*record["overrides"], *overrides]
-    return resolve(record["experiment"], overrides, smoke=record["smoke"] or smoke, imports=imports)
+    then = resolve(record["experiment"], record["overrides"], smoke=record["smoke"] or smoke, imports=imports)
+    return override(type(then).derive(is_recorded=True), overrides)()
 
 
 def find(name: str) -> type[Experiment]:

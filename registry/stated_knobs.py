@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from layers.errors import UsageError, VortaroError
 from layers.roots import FOLDER
-from registry.experiment import Experiment, is_written, knob_types, owner
+from registry.experiment import TEMPLATES, Experiment, is_written, knob_types, owner
 from registry.explain import where_set
 from registry.overrides import METHODS
 from registry.values import of_one_layer, show
@@ -43,7 +43,7 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
     """Rejects a knob that the entry's own class or --set sets and nothing reads.
 
     A knob counts as read if Task(), Train() or Test() reads it, or if the runner or the tool does. Those that the entry
-    inherits may be without effect, and those that it states may become so by --set.
+    inherits or that a run folder records may be without effect, and those that it states may become so by --set.
 
     Raises:
       UsageError: a knob has no effect; the message names the knob that makes it useless.
@@ -51,9 +51,12 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
     cls = type(experiment)
     entry = next(base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base))
     derived = cls.__mro__[: cls.__mro__.index(entry)]
+    recorded = [place for place, base in enumerate(derived) if "is_recorded" in vars(base)]
+    derived = derived[: recorded[0]] if recorded else derived  # an earlier version may have accepted what a run states
     by_flag = {name for base in derived if vars(base).get("set_by") == "--set" for name in vars(base)}
     mixins = [base for base in entry.__bases__ if not issubclass(base, Experiment)]
     by_entry = {name for base in (entry, *mixins) for name in vars(base)} - set(inspect.get_annotations(entry))
+    by_entry = set() if entry.__module__.startswith(TEMPLATES) else by_entry  # of a family: for its entries
     for of, stated in ((cls, by_flag), (entry, by_entry)):
         stated = stated & knob_types(cls).keys() - inspect.get_annotations(Experiment).keys()
         reads, complete = reads_of(of) if stated else (set(), False)

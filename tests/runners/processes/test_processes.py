@@ -11,7 +11,7 @@ from tests.support.processes.starting import carry_out
 pytestmark = pytest.mark.slow
 
 
-SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "EVAL_ROWS=8", "STEP_TIMEOUT=200")
+SETTINGS = ("NUM_STEPS=3", "LOG_EVERY=1", "EVAL_EVERY=none", "STEP_TIMEOUT=200")
 # One entry of every family, by what is special about it over processes.
 FAMILIES = {
     "tiny.StdlibTinyLlama": ["DEVICE_ORDER=ring", "DEVICE_MESH_SHAPE=8,1"],  # rows of a host are not neighbors
