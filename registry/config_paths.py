@@ -8,7 +8,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import Specs
-from registry.renamed import field_advice
+from registry.earlier.renamed import field_advice
 from registry.values import show
 
 

@@ -18,8 +18,8 @@ from layers.roots import is_ours
 from layers.specs import Specs
 from registry import index
 from registry.device_order import DeviceOrder
+from registry.earlier.renamed import knob_advice
 from registry.layouts import LAYOUTS, Layout
-from registry.renamed import knob_advice
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}

@@ -9,8 +9,8 @@ import fiddle as fdl
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
 from registry.config_paths import field_names, get_field, is_row, path_steps
+from registry.earlier.renamed import knob_advice
 from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, known_rows
-from registry.renamed import knob_advice
 from registry.user_code import clear_errors
 from registry.values import parse, read, show
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from layers.errors import UsageError, VortaroError, file_line, first_line
 from layers.roots import FOLDER, ROOTS, is_ours
-from registry.renamed import module_advice
+from registry.earlier.renamed import module_advice
 
 SHOWN = 3  # calls of a user's code in a message, the innermost first
 ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise for mismatched sizes

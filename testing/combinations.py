@@ -1,4 +1,4 @@
-"""Combinations of knobs: a pairwise covering array over all knobs with few values, and small experiments of its rows."""
+"""Combinations of knobs: a pairwise covering array over all knobs with few values, and experiments of its rows."""
 
 import itertools
 import random
@@ -53,7 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "DROPOUT": (0.0, 0.1),
     "LAYER_DROPOUT": (0.0, 0.1),
     "TBPTT_LEN": (None, 8),
-    "LENGTH_STAGES": ((), (8,)),
+    "STAGED_STEPS": (None, 4),
     "GRADIENT_ACCUMULATION": (1, 2),
     "ZERO_STAGE": (None, 0, 1, 2, 3),
     "LOSS_CHUNK": (None, 8),
@@ -97,15 +97,21 @@ def choices() -> dict[str, tuple[Any, ...]]:
 
 
 def explore(
-    refusal: Callable[[Row], str | None], values: Mapping[str, tuple[Any, ...]] | None = None, seed: int = 0
+    refusal: Callable[[Row], str | None],
+    values: Mapping[str, tuple[Any, ...]] | None = None,
+    seed: int = 0,
+    limit: int | None = None,
 ) -> tuple[list[Row], dict[Refused, str]]:
-    """Returns rows that pass and together hold every pair of values of two knobs, and the combinations without such rows.
+    """Returns rows that pass and together hold every pair of values of two knobs, and combinations that are refused.
 
-    A greedy pairwise covering array (Cohen et al. 1997, AETG, section 3.1). Where `refusal` rejects a row, the values of
-    the knobs that its sentence names are avoided from then on.
+    A greedy pairwise covering array (Cohen et al. 1997, AETG, section 3.1). Where `refusal` rejects a row, the values
+    of the knobs that its sentence names are avoided from then on.
 
     Args:
       refusal: returns the sentence that refuses a row; None if it passes.
+      values: the values of each knob; None is those of `choices`.
+      seed: seed of the choices among equally good rows.
+      limit: number of rows after which to stop; None covers every pair.
 
     Raises:
       ValueError: a sentence does not name two knobs of the row.
@@ -139,11 +145,11 @@ def explore(
         return row
 
     covered = lambda row: {pair(a, b) for a, b in itertools.combinations(row.items(), 2)} & missing
-    while missing:
+    while missing and len(rows) != limit:
         start = rng.choice(sorted(missing))
         found = [row for row in (candidate(start) for _ in range(20)) if row is not None] if fits(dict(start)) else []
         if not found:
-            missing.discard(start)  # refused, by itself or with every value of a third knob
+            missing.discard(start)  # refused, alone or with every value of a third knob
             continue
         best = max(found, key=lambda row: len(covered(row)))
         row = {name: values[name][best[name]] for name in names}
@@ -167,7 +173,7 @@ def experiment_of(row: Row, devices: int = 1) -> type[Experiment]:
     mesh = (1,) * len(axes) if devices == 1 else MESHES.get(axes, (2, 2, 2))
     placed = {"MESH_AXES": axes, "DEVICE_MESH_SHAPE": mesh, "ZERO_AXIS": axes[0]}
     scaled = {"BASE_WIDTH": 16} if row.get("PARAMETRIZATION", "standard") != "standard" else {}
-    staged = {"STAGED_STEPS": 4} if row.get("LENGTH_STAGES") else {}
+    staged = {"LENGTH_STAGES": (8,)} if row.get("STAGED_STEPS") else {}
     return DecoderLm.derive(**SIZES | placed | scaled | staged | row)
 
 

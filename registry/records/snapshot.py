@@ -14,9 +14,9 @@ from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.config_paths import field_text, is_row, walk
+from registry.earlier.renamed import with_todays_knobs, with_todays_names
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
-from registry.renamed import with_todays_knobs, with_todays_names
 from registry.values import show
 from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards

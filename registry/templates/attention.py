@@ -74,6 +74,10 @@ class AttentionKnobs(ModelKnobs):
     @mixer("attention", **TAKES)
     def attention(self) -> fdl.Config:
         """Returns the config of attention."""
+        if self.ATTENTION_WINDOW is not None and self.OBJECTIVE != "causal":
+            self.refuse("ATTENTION_WINDOW", "OBJECTIVE", "A window holds earlier positions only: set one of them.")
+        if self.PADDED_HEADS is not None and self.num_kv_heads not in (1, self.num_heads):
+            self.refuse("PADDED_HEADS", "NUM_KV_HEADS", "Groups of heads cannot be padded: set one of them to none.")
         config = self.layer(
             Attention,
             model_dim=self.MODEL_DIM,
@@ -86,7 +90,7 @@ class AttentionKnobs(ModelKnobs):
             window=self.ATTENTION_WINDOW,
             softcap=self.ATTENTION_SOFTCAP,
             relative_bias=self.relative_bias(),
-            extra_logit=self.EXTRA_LOGIT,
+            extra_logit=self.EXTRA_LOGIT if self.SCORE_FUNCTION == "softmax" else None,
             score_function=self.SCORE_FUNCTION,
             score_length=self.SEQ_LEN if self.SCORE_FUNCTION != "softmax" else None,
             initializer=self.initializer(),

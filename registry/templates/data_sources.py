@@ -40,6 +40,7 @@ class DataSources(Experiment):
 
     # Data
     VOCABULARY: Literal["bytes", "sentencepiece", "huggingface", "gpt2"] = "bytes"  # kind of vocabulary
+    SPECIAL_BYTES: bool = False  # three special tokens before the bytes, for all data but text
     VOCABULARY_PATH: str | None = None  # a .model file; a tokenizer.json, its folder or a hub name; GPT-2's folder
     DATA_PATH: str | None = None  # files: names, patterns, `{00..17}`, @list; None is the standard library for text
     VALIDATION_PATH: str | None = None  # files of the validation split, if not part of DATA_PATH

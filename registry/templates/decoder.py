@@ -25,8 +25,8 @@ Residual = Literal["sequential", "parallel", "parallel_shared_norm", "post_norm"
 class DecoderLm(FeedForwardKnobs):
     """A language model: embedding, layers of a mixer and a feed-forward layer, norm, head.
 
-    By default it is a causal transformer on bytes of text. All parts work with each other unless an error says which
-    two knobs do not: docs/reference/compose.md has the table.
+    By default it is a causal transformer on bytes of text. Parts of any family go together; an error names the two
+    knobs of those that do not.
     """
 
     DEVICE_MESH_SHAPE = (-1, 1)

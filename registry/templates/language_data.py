@@ -256,8 +256,9 @@ class LanguageData(DataSources):
 
     @property
     def bytes_vocabulary(self) -> ByteVocabulary:
-        """The vocabulary of VOCABULARY = bytes, with three special tokens for the data sets of Transformer-VQ."""
-        return ByteVocabulary(special_tokens=3 if self.DATA in PAPER_DATA else 0)
+        """The vocabulary of VOCABULARY = bytes."""
+        has_special = self.DATA in PAPER_DATA or (self.SPECIAL_BYTES and self.DATA != "text")
+        return ByteVocabulary(special_tokens=3 if has_special else 0)
 
     @property
     def in_bytes(self) -> bool:

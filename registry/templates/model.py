@@ -40,6 +40,11 @@ class ModelKnobs(LanguageTraining):
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"  # of activations and matrix products
 
+    def refuse(self, knob: str, other: str, advice: str) -> None:
+        """Raises a UsageError: the values of two knobs do not go together."""
+        values = f"{knob} = {getattr(self, knob)} does not work with {other} = {getattr(self, other)}"
+        raise UsageError(f"{values}. {advice}")
+
     @property
     def parametrization(self) -> Parametrization:
         """The parametrization by width."""
@@ -100,7 +105,7 @@ class ModelKnobs(LanguageTraining):
             scalar = self.NORM_SCALE == "scalar"
             return self.layer(RMSNorm, **weights, **({"scalar_scale": True} if scalar else {}), **self.epsilon)
         if self.NORM_SCALE == "scalar":
-            raise UsageError("NORM_SCALE = scalar needs NORM = rms, because layer norms have gains per channel.")
+            self.refuse("NORM_SCALE", "NORM", "Layer norms have gains per channel: set NORM_SCALE to vector or none.")
         return self.layer(LayerNorm, **weights, **self.epsilon)
 
     @property

@@ -16,7 +16,7 @@ Made = TypeVar("Made", bound=Maker)
 class Part:
     """A choice of MIXER or FFN."""
 
-    make: Maker  # from the experiment of one layer to the config of the part; None is no part
+    make: Maker  # from the experiment of one layer to the config of the part; None without one
     takes: Mapping[str, tuple[Any, ...]]  # knob to the values that it works with; it works with all of other knobs
 
 

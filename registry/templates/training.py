@@ -83,8 +83,6 @@ class LanguageTraining(LanguageData):
 
     def optimizer(self) -> fdl.Config:
         """Returns the config of the optimizer."""
-        if self.MASTER_WEIGHTS and self.PARAM_DTYPE == "float32":
-            raise UsageError("MASTER_WEIGHTS has no effect with PARAM_DTYPE = float32. Set PARAM_DTYPE=bfloat16.")
         falls = self.SCHEDULE in ("linear", "cosine")
         name = "NUM_STEPS" if self.DECAY_STEPS is None else "DECAY_STEPS"
         end = getattr(self, name)
@@ -113,10 +111,10 @@ class LanguageTraining(LanguageData):
             beta1=self.BETA1,
             beta2=self.BETA2,
             epsilon=self.ADAM_EPSILON,
-            scale_epsilon=self.SCALE_EPSILON,
+            scale_epsilon=self.OPTIMIZER == "adamw" and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
             second_moment_dtype=self.SECOND_MOMENT_DTYPE,
-            master_weights=self.MASTER_WEIGHTS,
+            master_weights=self.PARAM_DTYPE != "float32" and self.MASTER_WEIGHTS,
             weight_decay=self.WEIGHT_DECAY,
             decay_scale=self.DECAY_SCALE,
             decay_roles=self.DECAY_ROLES,

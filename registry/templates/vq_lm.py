@@ -30,6 +30,7 @@ class VQLm(DecoderLm):
     NUM_HEADS = 1
     HEAD_DIM = 128
     VOCAB_SIZE = 259
+    SPECIAL_BYTES = True
     ACTIVATION = "squared_relu"
     POSITIONS = "distance"
     NORM_SCALE = "none"

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from layers.errors import UsageError
-from registry import renamed
+from registry.earlier import renamed
 from registry.records.snapshot import load as load_snapshot
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve

@@ -55,8 +55,8 @@ def run(capsys, *arguments):
         (["--exp=DenseLm8B2x2", "--smoke", "--set=PADDED_HEADS=4"], "padded_heads must be at least num_heads = 8"),
         (["--topology=v3:2x2"], "--topology is a flag of --mode=plan (got --mode=train)"),
         (
-            ["--exp=MoeLm8x2B", "--smoke", "--set=NUM_LAYERS=5"],
-            "NUM_LAYERS must be even, because every other layer has experts (got 5)",
+            ["--exp=MoeLm8x2B", "--smoke", "--set=NUM_LAYERS=1"],
+            "FFN has a pattern of 2 layers, but NUM_LAYERS is 1 (got ('experts', 'dense'))",
         ),
         (["--exp=MoeLm8x2B", "--smoke", "--set=NUM_GROUPS=7"], "NUM_GROUPS must divide the 256 tokens"),
         (["--exp=DenseLm8B2x2", "--smoke", "--set=PAD_VOCAB_TO=0"], "PAD_VOCAB_TO takes int above 0, not 0"),
@@ -71,7 +71,7 @@ def run(capsys, *arguments):
         (["--exp=MLPerfBertDense1T", "--smoke", "--set=MASK_RATE=1.5"], "must be shares with a sum of at most 1"),
         (["--exp=VQStdlib", "--smoke", "--set=NUM_HEADS=5"], "NUM_HEADS must divide 2 * MODEL_DIM = 64 (got 5)"),
         (["--exp=VQStdlib", "--smoke", "--set=BLOCK_LEN=0"], "BLOCK_LEN takes int above 0, not 0"),
-        (["--exp=VQStdlib", "--smoke", "--set=HEAD_DIM=0"], "HEAD_DIM takes int above 0, not 0"),
+        (["--exp=VQStdlib", "--smoke", "--set=HEAD_DIM=0"], "HEAD_DIM takes int above 0 or None, not 0"),
         (["--exp=VQStdlib", "--smoke", "--set=NUM_CODES=0"], "NUM_CODES takes int above 0, not 0"),
         (["--exp=VQStdlib", "--smoke", "--set=CODEBOOK_DECAY=2"], "The codebook decay must be from 0 to 1 (got 2.0)"),
         (["--exp=VQStdlib", "--smoke", "--set=RESEED_BELOW=0"], "reseed_below must be above 0, or none (got 0.0)"),
@@ -124,14 +124,17 @@ def run(capsys, *arguments):
         (["--exp=MuTiny", "--mode=coord_check", "--set=LEARNING_RATE=0"], "LEARNING_RATE must be above 0 for a"),
         (
             ["--exp=MuTiny", "--set=TIE_EMBEDDINGS=true", "--set=UNEMBEDDING_INIT=zero"],
-            "has no effect on a tied head. Set TIE_EMBEDDINGS=false",
+            "UNEMBEDDING_INIT = 'zero' has no effect with TIE_EMBEDDINGS = True. Remove it, or set TIE_EMBEDDINGS",
         ),
-        (["--exp=MuTiny", "--set=NORM=layer", "--set=NORM_SCALE=scalar"], "NORM_SCALE = scalar needs NORM = rms"),
+        (
+            ["--exp=MuTiny", "--set=NORM=layer", "--set=NORM_SCALE=scalar"],
+            "NORM_SCALE = scalar does not work with NORM = layer",
+        ),
         (
             ["--exp=MuTiny", "--set=OPTIMIZER=lion", "--set=SCALE_EPSILON=true"],
-            "scale_epsilon needs adamw",
+            "SCALE_EPSILON = True has no effect with OPTIMIZER = 'lion'. Remove it, or set OPTIMIZER to 'adamw'",
         ),
-        (["--exp=MuVQStdlib", "--set=ATTENTION_SCALE=1"], "ATTENTION_SCALE has no effect in this family"),
+        (["--exp=MuVQStdlib", "--set=ATTENTION_SCALE=1"], "ATTENTION_SCALE = 1.0 has no effect with MIXER = 'vq'"),
         (
             ["--set=LENGTH_STAGES=64"],
             "STAGED_STEPS = None and the lengths of its stages, LENGTH_STAGES or LENGTH_START",

@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "gpt2": ("gpt2.Gpt2Small", SMALL),
     "gshard": ("gshard.MoeLm8x2B", SMALL | {"FFN_DIM": 32}),
     "little_gpt": ("little_gpt.LittleGpt127M", SMALL),
+    "mix": ("mix.VqMoeStdlib", {"MODEL_DIM": 16, "SEQ_LEN": 32}),
     "mu": ("mu.MuTiny", {"MODEL_DIM": 32, "SEQ_LEN": 16, "VOCAB_SIZE": 258}),
     "tiny": ("tiny.StdlibTiny", SMALL),
     "vq": ("vq.VQTiny", {"MODEL_DIM": 16, "SEQ_LEN": 32}),

@@ -12,9 +12,7 @@ from layers.specs import P, Specs
 from registry.build import build
 from registry.checks import check
 from registry.experiments.gshard import MoeLm8x2B
-from registry.experiments.zero import ZeroLm
 from registry.resolve import resolve
-from registry.templates.gpt_lm import GptLm
 from runners.session import Session
 from tasks.zero import placed_table
 from tests.support.references.zero import NARROW, UNEVEN, Sheet
@@ -71,7 +69,7 @@ VARIANTS = {
     "lion": ({"OPTIMIZER": "lion", "LEARNING_RATE": 1e-4}, None),
     "heads split": ({"DEVICE_MESH_SHAPE": (4, 2)}, None),
     "heads split, and rows by two": ({"DEVICE_MESH_SHAPE": (2, 4)}, None),
-    "fully sharded by its table": ({"WEIGHTS": GptLm.WEIGHTS, "OPTIONAL_WEIGHTS": GptLm.OPTIONAL_WEIGHTS}, None),
+    "fully sharded by its table": ({"LAYOUT": "fully_sharded"}, None),
     "rows that do not divide": (UNEVEN, None),
     "remat": ({"REMAT": "dots"}, None),
     "head-QK": ({"HEAD_QK": 16}, None),
@@ -111,8 +109,8 @@ def test_any_family(name):
     axis, *others = resolve(name).MESH_AXES
     knobs = [f"DEVICE_MESH_SHAPE={(4, 2) if len(others) == 1 else (4, 1, 2)}", "LOG_EVERY=1"]
     losses = []
-    for stage in ("none", "3"):
-        experiment = resolve(name, [*knobs, f"ZERO_STAGE={stage}", f"ZERO_AXIS={axis}"], smoke=True)
+    for stage in (["ZERO_STAGE=none"], ["ZERO_STAGE=3", f"ZERO_AXIS={axis}"]):
+        experiment = resolve(name, [*knobs, *stage], smoke=True)
         losses.append(trained(experiment.ZERO_STAGE, base=type(experiment))[0])
     np.testing.assert_allclose(*losses, rtol=2e-4)
 
@@ -135,7 +133,7 @@ def test_dropout_differs_between_devices():
     ("knobs", "message"),
     [
         (
-            {"WEIGHTS": ZeroLm.WEIGHTS | Specs(ffn_in_mf=P(None, ("data", "model"))), "DEVICE_MESH_SHAPE": (4, 2)},
+            {"WEIGHTS": Specs(ffn_in_mf=P(None, ("data", "model"))), "DEVICE_MESH_SHAPE": (4, 2)},
             "WEIGHTS.ffn_in_mf = P(None, ('data', 'model')) splits one dimension over ZERO_AXIS = data and another",
         ),
         ({"ZERO_STAGE": 4}, "ZERO_STAGE must be 0, 1, 2, 3 or none (got 4)"),
@@ -195,8 +193,7 @@ def test_experts_of_accumulated_gradients():
     knobs = {
         "GRADIENT_ACCUMULATION": 2,
         "BATCH_SIZE": 8,
-        "GATED_EXPERTS": True,
-        "FFN": "gated",
+        "FFN": ("gated_experts", "gated"),
         "ROUTING": "expert_choice",
     }
     same_update(*(update_of_experts(stage, (4, 2), **knobs) for stage in (3, None)))
@@ -219,7 +216,7 @@ def test_experts_keep_their_spec():
             "The 8 devices of mesh axis 'data', which work on their own rows, must divide num_groups = 4",
         ),
         (
-            {"WEIGHTS": Experts.WEIGHTS | Specs(expert_out_efm=P(None, "model", "data"))},
+            {"WEIGHTS": Specs(expert_out_efm=P(None, "model", "data"))},
             "'data' splits the experts of WEIGHTS.expert_in_emf, but not those of WEIGHTS.expert_out_efm",
         ),
     ],

@@ -48,9 +48,10 @@ def _update(session: Session, batch):
 
 def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int, processes: ProcessGroup) -> dict:
     """Updates `first` to `last` of an entry; what was read and what came of it."""
-    knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8", f"CACHE_DIR={workdir}/cache"]
+    knobs = ["DEVICE_MESH_SHAPE=4,1", "LOG_EVERY=1", "SEQ_LEN=16", "BATCH_SIZE=8"]
     modules = ["own_tasks"] if "DATA=seqio" in overrides else []
     experiment = resolve("gpt.GptStdlib", [*knobs, *overrides], smoke=True, imports=modules)
+    experiment = type(experiment).derive(CACHE_DIR=f"{workdir}/cache")()  # without effect on data that is not cached
     session = Session(experiment, processes=processes)
     session.require_data(train=True, splits=("validation",))
     checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4, processes=processes)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from registry.earlier_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
+from registry.earlier.replaced_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
 
 KNOBS = {
     "UPDATE_LEN": "TBPTT_LEN",
