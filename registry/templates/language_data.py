@@ -257,7 +257,7 @@ class LanguageData(DataSources):
     @property
     def bytes_vocabulary(self) -> ByteVocabulary:
         """The vocabulary of VOCABULARY = bytes."""
-        has_special = self.DATA in PAPER_DATA or (self.SPECIAL_BYTES and self.DATA != "text")
+        has_special = self.DATA in PAPER_DATA or (self.DATA != "text" and self.SPECIAL_BYTES)
         return ByteVocabulary(special_tokens=3 if has_special else 0)
 
     @property
