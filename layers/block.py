@@ -1,5 +1,6 @@
 """Residual block: a sequence mixer and a feed-forward layer, sequential or parallel."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -8,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
+from layers.errors import UsageError
 from layers.specs import Specs
 
 
@@ -50,7 +52,10 @@ class ResidualBlock(nn.Module):
         if self.mask_padding:
             x = zero_padding(x, segment_ids)
         normed = watch(self, "mixer_in", x if self.mixer_norm is None else self.mixer_norm(x))
-        mixed, state = self.mixer(normed, state, segment_ids, positions)
+        result = self.mixer(normed, state, segment_ids, positions)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise UsageError(f"{type(self.mixer).__name__} must return (y, state) (got {type(result).__name__}).")
+        mixed, state = result
         mixed = mixed if self.mixer_post_norm is None else self.mixer_post_norm(mixed)
         mixed = self._dropped(watch(self, "mixer_out", mixed))
         if self.ffn is None:
@@ -95,11 +100,17 @@ class Chain(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
-        states = []
-        for index, block in enumerate(self.blocks):
-            x, after = block(x, None if state is None else state[index], segment_ids, positions)
-            states.append(after)
-        return x, None if state is None else tuple(states)
+        return in_sequence(self.blocks, x, state, segment_ids, positions)
+
+
+def in_sequence(modules: Sequence[nn.Module], x: Any, state: Any, *others: Any) -> tuple[Any, Any]:
+    """Runs modules with the state interface one after another; `state` has one state per module, or is None."""
+    states = []
+    for index, module in enumerate(modules):
+        run: Any = module
+        x, after = run(x, None if state is None else state[index], *others)
+        states.append(after)
+    return x, None if state is None else tuple(states)
 
 
 def zero_padding(x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:

@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from layers.roots import FOLDER
+
 
 class VortaroError(Exception):
     """The run failed for the reason in the message; the process exits with code 1."""
@@ -23,9 +25,12 @@ class SpecError(UsageError):
 
 
 def file_line(filename: str, line: int) -> str:
-    """Returns a position in source text, `my_models.py:12`; relative to the working folder for files inside it."""
-    relative = os.path.relpath(filename)
-    return f"{filename if relative.startswith('..') else relative}:{line}"
+    """Returns a position in source text, `my_models.py:12`.
+
+    Files in the working folder are relative to it, and files of Vortaro to the folder of its packages.
+    """
+    inside = (os.path.relpath(filename, folder) for folder in (os.getcwd(), FOLDER))
+    return f"{next((path for path in inside if not path.startswith('..')), filename)}:{line}"
 
 
 def first_line(error: BaseException | str, most: int = 200) -> str:

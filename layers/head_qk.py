@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.specs import Specs, constrain
+from layers.specs import Specs, axes_of, constrain
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
 
@@ -20,6 +20,16 @@ class PointerState(struct.PyTreeNode):
     tokens_bt: Int[Array, "b t"]
     segment_ids_bt: Int[Array, "b t"]  # -1 marks an empty slot
     index: Int[Array, ""]  # number of filled slots
+
+    def extended(self, key_bsc: jax.Array, tokens_bs: jax.Array, ids_bs: jax.Array) -> "PointerState":
+        """Returns the state with these positions in the next slots."""
+        at = (jnp.int32(0), self.index)
+        return PointerState(
+            jax.lax.dynamic_update_slice(self.key_btc, key_bsc, (*at, jnp.int32(0))),
+            jax.lax.dynamic_update_slice(self.tokens_bt, tokens_bs, at),
+            jax.lax.dynamic_update_slice(self.segment_ids_bt, ids_bs, at),
+            self.index + tokens_bs.shape[1],
+        )
 
 
 class PointedFeatures(struct.PyTreeNode):
@@ -64,16 +74,10 @@ class HeadQK(nn.Module):
         query = jnp.einsum("bsm,mc->bsc", x, query_mc.astype(self.dtype))
         key = jnp.einsum("bsm,mc->bsc", x, key_mc.astype(self.dtype))
         ids = jnp.ones(tokens.shape, jnp.int32) if segment_ids is None else segment_ids
-        before = self.init_state(x.shape[0], x.shape[1]) if state is None else state
-        at = (jnp.int32(0), before.index)
-        after = PointerState(
-            jax.lax.dynamic_update_slice(before.key_btc, key, (*at, jnp.int32(0))),
-            jax.lax.dynamic_update_slice(before.tokens_bt, tokens, at),
-            jax.lax.dynamic_update_slice(before.segment_ids_bt, ids, at),
-            before.index + x.shape[1],
-        )
+        start = jnp.int32(0) if state is None else state.index
+        after = PointerState(key, tokens, ids, start) if state is None else state.extended(key, tokens, ids)
         scores = jnp.einsum("bsc,btc->bst", query, after.key_btc, preferred_element_type=jnp.float32) / self.size
-        place_s = before.index + jnp.arange(x.shape[1])
+        place_s = start + jnp.arange(x.shape[1])
         seen = (jnp.arange(scores.shape[-1]) <= place_s[:, None]) & (ids[:, :, None] == after.segment_ids_bt[:, None])
         pointed = PointedFeatures(x, jnp.where(seen, scores, 0), after.tokens_bt)
         return pointed, None if state is None else after
@@ -82,7 +86,12 @@ class HeadQK(nn.Module):
 def add_pointed(logits: Float[Array, "b s v"], features: PointedFeatures, specs: Specs) -> Float[Array, "b s v"]:
     """Returns the logits, each token's increased by the scores of all its positions."""
 
+    # With a slice of positions XLA's partitioner aborts if a mesh axis splits them. Indices of positions are slower.
+    positions_are_split = bool(axes_of((*specs.get("logits_bsv", ()), None, None)[1]))
+
     def one(logits_sv: jax.Array, scores_st: jax.Array, tokens_t: jax.Array) -> jax.Array:
+        if positions_are_split:
+            return logits_sv.at[jnp.arange(len(scores_st))[:, None], tokens_t[None]].add(scores_st)
         return logits_sv.at[:, tokens_t].add(scores_st)
 
     assert features.tokens_bt is not None

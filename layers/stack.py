@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.block import in_sequence
 from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
 from layers.remat import REMAT_POLICIES
@@ -147,8 +148,4 @@ class Segments(nn.Module):
         segment_ids: Int[Array, "b s"] | None = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
-        states = []
-        for index, stack in enumerate(self.stacks):
-            x, after = stack(x, None if state is None else state[index], segment_ids, positions)
-            states.append(after)
-        return x, None if state is None else tuple(states)
+        return in_sequence(self.stacks, x, state, segment_ids, positions)

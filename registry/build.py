@@ -8,9 +8,9 @@ from fiddle.experimental import serialization
 
 from layers.errors import SpecError, UsageError, VortaroError, first_line
 from layers.specs import P, Specs
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment
 from registry.overrides import METHODS
-from registry.user_code import clear_errors, described
+from registry.user_code import building, described
 
 
 def build(config: fdl.Config, name: str) -> Any:
@@ -37,7 +37,7 @@ def config_of(experiment: Experiment, root: str) -> fdl.Config:
       UsageError: the method fails; the message names the line in the user's code.
     """
     cls = type(experiment)
-    with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
+    with building(cls):
         return getattr(experiment, METHODS[root])()
 
 

@@ -14,7 +14,7 @@ from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
 from registry.overrides import METHODS
 from registry.unread_knobs import require_effect
-from registry.user_code import clear_errors
+from registry.user_code import building
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput
@@ -30,12 +30,11 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
       UsageError: the first error found, in one sentence.
     """
     mesh = experiment.mesh_shape() if mesh is None else mesh
-    name = cls_key(type(experiment))
     configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
     task, train, test = (build(config, root) for root, config in configs.items())
-    with clear_errors(f"{name} cannot be built with these settings", type(experiment).__module__):
+    with building(type(experiment)):
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
@@ -46,7 +45,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
     _require_even_batches(task, inputs, mesh)
     if task.zero is not None:
-        with clear_errors(name), jax.sharding.use_abstract_mesh(_abstract(mesh)):
+        with building(type(experiment)), jax.sharding.use_abstract_mesh(_abstract(mesh)):
             for rows, length in train.input.shapes():
                 _trace_metrics(task, rows // task.gradient_accumulation, length)
 

@@ -159,8 +159,7 @@ def known_rows(cls: type[Experiment], table: str) -> Specs:
 
 def stated_rows(cls: type[Experiment], table: str) -> list[str]:
     """Returns the rows of WEIGHTS or ACTIVATIONS that the entry itself or --set states, without those of its bases."""
-    nearest = next(base for base in cls.__mro__ if is_written(base))
-    own = cls.__mro__[: cls.__mro__.index(nearest) + 1]
+    own = cls.__mro__[: cls.__mro__.index(written_classes(cls)[0]) + 1]
     return list(dict.fromkeys(row for base in reversed(own) for row in vars(base).get("_own_rows", {}).get(table, ())))
 
 

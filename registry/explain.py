@@ -15,6 +15,7 @@ from registry.build import build, config_of
 from registry.config_paths import field_text, get_field, path_steps
 from registry.experiment import Experiment, knob_types, known_rows, written_classes
 from registry.overrides import METHODS
+from registry.user_code import building
 from registry.values import show
 
 
@@ -32,7 +33,8 @@ def explain(experiment: Experiment, path: str) -> list[dict[str, Any]]:
         return _row(cls, head, path.partition(".")[2])
     if head in METHODS:
         return _field(experiment, path)
-    table = {row.path: row for row in build(config_of(experiment, "task"), "task").weight_table()}
+    with building(type(experiment)):
+        table = {row.path: row for row in build(config_of(experiment, "task"), "task").weight_table()}
     matches = [row for name, row in table.items() if path in (name, name.removeprefix("params/"))]
     if not matches:
         near = did_you_mean(path, [*knob_types(cls), *METHODS, *table])
@@ -103,7 +105,8 @@ def _field(experiment: Experiment, path: str) -> list[dict[str, Any]]:
     where = f"{location.function_name}(), {file_line(location.filename, line)}"
     steps = [{"what": path, "value": value, "where": where}]
     cls = type(experiment)
-    for knob in dict.fromkeys(re.findall(r"\b(?:self|cls)\.([A-Z][A-Z0-9_]+)\b", text)):
+    read = re.findall(r"\b(?:self|cls)\.([A-Za-z]\w+)\b", text)  # knobs, and properties named after them
+    for knob in dict.fromkeys(name.upper() for name in read):
         if knob in knob_types(cls):
             steps += _knob(cls, knob)
     return steps

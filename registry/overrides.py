@@ -10,8 +10,8 @@ from layers.errors import UsageError, did_you_mean
 from layers.specs import P, Specs
 from registry.config_paths import field_names, get_field, is_row, path_steps
 from registry.earlier.renamed import knob_advice
-from registry.experiment import Experiment, cls_key, knob_types, knobs_set_by, known_rows
-from registry.user_code import clear_errors
+from registry.experiment import Experiment, knob_types, knobs_set_by, known_rows
+from registry.user_code import building
 from registry.values import parse, read, show
 
 METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, by the first part of config paths
@@ -78,7 +78,7 @@ def _with_field(cls: type[Experiment], path: str, text: str) -> type[Experiment]
         _set_field(config, path, text)
         return config
 
-    with clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__):
+    with building(cls):
         changed(cls())  # detects a wrong path here, not at first use
     return cls.derive(**{method: changed})
 

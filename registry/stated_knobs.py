@@ -6,14 +6,14 @@ import inspect
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from layers.errors import UsageError, VortaroError
 from layers.roots import FOLDER
-from registry.experiment import TEMPLATES, Experiment, is_written, knob_types, owner
+from registry.experiment import TEMPLATES, Experiment, knob_types, owner, written_classes
 from registry.explain import where_set
 from registry.overrides import METHODS
-from registry.values import of_one_layer, show
+from registry.values import listed_values, of_one_layer, show
 
 
 def reads_of(cls: type[Experiment]) -> tuple[set[str], bool]:
@@ -49,7 +49,7 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
       UsageError: a knob has no effect; the message names the knob that makes it useless.
     """
     cls = type(experiment)
-    entry = next(base for base in cls.__mro__ if issubclass(base, Experiment) and is_written(base))
+    entry = written_classes(cls)[0]
     derived = cls.__mro__[: cls.__mro__.index(entry)]
     recorded = [place for place, base in enumerate(derived) if "is_recorded" in vars(base)]
     derived = derived[: recorded[0]] if recorded else derived  # an earlier version may have accepted what a run states
@@ -60,8 +60,8 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
     for of, stated in ((cls, by_flag), (entry, by_entry)):
         stated = stated & knob_types(cls).keys() - inspect.get_annotations(Experiment).keys()
         reads, complete = reads_of(of) if stated else (set(), False)
-        unread = sorted(stated - reads - _read_elsewhere()) if complete else []
-        for knob in unread:
+        unread = stated - reads if complete else set()
+        for knob in sorted(unread - _read_elsewhere() if unread else ()):
             setter = owner(of, knob)
             place = setter if setter == "--set" else where_set(next(b for b in of.__mro__ if knob in vars(b)), knob)
             raise UsageError(f"{knob} = {show(getattr(of, knob))} has no effect{_reason(of, knob)} (set by {place}).")
@@ -88,6 +88,7 @@ def _alternatives(knob: str, hint: Any, now: Any) -> Iterator[Any]:
     if parts := _parts(knob):
         yield from (name for name in parts if name != now)
         return
+    yield from (value for value in listed_values(hint) if value != now)
     hint = of_one_layer(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -95,34 +96,23 @@ def _alternatives(knob: str, hint: Any, now: Any) -> Iterator[Any]:
             if (arg is types.NoneType) != (now is None):
                 yield from ([None] if arg is types.NoneType else _alternatives(knob, arg, now) or ())
         return
-    if origin is typing.Annotated:
-        origin, hint = None, args[0]
-    if origin is Literal:
-        yield from (value for value in args if value != now)
-    elif hint is bool:
-        yield not now
-    elif now is None and hint in (int, float, str):
+    hint = args[0] if origin is typing.Annotated else hint
+    if now is None and hint in (int, float, str):
         yield hint(1)
 
 
 def _adapted(cls: type[Experiment], knob: str, value: Any) -> dict[str, Any]:
     """Returns the values of other knobs that a mixer or feed-forward layer needs."""
-    parts = _parts(knob)
-    if not parts:
+    if not (parts := _parts(knob)):
         return {}
-    takes = parts[value].takes
-    fits = lambda name: all(v in takes[name] for v in _several(getattr(cls, name)))
-    return {name: () if isinstance(getattr(cls, name), tuple) else takes[name][0] for name in takes if not fits(name)}
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    of_one = lambda name: () if isinstance(getattr(cls, name), tuple) else parts[value].takes[name][0]
+    return {name: of_one(name) for name, _ in parts[value].misfits(cls)}
 
 
 def _parts(knob: str) -> dict[str, Any]:
-    from registry.templates.parts import FEED_FORWARDS, MIXERS  # templates import this package
+    from registry.templates.parts import PARTS  # templates import this package
 
-    return {"MIXER": MIXERS, "FFN": FEED_FORWARDS}.get(knob, {})
+    return PARTS.get(knob, {})
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from pathlib import Path
 from layers.errors import UsageError, VortaroError, file_line, first_line
 from layers.roots import FOLDER, ROOTS, is_ours
 from registry.earlier.renamed import module_advice
+from registry.experiment import Experiment, cls_key
 
 SHOWN = 3  # calls of a user's code in a message, the innermost first
 ODD_SIZES = (ValueError, TypeError, ArithmeticError, IndexError)  # what Python and jax raise for mismatched sizes
@@ -33,6 +34,11 @@ def clear_errors(what_failed: str, module: str = "") -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what_failed}: {described(error, module)}.{module_advice(error)}") from error
+
+
+def building(cls: type[Experiment]) -> contextlib.AbstractContextManager[None]:
+    """Returns clear_errors() for the code that builds an experiment."""
+    return clear_errors(f"{cls_key(cls)} cannot be built with these settings", cls.__module__)
 
 
 @contextlib.contextmanager

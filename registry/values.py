@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import functools
+import operator
 import re
 import types
 import typing
@@ -86,7 +88,17 @@ def is_per_layer(hint: Any) -> bool:
 
 def of_one_layer(hint: Any) -> Any:
     """Returns the type of the knob in one layer."""
-    return typing.Union[typing.get_args(typing.get_args(hint)[0])[:-1]] if is_per_layer(hint) else hint  # noqa: UP007
+    if not is_per_layer(hint):
+        return hint
+    return functools.reduce(operator.or_, typing.get_args(typing.get_args(hint)[0])[:-1])
+
+
+def listed_values(hint: Any) -> tuple[Any, ...]:
+    """Returns the values that a type lists, of one layer: choices, or false and true; empty for other types."""
+    hint = of_one_layer(hint)
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    return (False, True) if hint is bool else ()
 
 
 def read(text: str, hint: Any, name: str) -> Any:

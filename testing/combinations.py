@@ -2,15 +2,16 @@
 
 import itertools
 import random
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from layers.errors import VortaroError
+from registry.checks import check
 from registry.experiment import Experiment, knob_types
 from registry.layouts import LAYOUTS
 from registry.templates.decoder import DecoderLm
 from registry.templates.parts import FEED_FORWARDS, MIXERS
-from registry.values import of_one_layer
+from registry.values import listed_values
 
 Row = dict[str, Any]
 Refused = frozenset[tuple[str, Any]]  # values of knobs that do not go together
@@ -26,7 +27,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "MIXER": (*MIXERS, ("attention", "vq")),
     "FFN": (*FEED_FORWARDS, ("experts", "dense"), ("gated", "none")),
     "LAYOUT": tuple(LAYOUTS),
-    "POSITIONS": ("rotary", "learned", "sinusoidal", "scaled_sinusoidal", "alibi", "relative", "distance", "none"),
     "BIASES": ((), ("qkv",), ("attention_out",), ("ffn",), ("norm",), ("head",), ("qkv", "ffn", "norm")),
     "SCORE_FUNCTION": ("softmax", "squared_relu", "normalized_elu_plus_1"),
     "NUM_LAYERS": (4, 5),
@@ -58,7 +58,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "ZERO_STAGE": (None, 0, 1, 2, 3),
     "LOSS_CHUNK": (None, 8),
     "REMAT": ("none", "full"),
-    "UNROLL": (1, 2),
+    "UNROLL": (1, 4),
     "CLIP_VALUE": (None, 1.0),
     "Z_LOSS": (0.0, 1e-4),
     "LABEL_SMOOTHING": (0.0, 0.1),
@@ -88,10 +88,8 @@ def choices() -> dict[str, tuple[Any, ...]]:
     for name, hint in knob_types(DecoderLm).items():
         if name in VALUES:
             found[name] = VALUES[name]
-        elif name not in LEFT_OUT and hint is bool:
-            found[name] = (False, True)
-        elif name not in LEFT_OUT and typing.get_origin(of_one_layer(hint)) is Literal:
-            found[name] = typing.get_args(of_one_layer(hint))
+        elif name not in LEFT_OUT and (listed := listed_values(hint)):
+            found[name] = listed
     own = {name: getattr(DecoderLm, name) for name in found}
     return {name: (own[name], *(value for value in found[name] if value != own[name])) for name in found}
 
@@ -116,54 +114,92 @@ def explore(
     Raises:
       ValueError: a sentence does not name two knobs of the row.
     """
-    values = choices() if values is None else values
-    names, rng = list(values), random.Random(seed)
-    order = {name: place for place, name in enumerate(names)}
-    pair = lambda a, b: (a, b) if order[a[0]] < order[b[0]] else (b, a)
-    missing = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i, j in itertools.product(range(len(values[a])), range(len(values[b])))
-    }
-    refused: dict[Refused, str] = {}
+    search = _Search(choices() if values is None else values, random.Random(seed))
     rows: list[Row] = []
-
-    def fits(row: dict[str, int]) -> bool:
-        items = set(row.items())
-        return not any(combination <= items for combination in refused)
-
-    def candidate(start: Any) -> dict[str, int] | None:
-        row = dict(start)
-        for name in rng.sample(names, len(names)):
-            if name in row:
-                continue
-            possible = [k for k in range(len(values[name])) if fits({**row, name: k})]
-            if not possible:
-                return None
-            gain = {k: sum(pair((name, k), item) in missing for item in row.items()) for k in possible}
-            row[name] = rng.choice([k for k in possible if gain[k] == max(gain.values())])
-        return row
-
-    covered = lambda row: {pair(a, b) for a, b in itertools.combinations(row.items(), 2)} & missing
-    while missing and len(rows) != limit:
-        start = rng.choice(sorted(missing))
-        found = [row for row in (candidate(start) for _ in range(20)) if row is not None] if fits(dict(start)) else []
-        if not found:
-            missing.discard(start)  # refused, alone or with every value of a third knob
+    while search.missing and len(rows) != limit:
+        best = search.best()
+        if best is None:
             continue
-        best = max(found, key=lambda row: len(covered(row)))
-        row = {name: values[name][best[name]] for name in names}
+        row = search.row(best)
         sentence = refusal(row)
         if sentence is None:
-            missing -= covered(best)
+            search.missing -= search.covered(best)
             rows.append(row)
             continue
-        named = knobs_in(sentence, names)
+        named = knobs_in(sentence, list(row))
         if len(named) < 2:
             raise ValueError(f"The refusal of {row} does not name two of its knobs: {sentence}")
-        refused[frozenset((name, best[name]) for name in named)] = sentence
-    return rows, {
-        frozenset((name, values[name][k]) for name, k in combination): text for combination, text in refused.items()
+        search.refused[frozenset((name, best[name]) for name in named)] = sentence
+    return rows, {frozenset(search.row(dict(each)).items()): text for each, text in search.refused.items()}
+
+
+class _Search:
+    """Pairs that no row has yet, and combinations that are refused, both by the numbers of values."""
+
+    def __init__(self, values: Mapping[str, tuple[Any, ...]], rng: random.Random):
+        self.values, self.rng = values, rng
+        self.order = {name: place for place, name in enumerate(values)}
+        self.missing: set[Any] = {
+            ((a, i), (b, j))
+            for a, b in itertools.combinations(values, 2)
+            for i, j in itertools.product(range(len(values[a])), range(len(values[b])))
+        }
+        self.refused: dict[Refused, str] = {}
+
+    def row(self, numbers: Mapping[str, int]) -> Row:
+        """Returns the values of the knobs, in the order of the knobs."""
+        return {name: self.values[name][numbers[name]] for name in self.values if name in numbers}
+
+    def best(self) -> dict[str, int] | None:
+        """Returns the best of several random rows with a missing pair; None, and drops the pair, if none has it."""
+        start = self.rng.choice(sorted(self.missing))
+        tries = [self._with(start) for _ in range(20)] if self._fits(dict(start)) else []
+        found = [row for row in tries if row is not None]
+        if not found:
+            self.missing.discard(start)  # refused, alone or with every value of a third knob
+            return None
+        return max(found, key=lambda row: len(self.covered(row)))
+
+    def covered(self, row: dict[str, int]) -> set[Any]:
+        """Returns the missing pairs that a row has."""
+        return {self._pair(a, b) for a, b in itertools.combinations(row.items(), 2)} & self.missing
+
+    def _with(self, start: Any) -> dict[str, int] | None:
+        row, names = dict(start), list(self.values)
+        for name in self.rng.sample(names, len(names)):
+            if name in row:
+                continue
+            possible = [k for k in range(len(self.values[name])) if self._fits({**row, name: k})]
+            if not possible:
+                return None
+            gain = {k: sum(self._pair((name, k), item) in self.missing for item in row.items()) for k in possible}
+            row[name] = self.rng.choice([k for k in possible if gain[k] == max(gain.values())])
+        return row
+
+    def _fits(self, row: dict[str, int]) -> bool:
+        items = set(row.items())
+        return not any(combination <= items for combination in self.refused)
+
+    def _pair(self, a: tuple[str, int], b: tuple[str, int]) -> tuple[tuple[str, int], tuple[str, int]]:
+        return (a, b) if self.order[a[0]] < self.order[b[0]] else (b, a)
+
+
+def refused_by_a_third(rows: Sequence[Row], refused: Mapping[Refused, str]) -> dict[Refused, str | None]:
+    """Returns the pairs of values that no row holds and no sentence refuses, with the knob that explains it.
+
+    Each value of that knob is refused with one value of the pair; None without such a knob.
+    """
+    values = choices()
+    held = {frozenset(pair) for row in rows for pair in itertools.combinations(row.items(), 2)}
+    knobs = itertools.combinations(values, 2)
+    pairs = [frozenset({(a, x), (b, y)}) for a, b in knobs for x in values[a] for y in values[b]]
+    explains = lambda pair, knob: all(
+        any(frozenset({item, (knob, value)}) in refused for item in pair) for value in values[knob]
+    )
+    return {
+        pair: next((knob for knob in values if explains(pair, knob)), None)
+        for pair in pairs
+        if pair not in held and pair not in refused
     }
 
 
@@ -171,10 +207,20 @@ def experiment_of(row: Row, devices: int = 1) -> type[Experiment]:
     """Returns the experiment of a row, small, on a mesh of one or eight devices."""
     axes = LAYOUTS[row.get("LAYOUT", DecoderLm.LAYOUT)].axes
     mesh = (1,) * len(axes) if devices == 1 else MESHES.get(axes, (2, 2, 2))
-    placed = {"MESH_AXES": axes, "DEVICE_MESH_SHAPE": mesh, "ZERO_AXIS": axes[0]}
+    placed = {"MESH_AXES": axes, "DEVICE_MESH_SHAPE": mesh}
     scaled = {"BASE_WIDTH": 16} if row.get("PARAMETRIZATION", "standard") != "standard" else {}
     staged = {"LENGTH_STAGES": (8,)} if row.get("STAGED_STEPS") else {}
     return DecoderLm.derive(**SIZES | placed | scaled | staged | row)
+
+
+def refusal(row: Row, *all_devices: int) -> str | None:
+    """Returns the sentence by which `check` refuses a row on a number of devices; None if it passes."""
+    try:
+        for devices in all_devices:
+            check(experiment_of(row, devices)())
+    except VortaroError as error:
+        return str(error)
+    return None
 
 
 def knobs_in(sentence: str, knobs: Sequence[str]) -> set[str]:

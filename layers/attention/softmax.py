@@ -133,7 +133,8 @@ class Attention(nn.Module):
             return x
         if self.qk_norm == "l2":
             y = x.astype(jnp.float32)
-            y = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), self.epsilon)
+            squares = jnp.sum(jnp.square(y), axis=-1, keepdims=True)
+            y = y / jnp.sqrt(jnp.maximum(squares, self.epsilon**2))  # has a derivative at 0, where QUERY_INIT = zero is
             if name == "query":
                 gain_n = weight(self, "attention_gain_n", (self.num_heads,), init=Constant(value=1.0), role="scale")
                 y = y * jnp.pad(gain_n, (0, y.shape[2] - self.num_heads))[:, None]

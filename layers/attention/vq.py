@@ -15,6 +15,7 @@ from layers.attention.gated import MASKED, GatedHeads, by_distance
 from layers.attention.quantizer import VectorQuantizer
 from layers.errors import UsageError
 from layers.positions.relative_distance import shift_window
+from layers.remat import recomputed
 from layers.specs import axes_of, constrain
 
 
@@ -218,8 +219,7 @@ class VQAttention(GatedHeads):
         if self.cache:
             far = jnp.exp(far - largest)
             total += jnp.sum(far, axis=-1)
-            mean = cache.mean_kcf.astype(self.dtype)
-            mixed += jnp.einsum("brkglc,brkcf->brlkgf", far.astype(self.dtype), mean, **kinds)
+            mixed += _mixture(far.astype(self.dtype), cache.mean_kcf.astype(self.dtype))
         return (mixed / jnp.moveaxis(total, -1, 2)[..., None]).astype(self.dtype)
 
     def _seen(self, ids: Int[Array, "b r l"], keys: Int[Array, "b r t"]) -> Bool[Array, "b r l t"]:
@@ -229,6 +229,22 @@ class VQAttention(GatedHeads):
         if not self.cache:
             near &= place_t >= place_l - self.memory_length
         return near & (ids[..., None] == keys[:, :, None, :])
+
+
+def _mixture(share: Float[Array, "b r k g l c"], mean: Float[Array, "b r k c f"]) -> Float[Array, "b r l k g f"]:
+    """Returns the mean values in proportion to their shares, in float32.
+
+    On CPU the operands are cast: XLA leaves this product to a routine that has no bfloat16 operands with a float32
+    result.
+    """
+
+    def product(share: Array, mean: Array) -> Array:
+        return jnp.einsum("brkglc,brkcf->brlkgf", share, mean, preferred_element_type=jnp.float32)
+
+    cast = lambda share, mean: product(share.astype(jnp.float32), mean.astype(jnp.float32))
+    # Recomputed, because the backward pass would otherwise store the operands of both platforms.
+    chosen = recomputed(lambda share, mean: jax.lax.platform_dependent(share, mean, cpu=cast, default=product))
+    return chosen(share, mean)
 
 
 def _split(x: Array, number: int) -> Array:

@@ -153,3 +153,5 @@ class MuVQStdlib(VQStdlib):
 
     PARAMETRIZATION = "mup"
     BASE_WIDTH = 64
+
+    smoke_table: ClassVar[dict[str, Any]] = {"HEAD_DIM": 32}  # means over 8 coordinates would differ between widths

@@ -17,6 +17,7 @@ from registry.config_paths import field_text, is_row, walk
 from registry.earlier.renamed import with_todays_knobs, with_todays_names
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
+from registry.user_code import building
 from registry.values import show
 from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
@@ -60,7 +61,8 @@ def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Returns the weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
-    return _weight_summary(cls_key(type(experiment)), config_of(experiment, "task"), mesh)
+    with building(type(experiment)):
+        return _weight_summary(cls_key(type(experiment)), config_of(experiment, "task"), mesh)
 
 
 def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from layers.weights.initializers import Constant, Normal, Orthogonal
 from registry.templates import layer_patterns
 from registry.templates.feed_forward import FeedForwardKnobs
 from registry.templates.model import ADDED
-from registry.templates.parts import FEED_FORWARDS, MIXERS, part_of
+from registry.templates.parts import part_of
 from registry.templates.smoke import IfOn, smoke_knobs
 from registry.values import Positive, PositiveFloat
 
@@ -96,13 +96,10 @@ class DecoderLm(FeedForwardKnobs):
         """
         sizes: dict[str, Any] = {"MODEL_DIM": width}
         for name in cls.grows_with_width():
-            now = getattr(cls, name)
-            if now is not None and (now, name) != (1, "NUM_KV_HEADS"):
-                size = sizes[name] = now * width // cls.MODEL_DIM
-                if size * cls.MODEL_DIM != now * width:
-                    raise UsageError(
-                        f"{name} = {now} at MODEL_DIM = {cls.MODEL_DIM} is not an integer when scaled to width {width}."
-                    )
+            if (now := getattr(cls, name)) is None:
+                continue
+            scaled = [_scaled(name, each, cls.MODEL_DIM, width) for each in (now if isinstance(now, tuple) else (now,))]
+            sizes[name] = tuple(scaled) if isinstance(now, tuple) else scaled[0]
         if "NUM_HEADS" in sizes:
             sizes["HEAD_DIM"] = cls().head_dim
         return cls.derive(**sizes)
@@ -215,7 +212,9 @@ class DecoderLm(FeedForwardKnobs):
         for unit, repeats in layer_patterns.segments(kinds, layer_patterns.period(cls)):
             blocks = tuple(layer_patterns.of_layer(self, kind).block() for kind in unit)
             block = blocks[0] if len(blocks) == 1 else fdl.Config(Chain, blocks=blocks)
-            stacks.append(fdl.Config(Stack, block=block, num_layers=repeats, unroll=self.UNROLL, remat=self.REMAT))
+            stack = fdl.Config(Stack, block=block, num_layers=repeats, remat=self.REMAT)
+            stack.unroll = max(1, self.UNROLL // len(unit))  # units per iteration
+            stacks.append(stack)
         return stacks[0] if len(stacks) == 1 else fdl.Config(Segments, stacks=tuple(stacks))
 
     def block(self) -> fdl.Config:
@@ -245,10 +244,19 @@ class DecoderLm(FeedForwardKnobs):
 
     def mixer(self) -> fdl.Config:
         """Returns the config of the mixer along the sequence."""
-        config = part_of("MIXER", MIXERS, self)
+        config = part_of("MIXER", self)
         assert config is not None
         return config
 
     def ffn(self) -> fdl.Config | None:
         """Returns the config of the feed-forward layer, or None."""
-        return part_of("FFN", FEED_FORWARDS, self)
+        return part_of("FFN", self)
+
+
+def _scaled(name: str, size: int | None, base: int, width: int) -> int | None:
+    """Returns a size in proportion to the width; one head of keys and values stays one."""
+    if size is None or (name, size) == ("NUM_KV_HEADS", 1):
+        return size
+    if size * width % base:
+        raise UsageError(f"{name} = {size} at MODEL_DIM = {base} is not an integer when scaled to width {width}.")
+    return size * width // base

@@ -104,6 +104,11 @@ class LanguageData(DataSources):
             return source
         if self.SEQ_LEN % self.TBPTT_LEN:
             raise UsageError(f"TBPTT_LEN must divide SEQ_LEN = {self.SEQ_LEN} (got {self.TBPTT_LEN}).")
+        if self.OBJECTIVE != "causal":
+            raise UsageError(
+                f"TBPTT_LEN = {self.TBPTT_LEN} does not work with OBJECTIVE = {self.OBJECTIVE}. A carried state holds "
+                f"earlier positions only: set TBPTT_LEN to none or OBJECTIVE to causal."
+            )
         return fdl.Config(TbpttInput, source=source, batch_size=self.BATCH_SIZE, seq_len=self.TBPTT_LEN)
 
     def with_length_curriculum(self, source: fdl.Config) -> fdl.Config:

@@ -9,9 +9,9 @@ from layers.errors import UsageError
 from registry.experiment import Experiment, knob_types
 from registry.values import is_per_layer
 
-LONGEST_UNIT = 8  # layers of a pattern that are compiled as written; longer patterns are searched for repetitions
+LONGEST_UNIT = 8  # layers of a pattern that is always compiled as written; longer ones are searched for repetitions
 
-Kind = tuple[Any, ...]  # the values of all knobs with a pattern, of one layer
+Kind = dict[str, Any]  # the knobs with a pattern, with their values in one layer
 
 
 def patterns(cls: type[Experiment]) -> dict[str, tuple[Any, ...]]:
@@ -38,27 +38,31 @@ def kinds(cls: type[Experiment], num_layers: int) -> list[Kind]:
                 f"{name} has a pattern of {len(pattern)} layers, but NUM_LAYERS is {num_layers} (got {pattern}). "
                 f"Change one of them."
             )
-    return [tuple(pattern[i % len(pattern)] for pattern in found.values()) for i in range(num_layers)]
+    return [{name: pattern[i % len(pattern)] for name, pattern in found.items()} for i in range(num_layers)]
 
 
 def of_layer(experiment: Any, kind: Kind) -> Any:
     """Returns the experiment with the knobs of one layer in place of patterns."""
     view = copy.copy(experiment)
-    view.__dict__.update(zip(patterns(type(experiment)), kind, strict=True))
+    view.__dict__.update(kind)
     return view
 
 
 def segments(of_layers: Sequence[Kind], period: int) -> list[tuple[list[Kind], int]]:
     """Returns repeated units of layers, as pairs of unit and repetitions, whose sequence is `of_layers`.
 
-    A pattern of up to LONGEST_UNIT layers is the unit, followed by what remains. Everything else is cut such that the
-    units, which are compiled, have the fewest layers in total, and then into the fewest segments.
+    A pattern of up to LONGEST_UNIT layers is the unit, followed by what remains. Longer patterns are cut such that the
+    units, which are compiled, have the fewest layers in total, and then into the fewest segments: with the pattern as
+    the unit, or with shorter units inside of it.
     """
-    whole = len(of_layers) // period * period
-    if period > LONGEST_UNIT or not whole:
+    repeats = len(of_layers) // period
+    if not repeats:
         return _shortest(of_layers)
-    head = [(list(of_layers[:period]), whole // period)]
-    return head + (_shortest(of_layers[whole:]) if whole < len(of_layers) else [])
+    remainder = of_layers[repeats * period :]
+    by_pattern = [(list(of_layers[:period]), repeats), *(_shortest(remainder) if remainder else [])]
+    if period <= LONGEST_UNIT:
+        return by_pattern
+    return min(by_pattern, _shortest(of_layers), key=lambda cut: (sum(len(unit) for unit, _ in cut), len(cut)))
 
 
 def _shortest(of_layers: Sequence[Kind]) -> list[tuple[list[Kind], int]]:

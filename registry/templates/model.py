@@ -1,8 +1,10 @@
 """The knobs that all parts of a model share: width, norms, biases, initial values and their scaling by width."""
 
+import sys
 from typing import Any, Literal
 
 import fiddle as fdl
+from fiddle import history
 
 from layers.errors import UsageError
 from layers.norm import LayerNorm, RMSNorm
@@ -92,11 +94,15 @@ class ModelKnobs(LanguageTraining):
         """Returns the config of a module, with the specs that it lists."""
         if "param_dtype" in cls.__dataclass_fields__ and self.PARAM_DTYPE != "float32":
             fields["param_dtype"] = self.PARAM_DTYPE
+        layout = self.layout
         if "activations" in cls.__dataclass_fields__:
-            fields["activations"] = self.layout.activations.of(cls)
+            fields["activations"] = layout.activations.of(cls)
         if "specs" in cls.__dataclass_fields__:
-            fields["specs"] = self.specs.of(cls)
-        return fdl.Config(cls, **fields)
+            fields["specs"] = layout.weights.of(cls)
+        called = sys._getframe(1)  # the line that `registry explain` names
+        location = history.Location(called.f_code.co_filename, called.f_lineno, called.f_code.co_name)
+        with history.custom_location(lambda: location):
+            return fdl.Config(cls, **fields)
 
     def norm(self) -> fdl.Config:
         """Returns the config of one normalization."""

@@ -1,7 +1,7 @@
 """Mixers and feed-forward layers by name: the choices of MIXER and FFN, and the knob values that each works with."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import fiddle as fdl
@@ -19,9 +19,18 @@ class Part:
     make: Maker  # from the experiment of one layer to the config of the part; None without one
     takes: Mapping[str, tuple[Any, ...]]  # knob to the values that it works with; it works with all of other knobs
 
+    def misfits(self, experiment: Any) -> Iterator[tuple[str, Any]]:
+        """Yields the knobs, with their values, that the part does not work with."""
+        for knob, values in self.takes.items():
+            given = getattr(experiment, knob)
+            yield from (
+                (knob, value) for value in (given if isinstance(given, tuple) else (given,)) if value not in values
+            )
+
 
 MIXERS: dict[str, Part] = {}
 FEED_FORWARDS: dict[str, Part] = {}
+PARTS = {"MIXER": MIXERS, "FFN": FEED_FORWARDS}  # by knob
 
 
 def mixer(name: str, **takes: tuple[Any, ...]) -> Callable[[Made], Made]:
@@ -44,21 +53,21 @@ def feed_forward(name: str, **takes: tuple[Any, ...]) -> Callable[[Made], Made]:
     return _registration(FEED_FORWARDS, "feed-forward layer", name, takes)
 
 
-def part_of(knob: str, parts: Mapping[str, Part], experiment: Any) -> fdl.Config | None:
+def part_of(knob: str, experiment: Any) -> fdl.Config | None:
     """Returns the config of the part that a knob of the experiment names.
 
     Raises:
       UsageError: the name is unknown, or the part does not work with the value of another knob.
     """
-    name = getattr(experiment, knob)
+    name, parts = getattr(experiment, knob), PARTS[knob]
     if name not in parts:
         raise UsageError(f"{knob} = {name} is unknown. {did_you_mean(name, parts)}")
-    for other, values in parts[name].takes.items():
-        given = getattr(experiment, other)
-        for value in given if isinstance(given, tuple) else (given,):
-            if value not in values:
-                known = ", ".join(str(value) for value in values)
-                raise UsageError(f"{knob} = {name} does not work with {other} = {value}. Set {other} to {known}.")
+    for other, value in parts[name].misfits(experiment):
+        known = [str(each) for each in parts[name].takes[other]]
+        advice = f"Set {other} to {'one of ' * (len(known) > 1)}{', '.join(known)}"
+        if isinstance(getattr(experiment, other), tuple):
+            advice = f"Remove {value} from {other}"
+        raise UsageError(f"{knob} = {name} does not work with {other} = {value}. {advice}.")
     return parts[name].make(experiment)
 
 

@@ -14,7 +14,7 @@ class IfOn:
 
 
 def smoke_knobs(cls: type[Experiment]) -> dict[str, Any]:
-    """Returns the knobs of the small variant: those in `smoke` tables of the class and its bases."""
+    """Returns the knobs of the small variant: those in `smoke_table` of the class and its bases."""
     table: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         table |= vars(base).get("smoke_table", {})

@@ -6,6 +6,7 @@ from typing import Literal
 import fiddle as fdl
 
 from layers.errors import UsageError
+from layers.specs import axes_of
 from registry.templates.language_data import LanguageData
 from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
@@ -50,7 +51,7 @@ class LanguageTraining(LanguageData):
 
     # Placement
     ZERO_STAGE: int | None = None  # splits 0 nothing, 1 optimizer slots, 2 also gradients, 3 also weights; None: off
-    ZERO_AXIS: str = "data"  # the mesh axis of ZeRO
+    ZERO_AXIS: str | None = None  # the mesh axis of ZeRO; None is the first one that splits the rows of the batch
 
     # Computation
     LOSS_CHUNK: Positive | None = None  # positions whose logits are computed at once; None is all
@@ -68,9 +69,14 @@ class LanguageTraining(LanguageData):
             normalizer=self.LOSS_NORMALIZER,
             gradient_accumulation=self.GRADIENT_ACCUMULATION,
             gradient_dtype=self.GRADIENT_DTYPE,
-            zero=None if self.ZERO_STAGE is None else fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS),
+            zero=None if self.ZERO_STAGE is None else self.zero(),
             carry_length=None if self.TBPTT_LEN is None else self.SEQ_LEN,
         )
+
+    def zero(self) -> fdl.Config:
+        """Returns the config of ZeRO."""
+        splitting = [axis for entry in self.layout.activations["tokens_bs"][:1] for axis in axes_of(entry)]
+        return fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS or (*splitting, *self.MESH_AXES)[0])
 
     def model(self) -> fdl.Config:
         """Returns the config of the model."""

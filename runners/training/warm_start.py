@@ -2,26 +2,26 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from layers.errors import UsageError, first_line
+from registry.experiment import knob_types
 from registry.records.snapshot import load
+from registry.values import is_per_layer, parse
 from runners.session import Session
-from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints
+from runners.stacked_arrays import StackedArrays
+from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints, shapes_by_path
+from runners.training.growth import Growth
 from runners.training.history import EXPERIMENT, parent_run
 from runners.training.workdir import vocabulary_record
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
 from tasks.storage.files import place
 from tasks.train_step import TrainState, state_of
-from tasks.weight_table import WeightTable
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +43,14 @@ def begin(session: Session) -> tuple[TrainState, Origin | None]:
     warm = session.train.warm_start
     if warm is None:
         return session.functions.init(), None
-    wanted = _wanted(session, warm)
-    step, stored = _find(session, warm)
-    placed = lambda path, leaf: jax.ShapeDtypeStruct(stored[path_name(path)], leaf.dtype, sharding=leaf.sharding)
-    abstract = jax.tree_util.tree_map_with_path(placed, wanted)
+    step, growth = _find(session, warm)
     source = Checkpoints(place(warm.workdir), read_only=True, processes=session.processes)
-    old = source.restore_part(step, abstract)
+    old = source.restore_part(step, _old_state(growth, _wanted(session, warm)))
     source.close()
     # One program: only the old arrays and the new state are in memory, and both are sharded over the mesh.
-    state = jax.jit(functools.partial(_grown, session), out_shardings=session.abstract.state_shardings)(old)
-    grown = {(was[0], leaf.shape[0]) for path, leaf in _leaves(wanted) if (was := stored[path]) != leaf.shape}
-    layers = "".join(f", {before} layers grown to {after}" for before, after in sorted(grown))
+    grow = functools.partial(_grown, session, growth)
+    state = jax.jit(grow, out_shardings=session.abstract.state_shardings)(dict(_leaves(old)))
+    layers = f", {growth}" if str(growth) else ""
     what = "Weights and optimizer" if warm.optimizer else "Weights"
     sentence = f"{what} from {warm.workdir} (step {step}){layers}"
     return state, Origin(sentence, parent_run(warm.workdir, step) | {"optimizer": warm.optimizer})
@@ -89,8 +86,8 @@ def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None
     print(f"{message} Continuing because of --allow_changes.")
 
 
-def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
-    """Returns the step of the other run's checkpoint and the shapes of its arrays, checked to fit this experiment."""
+def _find(session: Session, warm: WarmStart) -> tuple[int, Growth]:
+    """Returns the step of the other run's checkpoint, and how its arrays become those of this experiment."""
     where = f"WARM_START = {warm.workdir}"
     try:
         require_checkpoints(warm.workdir)
@@ -103,8 +100,24 @@ def _find(session: Session, warm: WarmStart) -> tuple[int, Shapes]:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{where}: checkpoint {step} cannot be read: {first_line(error)}. Choose another.") from error
     source.close()
-    _check(f"{where} (step {step})", stored, _wanted(session, warm), session.task.weight_table())
-    return step, stored
+    wanted = _wanted(session, warm)
+    old = StackedArrays({path: shape for path, shape in stored.items() if path.partition("/")[0] in wanted})
+    new = StackedArrays(shapes_by_path(wanted))
+    _check(f"{where} (step {step})", old, new)
+    try:
+        return step, Growth.of(old, new, *_knobs_of_layers(session, warm))
+    except UsageError as error:
+        raise UsageError(f"{where} (step {step}) {error}") from error
+
+
+def _knobs_of_layers(session: Session, warm: WarmStart) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the knobs that may have a pattern over layers, of the other run, if it has a record, and of this one."""
+    experiment = session.experiment
+    names = [name for name, hint in knob_types(type(experiment)).items() if is_per_layer(hint)]
+    record = place(warm.workdir) / EXPERIMENT
+    knobs = load(place(warm.workdir))["knobs"] if record.exists() else {}
+    theirs = {name: parse(knobs[name]["value"]) for name in names if name in knobs}
+    return theirs, {name: getattr(experiment, name) for name in names}
 
 
 def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
@@ -113,58 +126,61 @@ def _wanted(session: Session, warm: WarmStart) -> dict[str, Any]:
     return {"variables": state.variables} | ({"optimizer": state.optimizer} if warm.optimizer else {})
 
 
-def _check(where: str, stored: Shapes, wanted: Any, table: WeightTable) -> None:
-    """Raises a UsageError unless every array exists and has this experiment's shape, except for fewer layers."""
-    named = dict(_leaves(wanted))
-    slot = lambda path: path.startswith("optimizer/")
-    fresh = lambda path: " Set WARM_START_OPTIMIZER=false to begin with a fresh optimizer." if slot(path) else ""
-    taken = (path for path in stored if path.partition("/")[0] in wanted)
-    for path in sorted({*taken, *named}, key=lambda path: (slot(path), path)):
-        name = path.removeprefix("variables/")
-        if path not in named:
-            raise UsageError(f"{where} has {name}, {_size(stored[path])}, which this experiment lacks.{fresh(path)}")
-        have, want, layers = stored.get(path), tuple(named[path].shape), _layer_dims(path, table)
-        if have is None:
-            raise UsageError(f"{where} lacks {name}, which is {_size(want)} here.{fresh(path)}")
-        if len(have) != len(want) or have[layers:] != want[layers:]:
+def _check(where: str, old: StackedArrays, new: StackedArrays) -> None:
+    """Raises a UsageError unless both states have the same arrays, of the same shapes in one layer."""
+    slot = lambda name: name.startswith("optimizer/")
+    fresh = lambda name: " Set WARM_START_OPTIMIZER=false to begin with a fresh optimizer." if slot(name) else ""
+    for name in sorted({*old.paths, *new.paths}, key=lambda name: (slot(name), name)):
+        path, other = (next(iter(arrays.paths.get(name, {None: ""}).values())) for arrays in (old, new))
+        shown = (path or other).removeprefix("variables/")
+        if not other:
+            size = _size(old.shapes[path])
+            raise UsageError(f"{where} has {shown}, {size}, which this experiment lacks.{fresh(name)}")
+        if not path:
+            raise UsageError(f"{where} lacks {shown}, which is {_size(new.shapes[other])} here.{fresh(name)}")
+        have, want = ({arrays.of_layer(name, at) for at in arrays.paths[name]} for arrays in (old, new))
+        if not want <= have:
+            other = next(path for at, path in new.paths[name].items() if new.of_layer(name, at) not in have)
             raise UsageError(
-                f"{where} does not fit this experiment. {name} is {_size(have)} there and {_size(want)} here; only the "
-                f"number of layers may differ."
-            )
-        if any(old > new for old, new in zip(have, want, strict=True)):
-            raise UsageError(
-                f"{where} has more layers than this experiment. {name} is {_size(have)} there and {_size(want)} here."
+                f"{where} does not fit this experiment. {shown} is {_size(old.shapes[path])} there and "
+                f"{_size(new.shapes[other])} here; only the number of layers may differ."
             )
 
 
-def _layer_dims(path: str, table: WeightTable) -> int:
-    """Returns the number of leading dimensions of a weight, or of its optimizer slot, that index layers."""
-    of = [row for row in table if f"/{row.path.removeprefix('params/')}/" in f"/{path}/"]
-    return max(of, key=lambda row: len(row.path)).stacked if of else 0
+def _old_state(growth: Growth, wanted: Any) -> Any:
+    """Returns the old state's parts with the dtypes and shardings of the new ones, which may have other stacks."""
+    old = {
+        path: jax.ShapeDtypeStruct(growth.old.shapes[path], leaf.dtype, sharding=leaf.sharding)
+        for new, leaf in _leaves(wanted)
+        for path in growth.needed(new)
+    }
+
+    def below(prefix: str) -> dict[str, Any]:
+        """Returns the old arrays below a path as nested dictionaries."""
+        tree: dict[str, Any] = {}
+        for path in (path for path in old if path.startswith(prefix)):
+            *parents, name = path.removeprefix(prefix).split("/")
+            functools.reduce(lambda node, key: node.setdefault(key, {}), parents, tree)[name] = old[path]
+        return tree
+
+    has_stack = lambda node: isinstance(node, Mapping) and "stack" in node
+    part = lambda path, leaf: below(f"{path_name(path)}/") if has_stack(leaf) else old[path_name(path)]
+    return jax.tree_util.tree_map_with_path(part, wanted, is_leaf=has_stack)
 
 
-def _grown(session: Session, old: dict[str, Any]) -> TrainState:
-    """Returns the state of the new run with the old arrays, grown in depth."""
-    variables = jax.tree.map(_grow, old["variables"], session.abstract.state.variables)
+def _grown(session: Session, growth: Growth, old: Mapping[str, jax.Array]) -> TrainState:
+    """Returns the state of the new run with the old arrays, by path, grown in depth."""
+    take = lambda part: lambda path, _: growth.array(f"{part}/{path_name(path)}", old)
+    variables = jax.tree_util.tree_map_with_path(take("variables"), session.abstract.state.variables)
     # The optimizer state is initialized from these weights, because it may hold copies of them.
     state = state_of(session.task, variables, empty_batch(session.train.input.batch_size, 1))
-    if "optimizer" not in old:
+    if not any(path.startswith("optimizer/") for path in old):
         return state
     # The schedule starts with the new run: its count stays at zero.
     schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
-    take = lambda new, was: new if schedule(new) else _grow(was, new)
-    return state.replace(optimizer=jax.tree.map(take, state.optimizer, old["optimizer"], is_leaf=schedule))
-
-
-def _grow(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Returns an array grown in depth (Rae et al. 2021, Gopher, appendix G.3.3).
-
-    Layer j of n is the old layer floor(j * old / n).
-    """
-    for dim, (before, after) in enumerate(zip(old.shape, new.shape, strict=True)):
-        if before != after:
-            old = jnp.take(old, np.arange(after) * before // after, axis=dim)
-    return old
+    taken = lambda path, new: new if schedule(new) else take("optimizer")(path, new)
+    optimizer = jax.tree_util.tree_map_with_path(taken, state.optimizer, is_leaf=schedule)
+    return state.replace(optimizer=optimizer)
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:

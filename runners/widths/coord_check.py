@@ -18,10 +18,12 @@ from flax import traverse_util
 from layers.auxiliary import WATCHED
 from layers.errors import UsageError
 from registry.experiment import Experiment, cls_key, knobs_set_by
+from registry.overrides import override
 from registry.tool import render
 from runners.compiled_functions import Updates
 from runners.reports.results import make_folder, title
 from runners.session import Session
+from runners.stacked_arrays import StackedArrays
 from runners.widths.coord_gates import Gate, gates, slope
 from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
@@ -38,6 +40,8 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("DROPOUT", "EMBEDDING_DROPOUT", "SINUSOID_DROPOUT", "LAYER_DROPOUT", "JITTER"), 0.0),
     "HIDDEN_DROPOUT": None,
 }
+# A width at which moments are not factored would have another optimizer: its first updates are larger.
+ADAFACTOR = "task.optimizer.min_dim_size_to_factor=1"
 NOISE = 0.2  # slopes outside their band by less may be noise
 Statistics = dict[str, dict[str, np.ndarray]]  # activation -> "size" or "change" -> value by step (and width)
 
@@ -98,6 +102,9 @@ def _session(experiment: Experiment, width: int) -> Session:
     with knobs_set_by("--mode=coord_check"):
         chosen = of_width(experiment, width, **SETTINGS)
         cls = type(chosen).derive(DEVICE_MESH_SHAPE=(1,) * len(chosen.MESH_AXES))
+    factors = chosen.knobs().get("OPTIMIZER") == "adafactor"
+    if factors and not any(each.startswith(ADAFACTOR.rstrip("1")) for each in experiment.overrides):
+        cls = override(cls, [ADAFACTOR])
     return Session(cls(), jax.devices()[:1])
 
 
@@ -122,18 +129,20 @@ def _measure(session: Session, options: CoordOptions) -> Statistics:
 
 
 def _activations(task: Any, variables: Any, batch: Any) -> dict[str, jax.Array]:
-    """Returns every watched activation; those of a scanned stack as one per layer, like `layer 0 mixer_out`."""
+    """Returns every watched activation; those of stacks as one per layer of the model, like `layer 0 mixer_out`."""
     arguments = (batch.inputs, None, batch.segment_ids, batch.positions)
     (features, _), found = task.model.apply(variables, *arguments, mutable=[WATCHED])
     _, more = task.model.apply(variables, features, method="logits", mutable=[WATCHED])
-    seen = {}
     flat: Any = {**traverse_util.flatten_dict(found), **traverse_util.flatten_dict(more)}
-    for path, array in flat.items():
-        name = "/".join(part for part in path[1:] if part not in ("stack", "block"))
-        if path[1] == "stack":
-            seen.update({f"layer {layer} {name}": array[layer] for layer in range(array.shape[0])})
-        else:
-            seen[name] = array
+    watched = {"/".join(path[1:]): array for path, array in flat.items()}
+    arrays = StackedArrays({path: array.shape for path, array in watched.items()})
+    seen = {}
+    for name, paths in arrays.paths.items():
+        if None in paths:
+            seen[name] = watched[paths[None]]
+        for number, layer in enumerate(arrays.layers):
+            if layer.place in paths:
+                seen[f"layer {number} {name.removeprefix('stack/block/')}"] = watched[paths[layer.place]][layer.index]
     return seen
 
 

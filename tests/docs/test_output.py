@@ -62,10 +62,11 @@ def require_shown(shown: str, printed: str) -> None:
 
 @pytest.fixture
 def modules_of(tmp_path, monkeypatch):
-    """Writes the modules that a page creates and puts them on the path."""
+    """Writes the modules that a page creates into an empty folder, the working folder."""
     names = []
 
     def write(page: Path) -> None:
+        monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
         for name, _, source in MODULE.findall(page.read_text()):
             (tmp_path / name).write_text(source)
@@ -86,7 +87,6 @@ def test_pages_with_output_are_found():
 def test_a_page_shows_what_the_tool_prints(example, modules_of, capsys, monkeypatch):
     page, arguments, shown = EXAMPLES[example]
     modules_of(page)
-    monkeypatch.chdir(ROOT)  # places in source text are relative to it
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     main(arguments)
     require_shown(shown, capsys.readouterr().out)

@@ -1,23 +1,19 @@
 """Every pair of values of two knobs works together, or is refused by a sentence that names both knobs."""
 
+import jax
+import numpy as np
 import pytest
 
 from layers.errors import VortaroError
-from registry.checks import check
 from registry.experiment import Experiment
 from registry.records.snapshot import flat_config
 from registry.stated_knobs import reads_of
-from testing.combinations import Row, choices, experiment_of, explore
-
-
-def refusal(row: Row, *all_devices: int) -> str | None:
-    """Returns the sentence by which `check` refuses a row on a number of devices; None if it passes."""
-    try:
-        for devices in all_devices:
-            check(experiment_of(row, devices)())
-    except VortaroError as error:
-        return str(error)
-    return None
+from runners.compiled_functions import Updates
+from runners.session import Session
+from runners.training.checkpoints import Checkpoints
+from testing.combinations import choices, experiment_of, explore, refusal, refused_by_a_third
+from testing.compose_page import PAGE, updated
+from tests.support.programs import compiled_anew
 
 
 def test_a_sample_of_rows_passes():
@@ -38,6 +34,13 @@ def test_every_pair_passes_or_is_refused_by_a_sentence_that_names_both(explored)
     for combination, sentence in refused.items():
         assert len(combination) >= 2
         assert sentence.endswith("."), sentence
+    assert all(refused_by_a_third(rows, refused).values())
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_goes_together(explored):
+    text = PAGE.read_text(encoding="utf-8")
+    assert updated(text, *explored) == text, "Run: python -m testing.compose_page"
 
 
 @pytest.mark.slow
@@ -58,3 +61,67 @@ def described(cls: type[Experiment]):
         return flat_config(cls()), cls().layout
     except VortaroError:
         return None
+
+
+UPDATES, SAVED, TRAINED = 12, 6, 40  # updates, updates before the checkpoint, rows that train
+NO_DROPS = {"CAPACITY_FACTOR": 8.0}  # slots for every token of a group: decoding has other groups
+# Under ZeRO each device draws its own numbers.
+NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(TRAINED))
+def test_a_row_trains_alike_on_one_and_eight_devices_decodes_and_resumes(number, explored, tmp_path):
+    row = explored[0][number] | NO_DROPS
+    row |= NO_NOISE if row["ZERO_STAGE"] is not None else {}
+    exact = "bfloat16" not in (row["DTYPE"], row["PARAM_DTYPE"], row["GRADIENT_DTYPE"], row["MOMENT_DTYPE"])
+    row |= {} if exact else {"LEARNING_RATE": 1e-4}  # differences by rounding grow with it
+    one, many = (Session(experiment_of(row, count)(), jax.devices()[:count]) for count in (1, 8))
+    losses, state = train(one, tmp_path)
+    assert np.all(np.isfinite(losses))
+    with compiled_anew():
+        others, _ = train(many)
+    np.testing.assert_allclose(losses[:SAVED], others[:SAVED], rtol=5e-4 if exact else 2e-2)
+    np.testing.assert_allclose(losses, others, rtol=1e-2 if exact else 5e-2, err_msg="rounding grows step by step")
+
+    resumed, last = train(Session(experiment_of(row)(), jax.devices()[:1]), tmp_path)
+    assert resumed == losses[SAVED:]
+    jax.tree.map(np.testing.assert_array_equal, last, state)
+
+    sees_later_tokens = row["ROUTING"] == "expert_choice" and "experts" in str(row["FFN"])
+    if row["OBJECTIVE"] == "causal" and not sees_later_tokens:
+        one = Session(experiment_of(row | {"DTYPE": "float32"})(), jax.devices()[:1])
+        decoded, expected = decode(one, state.variables)
+        assert 0 < np.std(expected) < 1e3
+        np.testing.assert_allclose(decoded, expected, rtol=1e-4, atol=1e-4 * np.std(expected))
+
+
+def train(session: Session, folder=None):
+    """Returns losses and the last state, from the checkpoint in `folder` if there is one; else it saves one."""
+    with session.placed():
+        checkpoints = None if folder is None else Checkpoints(folder)
+        found = None if checkpoints is None else checkpoints.restore(session.abstract.state)
+        state, extra = found or (session.functions.init(), {"input": None})
+        updates, losses = Updates(session.functions), []
+        batches = session.host_batches.iterate(session.train.input, extra["input"])
+        for step in range(int(state.step), UPDATES):
+            batch, after = next(batches)
+            state = updates.of(batch)(state, batch, session.seed)
+            losses.append(float(state.sums.loss / state.sums.weight))
+            if checkpoints is not None and step + 1 == SAVED:
+                checkpoints.save(SAVED, state, {"input": after}, None)
+        if checkpoints is not None:
+            checkpoints.close()
+    return losses, state
+
+
+def decode(session: Session, variables):
+    """Returns logits by the cache, token by token after a prompt of five, and by teacher forcing."""
+    with session.placed():
+        tokens = jax.random.randint(jax.random.key(0), (8, 16), 0, 256)
+        expected = jax.jit(session.task.logits)(variables, tokens)
+        step, state, found = jax.jit(session.task.decode_step), session.task.init_decode_state(8, 16), []
+        for start, end in ((0, 5), *((at, at + 1) for at in range(5, 16))):
+            logits, state = step(variables, tokens[:, start:end], state)
+            found.append(logits)
+    return np.stack(found, axis=1)[..., :256], np.asarray(expected[:, 4:, :256])  # without rows that pad the vocabulary

@@ -1,16 +1,13 @@
 """What every entry must keep, generated: a new entry gets these tests without a line."""
 
-import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from registry import index
 from registry.checks import check
@@ -19,6 +16,7 @@ from registry.resolve import find, resolve
 from registry.tool import golden, totals
 from runners.compiled_functions import Updates
 from runners.session import Session
+from tests.support.programs import compiled_anew
 
 ENTRIES = sorted(index.entries())
 FAMILIES = [next(group) for _, group in itertools.groupby(ENTRIES, lambda name: name.partition(".")[0])]
@@ -70,22 +68,6 @@ def assert_trains_alike(name: str, trained: set) -> None:
     np.testing.assert_allclose(one, many, rtol=1e-2, err_msg="rounding grows from step to step")
     assert np.mean(one[-3:]) < np.mean(one[:3])
     trained.add(program)
-
-
-@contextlib.contextmanager
-def compiled_anew() -> Iterator[None]:
-    """Inside, programs are not read from the compilation cache.
-
-    Programs for several CPU devices that are read from it (jaxlib 0.10.2) may run independent collectives in another
-    order on each device, and then wait for each other until XLA ends the process.
-    """
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-        compilation_cache.reset_cache()
 
 
 def small_step(name: str, shape: str) -> tuple[Session, Any]:

@@ -178,6 +178,46 @@ def test_check_reports_every_failure_and_continues(user_module, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (
+            "jnp.sum(x, axis=7), None",
+            r"ValueError: axis 7 is out of bounds .*\(\S+user_mixed.py:\d+ in __call__\)\.",
+        ),
+        ("x", r"Sum must return \(y, state\) \(got \w+\)\."),
+    ],
+)
+def test_a_layer_that_fails_is_one_sentence(user_module, capsys, result, reason):
+    """With its line, in every command that traces it."""
+    fails = f"""
+class Sum(nn.Module):
+    SPECS = ()
+    specs: Specs
+
+    @nn.compact
+    def __call__(self, x, state=None, segment_ids=None, positions=None):
+        return {result}
+
+
+@mixer("failing_sum")
+def failing_sum(experiment):
+    return experiment.layer(Sum)
+
+
+@register
+class Fails(StdlibTiny):
+    \"\"\"StdlibTiny with a layer that does not work.\"\"\"
+
+    MIXER = "failing_sum"
+"""
+    imports = "import flax.linen as nn\nimport jax.numpy as jnp\nfrom layers.specs import Specs\n"
+    user_module("user_mixed", f"{imports}from registry.templates.parts import mixer\n{SOURCE}\n{fails}")
+    for verb in ("check", "weights", "show"):
+        assert verbs.main([verb, "user_mixed.Fails", "--import=user_mixed"]) == 2
+        assert re.search(reason, " ".join("".join(capsys.readouterr()).split()))
+
+
 @pytest.mark.parametrize("module", ["tasks", "layers", "tasks.mine"])
 def test_a_module_of_one_of_our_names(module):
     with pytest.raises(UsageError, match=f"Module '{module}' has the name of .*Rename your module"):

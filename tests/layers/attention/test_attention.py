@@ -8,7 +8,7 @@ from layers.attention.softmax import Attention
 from layers.errors import UsageError
 from layers.positions.embeddings import SinusoidalPositions, rotate
 from layers.specs import Specs
-from layers.weights.initializers import FanIn
+from layers.weights.initializers import Constant, FanIn
 from registry.templates.decoder import DecoderLm
 
 SPECS = DecoderLm().specs.of(Attention)
@@ -47,6 +47,16 @@ def test_scale_is_on_the_scores(x):
         attention(scale=0.5).apply(variables, x)[0], attention().apply(variables, x)[0], atol=1e-5
     )
     assert not np.allclose(attention(scale=1.0).apply(variables, x)[0], attention().apply(variables, x)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["rms", "l2"])
+def test_zero_queries_have_finite_gradients(x, norm):
+    module = attention(qk_norm=norm, query_initializer=Constant())
+    variables = params_of(module, x)
+    assert not np.any(variables["params"]["query_mnd"])
+    gradient = jax.grad(lambda variables: jnp.sum(module.apply(variables, x)[0] ** 2))(variables)
+    assert all(np.all(np.isfinite(each)) for each in jax.tree.leaves(gradient))
+    assert np.any(gradient["params"]["query_mnd"])
 
 
 def test_segments_do_not_see_each_other(x):

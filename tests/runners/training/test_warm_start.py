@@ -12,17 +12,24 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
+from registry.records.snapshot import snapshot
 from registry.resolve import resolve
 from runners.main import main
 from runners.session import Session
+from runners.stacked_arrays import StackedArrays
 from runners.training import warm_start
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate
+from runners.training.growth import Growth, sources
 from runners.training.warm_start import begin, check_warm_start
 from tests.support.references.models import same
 
 SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
-MORE = {"tiny.StdlibTiny": 3, "vq.VQTiny": 10, "gshard.MoeLm8x2B": 8}  # layers, where Smoke() has 2, 4 and 4
+MORE = {  # the old layer of each new one; Smoke() has 2, 4 and 4 layers
+    "tiny.StdlibTiny": [0, 0, 1],
+    "vq.VQTiny": [0, 0, 0, 1, 1, 2, 2, 2, 3, 3],
+    "gshard.MoeLm8x2B": [0, 1, 0, 1, 2, 3, 2, 3],  # every other layer has experts
+}
 
 
 def session_of(name, *sets):
@@ -85,23 +92,16 @@ def test_the_same_depth_begins_at_the_state_of_the_other_run(trained, tmp_path, 
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_layers_are_repeated(name, optimizer, tmp_path):
     old = save(session_of(name), tmp_path)
-    sets = [f"WARM_START={tmp_path}", f"NUM_LAYERS={MORE[name]}", f"WARM_START_OPTIMIZER={optimizer}"]
+    sets = [f"WARM_START={tmp_path}", f"NUM_LAYERS={len(MORE[name])}", f"WARM_START_OPTIMIZER={optimizer}"]
     session = session_of(name, *sets)
     with session.placed():
         new, origin = begin(session)
         fresh = session.functions.init()
-    stacked = {row.path: row.stacked for row in session.task.weight_table()}
     assert {"vq.VQTiny": "codebooks"}.get(name, "params") in new.variables
-    pairs = zip(*(jax.tree_util.tree_leaves_with_path(tree) for tree in (old.variables, new.variables)), strict=True)
-    for (path, was), (_, now) in pairs:
-        of = stacked["/".join(part.key for part in path)]
-        assert same(now, grown(was, now.shape[0]) if of else was), path
+    require_layers(old, new, MORE[name], optimizer)
     assert jax.tree.map(lambda x: x.sharding, new) == session.abstract.state_shardings
-    layers = {(before.shape[0], after.shape[0]) for before, after in zip(*map(jax.tree.leaves, (old, new)), strict=True)
-              if before.shape != after.shape}  # fmt: skip
-    assert origin.sentence == "{} from {} (step 7), {} layers grown to {}".format(
-        "Weights and optimizer" if optimizer else "Weights", tmp_path, *layers.pop()
-    )
+    what, before = "Weights and optimizer" if optimizer else "Weights", resolve(name, smoke=True).NUM_LAYERS
+    assert origin.sentence.startswith(f"{what} from {tmp_path} (step 7), {before} layers grown to {len(MORE[name])}")
     rest = [state.replace(variables=None, optimizer=None) for state in (new, fresh)]
     assert same(*rest)
     assert optimizer or same(new.optimizer, fresh.optimizer)
@@ -111,11 +111,100 @@ def grown(was, layers):
     return np.asarray(was)[[j * was.shape[0] // layers for j in range(layers)]]
 
 
+WINDOWS = "ATTENTION_WINDOW=6+none"  # layers of equal shapes
+EXPERTS = "FFN=experts+dense"
+FACTORS = ["OPTIMIZER=adafactor", "task.optimizer.min_dim_size_to_factor=8", "NORM_SCALE=scalar"]  # slots of all shapes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (["NUM_LAYERS=5", WINDOWS], ["NUM_LAYERS=8", WINDOWS], [0, 1, 0, 1, 2, 3, 4, 3]),
+        (["NUM_LAYERS=4", EXPERTS], ["NUM_LAYERS=7", EXPERTS], [0, 1, 0, 1, 2, 3, 2]),
+        (["NUM_LAYERS=4", EXPERTS, *FACTORS], ["NUM_LAYERS=7", EXPERTS, *FACTORS], [0, 1, 0, 1, 2, 3, 2]),
+        (["NUM_LAYERS=3", "FFN=dense+experts+experts"], ["NUM_LAYERS=5", "FFN=dense+4*experts"], [0, 1, 1, 2, 2]),
+        (["NUM_LAYERS=2"], ["NUM_LAYERS=3", WINDOWS], [0, 0, 1]),
+    ],
+)
+def test_layers_of_patterns_and_remainders(before, after, expected, tmp_path):
+    """Each layer begins as one of its kind, across the arrays of scanned stacks, and so do its moments."""
+    old = save(session_of("tiny.StdlibTiny", *before), tmp_path)
+    (tmp_path / "experiment.json").write_text(json.dumps(snapshot(resolve("tiny.StdlibTiny", before, smoke=True))))
+    session = session_of("tiny.StdlibTiny", *after, f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true")
+    with session.placed():
+        new, origin = begin(session)
+    require_layers(old, new, expected, slots=True)
+    assert f"layers grown to {len(expected)}" in origin.sentence
+
+
+def require_layers(old, new, sources, slots):
+    """Asserts that the arrays of each layer are those of its source, and that arrays outside of layers are equal."""
+    parts = lambda state: {"variables": state.variables} | ({"optimizer": state.optimizer} if slots else {})
+    was, now = (of_layers(parts(state)) for state in (old, new))
+    for layer, source in zip(now, [was[source] for source in sources], strict=True):
+        assert layer.keys() == source.keys()
+        assert all(np.array_equal(layer[name], source[name]) for name in layer)
+    others = [{path: leaf for path, leaf in warm_start._leaves(parts(state)) if "/stack/" not in path and
+               not path.endswith("/count")} for state in (old, new)]  # fmt: skip
+    assert same(*others)
+
+
+def of_layers(state):
+    """The arrays of each layer, by name."""
+    found = dict(warm_start._leaves(state))
+    arrays = StackedArrays({path: leaf.shape for path, leaf in found.items()})
+    return [
+        {name: found[paths[layer.place]][layer.index] for name, paths in arrays.paths.items() if layer.place in paths}
+        for layer in arrays.layers
+    ]
+
+
 def test_layers_of_the_published_runs():
-    rows = lambda new: np.asarray(warm_start._grow(jax.numpy.arange(18), jax.ShapeDtypeStruct((new,), "int32")))
-    assert rows(24)[:10].tolist() == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6]
-    assert rows(36).tolist() == [layer for layer in range(18) for _ in range(2)]
-    assert rows(18).tolist() == list(range(18))
+    of = lambda layers: sources(["same"] * 18, ["same"] * layers)
+    assert of(24)[:10] == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert of(36) == [layer for layer in range(18) for _ in range(2)]
+    assert of(18) == list(range(18))
+    assert of(17) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "layers", "expected"),
+    [
+        ({"A": (6, None), "B": 1}, {"A": (12, None), "B": 2}, (4, 6), [0, 1, 0, 1, 2, 3]),  # other values, same form
+        ({"A": (6, 6, None)}, {"A": (6, None)}, (3, 6), [0, 0, 1, 1, 2, 2]),  # another form: the plain rule
+        ({"A": (6, None)}, {"A": (None, 6, 6)}, (4, 4), [0, 1, 2, 3]),  # no growth
+        ({"A": (6, None), "C": (1, 2)}, {"A": None}, (2, 3), [0, 0, 1]),
+    ],
+)
+def test_patterns_distinguish_layers_of_equal_shapes(before, after, layers, expected):
+    old, new = (StackedArrays({"variables/params/stack/block/ffn/in_mf": (number, 2, 8)}) for number in layers)
+    growth = Growth.of(old, new, before, after)
+    assert growth.sources == expected
+    plain = [j * layers[0] // layers[1] for j in range(layers[1])]
+    shown = "" if expected == plain else f" ({', '.join(map(str, expected))})"
+    assert str(growth) == ("" if layers[0] == layers[1] else f"{layers[0]} layers grown to {layers[1]}{shown}")
+
+
+def test_layers_of_other_weights_at_the_same_depth_are_refused():
+    stack = "variables/params/stack/block"
+    old = StackedArrays({f"{stack}/blocks_0/ffn/in_mf": (1, 2, 8), f"{stack}/blocks_1/ffn/in_mf": (1, 2, 4)})
+    new = StackedArrays({f"{stack}/blocks_0/ffn/in_mf": (1, 2, 4), f"{stack}/blocks_1/ffn/in_mf": (1, 2, 8)})
+    with pytest.raises(UsageError, match="has other weights in layer 0 than here"):
+        Growth.of(old, new, {}, {})
+
+
+def test_blocks_without_arrays_are_layers():
+    arrays = StackedArrays({"variables/params/stack/block/blocks_1/ffn/in_mf": (2, 2, 8)})
+    assert [(layer.place.block, layer.index) for layer in arrays.layers] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_kind_that_is_missing_here_is_refused():
+    stack = "variables/params/stack/block"
+    old = StackedArrays({f"{stack}/blocks_0/ffn/in_mf": (1, 2, 8), f"{stack}/blocks_1/ffn/in_mf": (1, 2, 4)})
+    new = StackedArrays({f"{stack}/ffn/in_mf": (3, 2, 8)})
+    message = "has 1 layers with the weights of its layer 1, and this experiment has 0. Set patterns over layers as"
+    with pytest.raises(UsageError, match=message):
+        Growth.of(old, new, {}, {})
 
 
 @pytest.mark.parametrize("name", ["gpt.GptXL", "gpt.GptXXL"])
@@ -154,13 +243,14 @@ def test_moments_and_their_count_continue_and_the_schedule_restarts(method, tmp_
 def test_growing_sends_nothing_between_devices(tmp_path):
     """Each device grows its own parts."""
     session = session_of("tiny.StdlibTiny", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=2,4")
-    shrink = lambda path, leaf: jax.ShapeDtypeStruct(
-        (2, *leaf.shape[1:]) if "stack" in str(path) else leaf.shape, leaf.dtype, sharding=leaf.sharding
-    )
-    state = session.abstract.state
-    old = {"variables": jax.tree_util.tree_map_with_path(shrink, state.variables)}
+    of_two = lambda path, leaf: (2, *leaf.shape[1:]) if "/stack/" in path else leaf.shape
+    new = dict(warm_start._leaves({"variables": session.abstract.state.variables}))
+    before, after = ({path: shape(path, leaf) for path, leaf in new.items()}
+                     for shape in (of_two, lambda _, leaf: leaf.shape))  # fmt: skip
+    growth = Growth.of(StackedArrays(before), StackedArrays(after), {}, {})
+    old = {path: jax.ShapeDtypeStruct(before[path], leaf.dtype, sharding=leaf.sharding) for path, leaf in new.items()}
     with session.placed():
-        grow = functools.partial(warm_start._grown, session)
+        grow = functools.partial(warm_start._grown, session, growth)
         program = jax.jit(grow, out_shardings=session.abstract.state_shardings).lower(old).compile().as_text()
     assert "all-" not in program
     assert " xor(" not in program, "initial weights are not drawn"
@@ -196,7 +286,11 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["NUM_LAYERS=1"], "has more layers than this experiment. params/stack/block/ffn/ffn_in_mf is 2x32x64 there"),
+        (["NUM_LAYERS=1"], r"has more layers than this experiment \(2 there and 1 here\). Set NUM_LAYERS=2 or above."),
+        (
+            ["NUM_LAYERS=3", "FFN=dense+none"],
+            "has 0 layers with the weights of layer 1 of this experiment, and this experiment has 1. Set patterns over",
+        ),
         (["MODEL_DIM=64"], "params/embedding/embedding_vm is 256x32 there and 256x64 here; only the number of"),
         (["POSITIONS=learned"], "lacks params/positions/position_tm, which is 32x32 here."),
         (["TIE_EMBEDDINGS=true"], "has params/head/unembedding_mv, 32x256, which this experiment lacks."),

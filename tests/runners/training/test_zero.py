@@ -106,11 +106,10 @@ def test_on_top_of_anything(name, stage):
     "name", ["vq.VQStdlib", "mu.MuTiny", "tiny.StdlibTinyLlama", "wiki_bert.MLPerfBertDense13B32x32"]
 )
 def test_any_family(name):
-    axis, *others = resolve(name).MESH_AXES
-    knobs = [f"DEVICE_MESH_SHAPE={(4, 2) if len(others) == 1 else (4, 1, 2)}", "LOG_EVERY=1"]
+    knobs = [f"DEVICE_MESH_SHAPE={(4, 2) if len(resolve(name).MESH_AXES) == 2 else (4, 1, 2)}", "LOG_EVERY=1"]
     losses = []
-    for stage in (["ZERO_STAGE=none"], ["ZERO_STAGE=3", f"ZERO_AXIS={axis}"]):
-        experiment = resolve(name, [*knobs, *stage], smoke=True)
+    for stage in ("none", "3"):
+        experiment = resolve(name, [*knobs, f"ZERO_STAGE={stage}"], smoke=True)
         losses.append(trained(experiment.ZERO_STAGE, base=type(experiment))[0])
     np.testing.assert_allclose(*losses, rtol=2e-4)
 
