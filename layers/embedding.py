@@ -24,6 +24,7 @@ class Embedding(nn.Module):
     table_rows: int | None = None  # rows stored, those from vocab_size on as padding for the split; None is vocab_size
     scale: float = 1.0  # factor on the looked-up vectors
     logits_scale: float = 1.0  # factor on the logits of a tied head, before the bias
+    logits_softcap: float | None = None  # c: logits become c tanh(logits / c), after the bias
     use_bias: bool = False  # adds a bias to the logits of a tied head
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
@@ -48,7 +49,7 @@ class Embedding(nn.Module):
         logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
         if self.use_bias:
             logits += self.bias_v
-        return _without_padding(logits, self.vocab_size)
+        return _finished(logits, self.vocab_size, self.logits_softcap)
 
 
 class Unembedding(nn.Module):
@@ -63,6 +64,7 @@ class Unembedding(nn.Module):
     table_columns: int | None = None  # columns stored, those from vocab_size on as padding; None is vocab_size
     use_bias: bool = False
     logits_scale: float = 1.0  # factor on the logits, before the bias
+    logits_softcap: float | None = None  # c: logits become c tanh(logits / c), after the bias
     dtype: str = "float32"  # of the matrix product's operands
     param_dtype: str = "float32"
 
@@ -76,11 +78,13 @@ class Unembedding(nn.Module):
         if self.use_bias:
             bias: Any = {"init": Constant(), "role": "bias"}
             logits += weight(self, "unembedding_bias_v", (columns,), used=used[1:], **bias)
-        return _without_padding(logits, self.vocab_size)
+        return _finished(logits, self.vocab_size, self.logits_softcap)
 
 
-def _without_padding(logits: Float[Array, "b s v"], vocab_size: int) -> Float[Array, "b s v"]:
-    """Returns the logits with the lowest float at padding."""
+def _finished(logits: Float[Array, "b s v"], vocab_size: int, softcap: float | None) -> Float[Array, "b s v"]:
+    """Returns the logits with a cap (Gemma Team 2024, section 2), and the lowest float at padding."""
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
     if logits.shape[-1] == vocab_size:
         return logits
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, jnp.finfo(jnp.float32).min)

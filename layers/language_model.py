@@ -49,6 +49,7 @@ class LanguageModel(nn.Module):
     embedding_norm: nn.Module | None = None  # of the embedding, positions included
     mask_padding: bool = False  # zero the features at padding (segment id 0)
     dropout_rate: float = 0.0  # on the embedding
+    max_length: int | None = None  # positions per row that the trained model is made for, if known; a limit of nothing
 
     def init_state(self, batch_size: int, capacity: int) -> ModelState:
         """Returns an empty state for `capacity` positions."""

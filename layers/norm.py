@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm, with or without scale and bias; statistics in float32."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -37,6 +37,13 @@ def _centred_and_normed(
     return _normed(y, scale, bias, epsilon).astype(x.dtype)
 
 
+def gain(module: nn.Module, key: str, shape: tuple[int, ...], *, one_plus: bool = False, **options: Any) -> jax.Array:
+    """Returns the learned factors of a norm, initially 1: a weight, or 1 + a weight."""
+    init = Constant(value=0.0 if one_plus else 1.0)
+    w = weight(module, key, shape, init=init, role="scale", **options)
+    return 1 + w.astype(jnp.float32) if one_plus else w
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + epsilon) * scale over the last dimension (Zhang and Sennrich 2019, equation 4)."""
 
@@ -46,6 +53,7 @@ class RMSNorm(nn.Module):
     epsilon: float = 1e-6  # added under the root
     use_scale: bool = True  # a learned factor per channel, initially 1
     scalar_scale: bool = False  # one learned factor for all channels instead
+    one_plus_scale: bool = False  # the factor is 1 + the weight, which is initially 0 (Gemma Team 2024, their code)
     use_bias: bool = False  # a learned offset per channel, initially 0
     param_dtype: str = "float32"
 
@@ -54,7 +62,7 @@ class RMSNorm(nn.Module):
         scale = bias = None
         if self.use_scale:
             key, shape = ("norm_scale_", ()) if self.scalar_scale else ("norm_scale_m", x.shape[-1:])
-            scale = weight(self, key, shape, init=Constant(value=1.0), role="scale", fan_in=1)
+            scale = gain(self, key, shape, one_plus=self.one_plus_scale, fan_in=1)
         if self.use_bias:
             bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
         return _normed(x, scale, bias, self.epsilon)

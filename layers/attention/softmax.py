@@ -12,12 +12,15 @@ from layers.attention.score_functions import masked, value_weights
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
 from layers.errors import UsageError
-from layers.norm import rms_normalize
+from layers.norm import gain, rms_normalize
 from layers.positions.embeddings import rotate
+from layers.positions.rotary_scaling import RotaryScaling
 from layers.specs import Specs, constrain
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
+
+QKNorm = Literal["none", "rms", "rms_all_heads", "l2"]
 
 
 class KeyValueCache(struct.PyTreeNode):
@@ -54,6 +57,8 @@ class Attention(nn.Module):
         "attention_out_bias_m",
         "query_scale_d",
         "key_scale_d",
+        "query_scale_nd",
+        "key_scale_kd",
         "attention_gain_n",
         "query_bsnd",
         "key_bskd",
@@ -71,6 +76,8 @@ class Attention(nn.Module):
     out_initializer: Initializer  # of the output projection
     query_initializer: Initializer | None = None  # of the query; None is `initializer`
     rotary_base: float | None = None  # base of the rotary position embedding; None: no rotation
+    rotary_share: float = 1.0  # share of a head's channels that rotate
+    rotary_scaling: RotaryScaling | None = None  # change of rotary frequencies; None for no change
     scale: float | None = None  # factor on the scores; None is head_dim^-1/2
     window: int | None = None  # positions that a query attends to, its own the last; None is all (Beltagy et al. 2020)
     softcap: float | None = None  # c: scores become c tanh(scores / c), before any bias (Gemma Team 2024, section 2)
@@ -78,10 +85,12 @@ class Attention(nn.Module):
     extra_logit: float | None = None  # logit of an additional key with value 0, so that a head can attend to nothing
     score_function: str = "softmax"  # how scores become weights: a name in layers.attention.score_functions
     score_length: int | None = None  # divisor of score functions without a sum over keys
-    # Norm of each head's query and key before rotation: "rms" (Dehghani et al. 2023), or "l2" with a learned factor per
-    # head, initially 1, instead of `scale` (Henry et al. 2020).
-    qk_norm: Literal["none", "rms", "l2"] = "none"
-    qk_scale: bool = False  # learned factors per channel after the RMS norm, shared by all heads
+    # Norm of queries and keys before rotation: "rms" of each head (Dehghani et al. 2023), "rms_all_heads" of all heads
+    # together (Team OLMo 2025, section 3.3), or "l2" of each head with a learned factor per head, initially 1, instead
+    # of `scale` (Henry et al. 2020).
+    qk_norm: QKNorm = "none"
+    qk_scale: bool = False  # learned factors per channel after the RMS norm; those of "rms" are shared by all heads
+    one_plus_scale: bool = False  # those factors are 1 + a weight, which is initially 0
     epsilon: float = 1e-6  # of that norm, and of score functions that divide by a sum
     merged_heads: bool = False  # weights have one dimension `a` of num_heads * head_dim, sharded as one
     padded_heads: int | None = None  # pads the heads of activations to this number, so that a mesh axis divides them
@@ -139,10 +148,22 @@ class Attention(nn.Module):
                 gain_n = weight(self, "attention_gain_n", (self.num_heads,), init=Constant(value=1.0), role="scale")
                 y = y * jnp.pad(gain_n, (0, y.shape[2] - self.num_heads))[:, None]
             return y.astype(x.dtype)
+        if self.qk_norm == "rms_all_heads":
+            return self._normed_together(x, name)
         y = rms_normalize(x, self.epsilon)
         if self.qk_scale:
-            y = y * weight(self, f"{name}_scale_d", (self.head_dim,), init=Constant(value=1.0), role="scale")
+            y = y * gain(self, f"{name}_scale_d", (self.head_dim,), one_plus=self.one_plus_scale)
         return y.astype(x.dtype)
+
+    def _normed_together(self, x, name: str):
+        letter, heads = ("n", self.num_heads) if name == "query" else ("k", self.num_kv_heads)
+        y = x[:, :, :heads].reshape(*x.shape[:2], -1)
+        y = rms_normalize(y, self.epsilon).reshape(*x.shape[:2], heads, self.head_dim)
+        if self.qk_scale:
+            y = y * gain(
+                self, f"{name}_scale_{letter}d", (heads, self.head_dim), one_plus=self.one_plus_scale, fan_in=1
+            )
+        return jnp.pad(y, ((0, 0), (0, 0), (0, x.shape[2] - heads), (0, 0))).astype(x.dtype)
 
     @property
     def _slots(self) -> int:
@@ -172,8 +193,9 @@ class Attention(nn.Module):
         if self.rotary_base is not None:
             if positions is None:
                 positions = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
-            query = watch(self, "query_rotated", rotate(query, positions, self.rotary_base))
-            key = watch(self, "key_rotated", rotate(key, positions, self.rotary_base))
+            turn: Any = {"base": self.rotary_base, "share": self.rotary_share, "scaling": self.rotary_scaling}
+            query = watch(self, "query_rotated", rotate(query, positions, **turn))
+            key = watch(self, "key_rotated", rotate(key, positions, **turn))
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
         key_ids, plain = segment_ids, state is None and segment_ids is None
         if state is not None:

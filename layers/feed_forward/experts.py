@@ -12,7 +12,15 @@ from layers.auxiliary import OVERHEAD, add_loss, add_metric
 from layers.collectives import all_reduce_unsharded, all_to_all, manual_axis, manual_parts
 from layers.errors import UsageError
 from layers.feed_forward.activations import activation
-from layers.feed_forward.routing import Routing, SecondExpert, auto_capacity, expert_choice_routing, top2_routing
+from layers.feed_forward.routing import (
+    Gates,
+    Routing,
+    SecondExpert,
+    auto_capacity,
+    expert_choice_routing,
+    top2_routing,
+    top_k_routing,
+)
 from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
@@ -52,8 +60,11 @@ class MixtureOfExperts(nn.Module):
     out_initializer: Initializer  # of the matrices out of the hidden layer
     num_groups: int = 1  # groups that a batch is cut into; tokens compete for slots only within their group
     capacity: int = 0  # least number of slots per expert and group
-    capacity_factor: float = 2.0  # slots of all experts per token of the group; 0 uses `capacity` alone
-    routing: Literal["top2", "expert_choice"] = "top2"
+    # Slots of all experts per token of the group; 0 uses `capacity` alone, None has a slot for every token.
+    capacity_factor: float | None = 2.0
+    routing: Literal["top2", "top_k", "expert_choice"] = "top2"
+    experts_per_token: int = 2  # of top_k routing
+    gates: Gates = "top_k_then_softmax"  # of top_k routing
     second_expert: SecondExpert = "all"  # of top-2 routing; "none" is Switch routing
     second_threshold: float = 0.0  # of second_expert = "random"
     legacy_gates: bool = True  # normalize top-2 gates to sum 1 before tokens are dropped, not after
@@ -76,7 +87,7 @@ class MixtureOfExperts(nn.Module):
           UsageError: a number of groups, a capacity or a jitter out of range; weights of which only some split experts;
             a number of groups that is not a multiple of the devices of a manual axis.
         """
-        if self.num_groups < 1 or self.capacity < 0 or self.capacity_factor < 0 or not 0 <= self.jitter < 1:
+        if self.num_groups < 1 or self.capacity < 0 or (self.capacity_factor or 0) < 0 or not 0 <= self.jitter < 1:
             raise UsageError(
                 f"num_groups must be at least 1 (got {self.num_groups}), capacity at least 0 (got {self.capacity}), "
                 f"capacity_factor at least 0 (got {self.capacity_factor}), jitter at least 0 and below 1 "
@@ -144,11 +155,13 @@ class MixtureOfExperts(nn.Module):
         capacity = self._capacity(x_gsm.shape[1])
         if self.routing == "expert_choice":
             routing = expert_choice_routing(logits_gse, real_gs, capacity)
+        elif self.routing == "top_k":
+            routing = top_k_routing(logits_gse, real_gs, capacity, self.experts_per_token, self.gates)
         elif self.routing == "top2":
             options = (self.second_expert, self.second_threshold, self.legacy_gates)
             routing = top2_routing(logits_gse, real_gs, capacity, *options, rng)
         else:
-            raise UsageError(f"Unknown routing '{self.routing}'. Choose top2 or expert_choice.")
+            raise UsageError(f"Unknown routing '{self.routing}'. Choose top2, top_k or expert_choice.")
         squared = jnp.square(jax.nn.logsumexp(logits_gse, axis=-1)) * real_gs
         z_loss = all_reduce_unsharded(jnp.sum(squared)) / jnp.maximum(all_reduce_unsharded(jnp.sum(real_gs)), 1)
         add_loss(self, "router", self.aux_loss * routing.aux_loss + self.router_z_loss * z_loss)
@@ -160,6 +173,8 @@ class MixtureOfExperts(nn.Module):
 
     def _capacity(self, tokens: int) -> int:
         """Returns the number of slots per expert and group."""
+        if self.capacity_factor is None:
+            return tokens
         if self.capacity_factor:
             return auto_capacity(tokens, self.num_experts, self.capacity_factor, self.capacity)
         if self.capacity < 1:

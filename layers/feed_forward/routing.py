@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: GShard's top-2 gating, and expert choice.
+"""Routing of tokens to experts: GShard's top-2 gating, top-k gating, and expert choice.
 
 Losses and statistics cover all groups, even if a computation holds one device's groups (layers.collectives).
 Dimensions: G groups, S tokens of a group, E experts, C slots of an expert per group.
@@ -15,6 +15,7 @@ from layers.collectives import all_reduce_unsharded, manual_parts
 from layers.errors import UsageError
 
 SecondExpert = Literal["all", "sampling", "random", "none"]
+Gates = Literal["softmax_then_top_k", "top_k_then_softmax"]
 
 
 class Routing(struct.PyTreeNode):
@@ -91,6 +92,56 @@ def top2_routing(
         gate1, gate2 = gate1 / total, gate2 / total
     combine = _slots(gate1, first, place1, capacity) + _slots(gate2, second, place2, capacity)
     dropped = 1 - all_reduce_unsharded(jnp.sum(first) + jnp.sum(second)) / jnp.maximum(chosen, 1)
+    return Routing(combine, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
+
+
+def top_k_routing(
+    logits_gse: Float[Array, "g s e"],
+    real_gs: Bool[Array, "g s"],
+    capacity: int,
+    experts_per_token: int,
+    gates: Gates = "top_k_then_softmax",
+) -> Routing:
+    """Routes each token to its `experts_per_token` most probable experts, first choices first.
+
+    Args:
+      logits_gse: router logits in float32.
+      real_gs: False at padding, which is not routed.
+      capacity: slots per expert and group (C).
+      experts_per_token: number of experts of a token (k).
+      gates: "softmax_then_top_k" weights outputs by the probabilities among all experts (Shazeer et al. 2017 without
+        noise); "top_k_then_softmax" by the probabilities among the chosen ones, which sum to 1 (Jiang et al. 2024,
+        Mixtral, section 2.1).
+
+    The auxiliary loss is that of `top2_routing`, with d_e as the share of all choices.
+
+    Raises:
+      UsageError: there are fewer experts than `experts_per_token`, or `gates` is unknown.
+    """
+    experts = logits_gse.shape[-1]
+    if not 1 <= experts_per_token <= experts:
+        raise UsageError(f"experts_per_token must be between 1 and num_experts = {experts} (got {experts_per_token}).")
+    if gates not in get_args(Gates):
+        raise UsageError(f"Unknown gates '{gates}'. Choose one of {', '.join(get_args(Gates))}.")
+    probability = jax.nn.softmax(logits_gse, axis=-1)
+    top_gsk, index_gsk = jax.lax.top_k(logits_gse, experts_per_token)
+    if gates == "top_k_then_softmax":
+        gate_gsk = jax.nn.softmax(top_gsk, axis=-1)
+    else:
+        gate_gsk = jnp.take_along_axis(probability, index_gsk, axis=-1)
+    real = real_gs.astype(jnp.float32)[..., None]
+    choices = [jax.nn.one_hot(index_gsk[..., k], experts) * real for k in range(experts_per_token)]
+    all_choices = sum(choices[1:], choices[0])
+    aux = _balance(all_choices / experts_per_token, probability * real, real)
+    chosen = all_reduce_unsharded(jnp.sum(all_choices))
+    load = all_reduce_unsharded(jnp.sum(all_choices, axis=(0, 1)))
+    combine, kept = jnp.zeros((*real_gs.shape, experts, capacity)), jnp.zeros_like(choices[0][:, :1])
+    for k, choice in enumerate(choices):
+        place = jnp.cumsum(choice, axis=1) - choice + kept
+        choice = choice * (place < capacity)
+        kept += jnp.sum(choice, axis=1, keepdims=True)
+        combine += _slots(gate_gsk[..., k], choice, place, capacity)
+    dropped = 1 - all_reduce_unsharded(jnp.sum(kept)) / jnp.maximum(chosen, 1)
     return Routing(combine, aux, dropped, jnp.max(load) / jnp.maximum(jnp.mean(load), 1e-9))
 
 

@@ -7,29 +7,54 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.positions.rotary_scaling import RotaryScaling
 from layers.specs import Specs
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
 
-def rotate(x: Float[Array, "b s n d"], positions: Int[Array, "b s"], base: float) -> Float[Array, "b s n d"]:
+def rotate(
+    x: Float[Array, "b s n d"],
+    positions: Int[Array, "b s"],
+    base: float,
+    *,
+    share: float = 1.0,
+    scaling: RotaryScaling | None = None,
+) -> Float[Array, "b s n d"]:
     """Applies rotary position embedding (Su et al. 2021, RoFormer, equation 34) in the half-split layout.
 
-    Channels j < D/2 and j + D/2 are rotated together by the angle `position * base^(-2j/D)`; angles are in float32.
+    Of the first D channels, j < D/2 and j + D/2 are rotated together by the angle `position * base^(-2j/D)`; angles are
+    in float32.
+
+    Args:
+      x: queries or keys.
+      positions: position of each token in its row.
+      base: base of the wavelengths.
+      share: D over the number of channels, rounded down; the remaining channels are unchanged (Black et al. 2022,
+        GPT-NeoX-20B, section 2.1.1).
+      scaling: change of the frequencies; None for no change.
 
     Raises:
-      UsageError: the number of channels is odd.
+      UsageError: the number of rotated channels is odd or 0.
     """
-    if x.shape[-1] % 2:
+    rotated = int(x.shape[-1] * share)
+    if rotated % 2 or not rotated:
         raise UsageError(
             f"head_dim must be even for rotary positions, which rotate pairs of channels (got {x.shape[-1]})."
+            if share == 1
+            else f"rotary_share must select an even number of channels (got {share} of {x.shape[-1]}, {rotated})."
         )
-    half = x.shape[-1] // 2
+    half = rotated // 2
     frequency_d = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is not None:
+        frequency_d = scaling.frequencies(frequency_d, base)
     angle_bsnd = positions[:, :, None, None].astype(jnp.float32) * frequency_d
     cos, sin = jnp.cos(angle_bsnd), jnp.sin(angle_bsnd)
-    u, w = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    return jnp.concatenate([u * cos - w * sin, w * cos + u * sin], axis=-1).astype(x.dtype)
+    if scaling is not None and scaling.amplitude != 1:
+        cos, sin = scaling.amplitude * cos, scaling.amplitude * sin
+    u, w = x[..., :half].astype(jnp.float32), x[..., half:rotated].astype(jnp.float32)
+    turned = jnp.concatenate([u * cos - w * sin, w * cos + u * sin], axis=-1).astype(x.dtype)
+    return turned if rotated == x.shape[-1] else jnp.concatenate([turned, x[..., rotated:]], axis=-1)
 
 
 def sinusoids(positions: Int[Array, "*s"], dim: int, base: float) -> Float[Array, "*s m"]:

@@ -4,16 +4,18 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
-from layers.attention.softmax import Attention
+from layers.attention.softmax import Attention, QKNorm
 from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
 from layers.positions.alibi import Alibi
 from layers.positions.relative_bias import RelativeBias
+from layers.positions.rotary_scaling import Llama3Scaling, RotaryScaling, YarnScaling
 from layers.weights.initializers import Constant, FanIn
 from registry.templates.model import ADDED, ModelKnobs
 from registry.templates.parts import mixer
 from registry.values import PerLayer, Positive, PositiveFloat
 
+Scaling = Literal["none", "linear", "llama3", "yarn"]
 TAKES: Any = {"MIXER_GATE": (False,), "POSITIONS": ("rotary", *ADDED, "alibi", "relative", "none")}
 
 
@@ -27,6 +29,13 @@ class AttentionKnobs(ModelKnobs):
     NUM_KV_HEADS: PerLayer[Positive | None] = None  # heads of keys and values; None is NUM_HEADS, 1 is multi-query
     HEAD_DIM: Positive | None = None  # size of a head's queries and keys; None is MODEL_DIM / NUM_HEADS
     ROTARY_BASE: PerLayer[PositiveFloat] = 10_000.0  # base of rotary wavelengths
+    ROTARY_SHARE: PositiveFloat = 1.0  # share of a head's channels that rotate
+    ROTARY_SCALING: PerLayer[Scaling] = "none"  # how rotary frequencies fit longer rows: linear, llama3 or yarn
+    ROTARY_FACTOR: PositiveFloat = 1.0  # factor by which ROTARY_SCALING lengthens rows
+    ROTARY_LENGTH: Positive | None = None  # length of rows before that, of llama3 and yarn; None is SEQ_LEN
+    ROTARY_LOW: PositiveFloat = 1.0  # rotations in ROTARY_LENGTH, below which frequencies are divided by ROTARY_FACTOR
+    ROTARY_HIGH: PositiveFloat | None = None  # and above which they are unchanged; None is 4 for llama3, 32 for yarn
+    ROTARY_AMPLITUDE: PositiveFloat | None = None  # factor on rotated channels, of yarn; None is 0.1 ln(factor) + 1
     NUM_BUCKETS: Positive = 32  # number of buckets of relative positions
     MAX_DISTANCE: Positive = 128  # distances of this size and more share a bucket of relative positions
     ATTENTION_WINDOW: PerLayer[Positive | None] = None  # positions a query attends to, its own included; None: all
@@ -34,7 +43,7 @@ class AttentionKnobs(ModelKnobs):
     ATTENTION_SOFTCAP: PositiveFloat | None = None  # scores become ATTENTION_SOFTCAP * tanh(scores / ATTENTION_SOFTCAP)
     SCORE_FUNCTION: str = "softmax"  # attention weights: a name in layers.attention.score_functions
     EXTRA_LOGIT: float | None = None  # logit of an extra key with value 0 in every softmax; None for no such key
-    QK_NORM: Literal["none", "rms", "l2"] = "none"  # norm of each head's query and key; see layers.attention.softmax
+    QK_NORM: QKNorm = "none"  # norm of queries and keys, per head or of all heads; see layers.attention.softmax
     MERGED_HEADS: bool = False  # store query, key and value weights with one dimension for all heads
     PADDED_HEADS: Positive | None = None  # pad heads of activations to this number if the mesh does not divide them
     ATTENTION_DROPOUT: float | None = None  # dropout rate on attention probabilities; None is DROPOUT
@@ -86,7 +95,7 @@ class AttentionKnobs(ModelKnobs):
             head_dim=self.head_dim,
             scale=self.score_scale(self.head_dim),
             qk_norm=self.QK_NORM,
-            qk_scale=self.QK_NORM == "rms" and self.NORM_SCALE != "none",
+            qk_scale=self.QK_NORM in ("rms", "rms_all_heads") and self.NORM_SCALE != "none",
             window=self.ATTENTION_WINDOW,
             softcap=self.ATTENTION_SOFTCAP,
             relative_bias=self.relative_bias(),
@@ -104,7 +113,10 @@ class AttentionKnobs(ModelKnobs):
             dropout_rate=self.DROPOUT if self.ATTENTION_DROPOUT is None else self.ATTENTION_DROPOUT,
             dtype=self.DTYPE,
             **self.rms_epsilon,
+            **self.rotation(),
         )
+        if config.qk_scale and self.NORM_SCALE == "one_plus_vector":
+            config.one_plus_scale = True
         if ("qkv" in self.BIASES) != ("attention_out" in self.BIASES):
             config.use_out_bias = "attention_out" in self.BIASES
         return config
@@ -121,6 +133,30 @@ class AttentionKnobs(ModelKnobs):
         config.model_dim, config.head_dim = self.MODEL_DIM // 2, self.head_dim // 2
         config.scale = self.score_scale(self.head_dim // 2)
         return self.layer(StaticSguMixer, mixer=config, width=self.SGU_WIDTH, power=self.SGU_POWER)
+
+    def rotation(self) -> dict[str, Any]:
+        """Returns the fields of attention for partial and scaled rotary positions; empty for plain ones."""
+        if self.POSITIONS != "rotary":
+            return {}
+        fields: dict[str, Any] = {} if self.ROTARY_SHARE == 1 else {"rotary_share": self.ROTARY_SHARE}
+        if self.ROTARY_SCALING == "none":
+            return fields
+        if self.ROTARY_SCALING == "linear":
+            return fields | {"rotary_scaling": fdl.Config(RotaryScaling, factor=self.ROTARY_FACTOR)}
+        yarn = self.ROTARY_SCALING == "yarn"
+        high = self.ROTARY_HIGH or (32.0 if yarn else 4.0)
+        if high <= self.ROTARY_LOW:
+            self.refuse("ROTARY_LOW", "ROTARY_HIGH", f"ROTARY_LOW must be below {high:g}, the value of ROTARY_HIGH.")
+        scaling = fdl.Config(
+            YarnScaling if yarn else Llama3Scaling,
+            factor=self.ROTARY_FACTOR,
+            length=self.ROTARY_LENGTH or self.SEQ_LEN,
+            low=self.ROTARY_LOW,
+            high=high,
+        )
+        if yarn and self.ROTARY_AMPLITUDE is not None:
+            scaling.attention_factor = self.ROTARY_AMPLITUDE
+        return fields | {"rotary_scaling": scaling}
 
     def score_scale(self, head_dim: int) -> float | None:
         """Returns the factor on the scores of heads of this size; None is their default."""

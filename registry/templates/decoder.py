@@ -38,9 +38,12 @@ class DecoderLm(FeedForwardKnobs):
     TIE_EMBEDDINGS: bool = True  # use the embedding as the head
     PAD_VOCAB_TO: Positive = 1  # pad the rows of the embedding to a multiple of this
     EMBEDDING_STDDEV: float | None = None  # of tokens and learned positions; None: 1 untied, else fan_in^-1/2
-    EMBEDDING_SCALE: float | None = None  # factor on the embedding; None: 1, or to unit scale if tied by default values
+    # Factor on the embedding; None: 1, or to unit scale if tied by default values; sqrt: MODEL_DIM^1/2.
+    EMBEDDING_SCALE: float | Literal["sqrt"] | None = None
     LOGITS_SCALE: PositiveFloat | Literal["inverse_sqrt"] = 1.0  # factor on the logits; inverse_sqrt: MODEL_DIM^-1/2
+    LOGITS_SOFTCAP: PositiveFloat | None = None  # logits become LOGITS_SOFTCAP * tanh(logits / LOGITS_SOFTCAP)
     HEAD_QK: Positive | None = None  # key size of a pointer head to earlier tokens of the row; None for no head
+    CONTEXT_LEN: Positive | None = None  # positions that the trained model is made for; None is SEQ_LEN
     ZERO_PADDING: bool = False  # set the residual stream to zero at padding
     EMBEDDING_DROPOUT: float | None = None  # dropout rate on the embedding; None is DROPOUT
     LAYER_DROPOUT: float = 0.0  # rate of skipping a residual branch; one decision per row
@@ -112,6 +115,7 @@ class DecoderLm(FeedForwardKnobs):
 
     def model(self) -> fdl.Config:
         """Returns the config of the model: embedding, stack, norm, head."""
+        made_for: dict[str, Any] = {} if self.CONTEXT_LEN is None else {"max_length": self.CONTEXT_LEN}
         return self.layer(
             LanguageModel,
             embedding=self.embedding(),
@@ -123,11 +127,14 @@ class DecoderLm(FeedForwardKnobs):
             embedding_norm=self.norm() if self.EMBEDDING_NORM else None,
             mask_padding=self.ZERO_PADDING,
             dropout_rate=self.DROPOUT if self.EMBEDDING_DROPOUT is None else self.EMBEDDING_DROPOUT,
+            **made_for,
         )
 
     def embedding(self) -> fdl.Config:
         """Returns the config of the token embedding, and of a tied head."""
         stddev, scale = self.EMBEDDING_STDDEV, self.EMBEDDING_SCALE
+        if scale == "sqrt":
+            scale = (self.MODEL_DIM / self.parametrization.multiple) ** 0.5
         if stddev is None and self.TIE_EMBEDDINGS:
             # A tied head needs small rows for small initial logits; the factor restores the embedding's scale.
             stddev = self.fixed_stddev
@@ -145,11 +152,12 @@ class DecoderLm(FeedForwardKnobs):
         if self.TIE_EMBEDDINGS:
             config.use_bias = "head" in self.BIASES
             config.logits_scale = self.logits_scale / self.parametrization.multiple
+            self._cap(config)
         return config
 
     def head(self) -> fdl.Config:
         """Returns the config of an untied head."""
-        return self.layer(
+        config = self.layer(
             Unembedding,
             vocab_size=self.vocab_size,
             table_columns=self.padded_vocab,
@@ -159,6 +167,12 @@ class DecoderLm(FeedForwardKnobs):
             logits_scale=self.logits_scale,
             dtype=self.DTYPE,
         )
+        self._cap(config)
+        return config
+
+    def _cap(self, head: fdl.Config) -> None:
+        if self.LOGITS_SOFTCAP is not None:
+            head.logits_softcap = self.LOGITS_SOFTCAP
 
     @property
     def logits_scale(self) -> float:

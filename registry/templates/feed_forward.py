@@ -1,13 +1,13 @@
 """The knobs of feed-forward layers, and their kinds: dense, gated, experts, gated experts, none."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import fiddle as fdl
 
 from layers.errors import UsageError
 from layers.feed_forward.dense import FeedForward
 from layers.feed_forward.experts import MixtureOfExperts
-from layers.feed_forward.routing import SecondExpert
+from layers.feed_forward.routing import Gates, SecondExpert
 from registry.templates.parts import feed_forward
 from registry.templates.vq import VQKnobs
 from registry.values import PerLayer, Positive, PositiveFloat
@@ -30,11 +30,17 @@ class FeedForwardKnobs(VQKnobs):
     EXPERT_DIM: Positive | None = None  # hidden units of one expert; None is as many as of a dense layer
     EXPERT_ACTIVATION: str | None = None  # as ACTIVATION, of experts; None is ACTIVATION
     NUM_GROUPS: Positive = 8  # number of groups of tokens; each group has its own slots
-    ROUTING: Literal["top2", "expert_choice"] = "top2"  # tokens choose two experts, or experts choose tokens
+    ROUTING: Literal["top2", "top_k", "expert_choice"] = "top2"  # tokens choose two or k experts; experts choose tokens
+    EXPERTS_PER_TOKEN: Positive = 2  # experts that a token chooses, k of top_k
+    GATES: Gates = (
+        "top_k_then_softmax"  # weights of the chosen experts' outputs, of top_k: see layers.feed_forward.routing
+    )
     SECOND_EXPERT: SecondExpert = "random"  # policy for the second expert of top2
     SECOND_THRESHOLD: float = 0.5  # a random second expert has probability gate / SECOND_THRESHOLD
     CAPACITY: int = 0  # minimum of slots per expert and group
-    CAPACITY_FACTOR: float = 2.0  # slots of all experts per token of a group; 0 uses CAPACITY alone
+    CAPACITY_FACTOR: float | None = (
+        2.0  # slots of all experts per token of a group; 0: CAPACITY alone, None: all tokens
+    )
     LEGACY_GATES: bool = True  # normalize top-2 gates before tokens are dropped, not after
     AUX_LOSS: float = 0.01  # factor of the load-balancing loss
     ROUTER_Z_LOSS: float = 0.0  # factor of the mean squared log-sum of router logits
@@ -84,11 +90,17 @@ class FeedForwardKnobs(VQKnobs):
                     f"NUM_GROUPS must divide the {tokens} tokens of a (micro-)batch with rows of {length} (got "
                     f"{self.NUM_GROUPS}). Change it, BATCH_SIZE or SEQ_LEN."
                 )
-        uniform, second = self.FFN_INIT == "uniform", {}
+        uniform, second = self.FFN_INIT == "uniform", dict[str, Any]()
         if self.ROUTING == "top2":
             second = {"second_expert": self.SECOND_EXPERT, "legacy_gates": self.LEGACY_GATES}
             if self.SECOND_EXPERT == "random":
                 second["second_threshold"] = self.SECOND_THRESHOLD
+        if self.ROUTING == "top_k":
+            if self.EXPERTS_PER_TOKEN > self.NUM_EXPERTS:
+                self.refuse(
+                    "EXPERTS_PER_TOKEN", "NUM_EXPERTS", "A token chooses different experts: change one of them."
+                )
+            second = {"experts_per_token": self.EXPERTS_PER_TOKEN, "gates": self.GATES}
         return self.layer(
             MixtureOfExperts,
             model_dim=self.MODEL_DIM,

@@ -15,6 +15,7 @@ from tasks.parametrization import Parametrization
 
 Position = Literal["rotary", "learned", "sinusoidal", "scaled_sinusoidal", "alibi", "relative", "distance", "none"]
 ADDED = ("learned", "sinusoidal", "scaled_sinusoidal")  # positions that are added to the embedding
+NormScale = Literal["none", "vector", "one_plus_vector", "scalar"]
 Bias = Literal["qkv", "attention_out", "ffn", "norm", "head"]
 
 
@@ -26,7 +27,9 @@ class ModelKnobs(LanguageTraining):
     MODEL_DIM: Positive = 128  # width of the residual stream
     POSITIONS: PerLayer[Position] = "rotary"  # position encoding
     NORM: Literal["rms", "layer"] = "rms"  # kind of normalization
-    NORM_SCALE: Literal["none", "vector", "scalar"] = "vector"  # learned gains of norms: none, per channel or one
+    NORM_SCALE: NormScale = (
+        "vector"  # learned gains of norms: none, one or per channel; as 1 + weight (one_plus_vector)
+    )
     NORM_EPSILON: float | None = None  # added to the variance; None is 1e-6 for rms and 1e-5 for layer
     BIASES: tuple[Bias, ...] = ()  # places of biases: qkv, attention_out, ffn, norm, head
     DROPOUT: float = 0.0  # dropout rate on attention probabilities and residual branches
@@ -108,9 +111,9 @@ class ModelKnobs(LanguageTraining):
         """Returns the config of one normalization."""
         weights: dict[str, Any] = {"use_scale": self.NORM_SCALE != "none", "use_bias": "norm" in self.BIASES}
         if self.NORM == "rms":
-            scalar = self.NORM_SCALE == "scalar"
-            return self.layer(RMSNorm, **weights, **({"scalar_scale": True} if scalar else {}), **self.epsilon)
-        if self.NORM_SCALE == "scalar":
+            kinds = {"scalar": {"scalar_scale": True}, "one_plus_vector": {"one_plus_scale": True}}
+            return self.layer(RMSNorm, **weights, **kinds.get(self.NORM_SCALE, {}), **self.epsilon)
+        if self.NORM_SCALE in ("scalar", "one_plus_vector"):
             self.refuse("NORM_SCALE", "NORM", "Layer norms have gains per channel: set NORM_SCALE to vector or none.")
         return self.layer(LayerNorm, **weights, **self.epsilon)
 
