@@ -1,0 +1,1 @@
+"""config.json of Hugging Face's models: which knobs its keys are, in both directions, by family."""
