@@ -61,14 +61,13 @@ class Mixtral(Mistral):
     NUM_EXPERTS = 8
     AUX_LOSS = 0.02
     ROTARY_BASE = 1_000_000.0
-    LAYOUT = "expert_axis"
 
 
 @register
 class Mixtral8x7B(Mixtral):
-    """46,702,792,704 weights, on 64 H100 GPUs: experts over the GPUs of a box."""
+    """46,702,792,704 weights, on 64 H100 GPUs: experts over data."""
 
-    DEVICE_MESH_SHAPE = (8, 1, 8)
+    DEVICE_MESH_SHAPE = (8, 8)
     VOCAB_SIZE = 32_000
     NUM_LAYERS = 32
     MODEL_DIM = 4096
@@ -80,9 +79,9 @@ class Mixtral8x7B(Mixtral):
 
 @register
 class Mixtral8x22B(Mixtral):
-    """140,620,634,112 weights, on 256 H100 GPUs: experts over the GPUs of a box."""
+    """140,620,634,112 weights, on 64 H100 GPUs: experts over data."""
 
-    DEVICE_MESH_SHAPE = (32, 1, 8)
+    DEVICE_MESH_SHAPE = (8, 8)
     VOCAB_SIZE = 32_000
     NUM_LAYERS = 56
     MODEL_DIM = 6144

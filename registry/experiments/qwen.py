@@ -213,14 +213,13 @@ class Qwen3Moe(Qwen3):
     NUM_EXPERTS = 128
     NUM_KV_HEADS = 4
     AUX_LOSS = 0.001
-    LAYOUT = "expert_axis"
 
 
 @register
 class Qwen3_30B_A3B(Qwen3Moe):
-    """30,532,122,624 weights, 3.3 billion of them per token, on 64 H100 GPUs."""
+    """30,532,122,624 weights, 3.3 billion of them per token, on 32 H100 GPUs."""
 
-    DEVICE_MESH_SHAPE = (8, 1, 8)
+    DEVICE_MESH_SHAPE = (32, 1)
     NUM_LAYERS = 48
     MODEL_DIM = 2048
     FFN_DIM = 6144
@@ -231,9 +230,9 @@ class Qwen3_30B_A3B(Qwen3Moe):
 
 @register
 class Qwen3_235B_A22B(Qwen3Moe):
-    """235,093,634,560 weights, 22 billion of them per token, on 512 H100 GPUs."""
+    """235,093,634,560 weights, 22 billion of them per token, on 256 H100 GPUs."""
 
-    DEVICE_MESH_SHAPE = (64, 1, 8)
+    DEVICE_MESH_SHAPE = (64, 4)
     NUM_LAYERS = 94
     MODEL_DIM = 4096
     FFN_DIM = 12_288
