@@ -17,6 +17,7 @@ from registry.hugging_face.relations import (
     Parallel,
     Rotary,
     Windows,
+    shortest,
 )
 
 # Keys that transformers has for all families.
@@ -30,10 +31,10 @@ SHARED: tuple[Relation, ...] = (
     Same("hidden_size", "MODEL_DIM"),
     Same("num_hidden_layers", "NUM_LAYERS"),
     Same("vocab_size", "VOCAB_SIZE"),
-    Same("intermediate_size", "FFN_DIM"),
     Same("num_attention_heads", "NUM_HEADS"),
     InitialStddev(),
 )
+HIDDEN = Same("intermediate_size", "FFN_DIM")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +107,7 @@ def _dropout(name: str, knob: str) -> Same:
 LLAMA_LIKE: dict[str, Any] = {"NORM": "rms", "FFN": "gated", "POSITIONS": "rotary", "RESIDUAL": "sequential"}
 ATTENTION_BIAS = ("attention_bias", ("qkv", "attention_out"), False)
 SHARED_WITH_LLAMA: tuple[Relation, ...] = (
+    HIDDEN,
     Activation("hidden_act", "silu"),
     _dropout("attention_dropout", "ATTENTION_DROPOUT"),
 )
@@ -115,6 +117,7 @@ GEMMA_SHARED = LLAMA_LIKE | {
     "EMBEDDING_SCALE": "sqrt",
 }
 GEMMA_KEYS: tuple[Relation, ...] = (
+    HIDDEN,
     Activation("hidden_activation", "gelu_pytorch_tanh"),
     Only("hidden_act", "gelu_pytorch_tanh"),
     _dropout("attention_dropout", "ATTENTION_DROPOUT"),
@@ -221,7 +224,8 @@ FAMILIES = {
             "registry.experiments.qwen.Qwen3Moe",
             LLAMA_LIKE | MOE | {"QK_NORM": "rms"},
             (
-                *SHARED_WITH_LLAMA,
+                Activation("hidden_act", "silu"),
+                _dropout("attention_dropout", "ATTENTION_DROPOUT"),
                 Biases((ATTENTION_BIAS,)),
                 _kv_heads(4),
                 _head_dim(None),
@@ -299,6 +303,7 @@ FAMILIES = {
             "registry.experiments.pythia.GptNeoX",
             {"NORM": "layer", "FFN": "dense", "POSITIONS": "rotary"},
             (
+                HIDDEN,
                 Activation("hidden_act", "gelu"),
                 _dropout("attention_dropout", "ATTENTION_DROPOUT"),
                 _dropout("hidden_dropout", "DROPOUT"),
@@ -341,5 +346,5 @@ def _with_local_bases(knobs: Knobs) -> Knobs:
     windows = knobs.get("ATTENTION_WINDOW")
     pairs = {name: value for name, value in knobs.items() if name.startswith("ROTARY_") and isinstance(value, tuple)}
     if isinstance(windows, tuple):
-        return knobs | {name: tuple(pair[each is None] for each in windows) for name, pair in pairs.items()}
+        return knobs | {name: shortest([pair[each is None] for each in windows]) for name, pair in pairs.items()}
     return knobs | {name: pair[windows is None] for name, pair in pairs.items()}

@@ -261,7 +261,7 @@ class Windows:
             has_window = [each == SLIDING for each in given]
         if any(has_window) and window is None:
             raise config.refuse("layer_types", "Layers of type sliding_attention need sliding_window.")
-        return {"ATTENTION_WINDOW": _shortest([window if each else None for each in has_window])}
+        return {"ATTENTION_WINDOW": shortest([window if each else None for each in has_window])}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         layers = layer_patterns.kinds(type(experiment), experiment.NUM_LAYERS)
@@ -283,13 +283,14 @@ class Experts:
     number: int
     per_token: int
     normalized_key: str = ""  # whether gates sum to 1; empty if they always do
-    dim_key: str = ""  # hidden units of an expert; empty if that is intermediate_size
+    dim_key: str = ""  # hidden units of an expert, not of dense layers; empty if both are intermediate_size
     dense_key: str = ""  # numbers of layers without experts
     step_key: str = ""  # experts in every n-th layer
 
     @property
     def names(self) -> tuple[str, ...]:
         more = (self.normalized_key, self.dim_key, self.dense_key, self.step_key)
+        more += ("intermediate_size",) if self.dim_key else ()
         return (*self.number_keys, "num_experts_per_tok", "router_aux_loss_coef", *(name for name in more if name))
 
     def knobs(self, config: Config) -> Knobs:
@@ -313,7 +314,10 @@ class Experts:
             if step < 1 or not all(isinstance(each, int) and 0 <= each < layers for each in dense):
                 raise config.refuse(self.dense_key if step >= 1 else self.step_key, f"There are {layers} layers.")
             kinds = ["gated" if i in dense or (i + 1) % step else "gated_experts" for i in range(layers)]
-        return {**knobs, "FFN": _shortest(kinds)}
+        if self.dim_key:
+            hidden = config.read("intermediate_size", REQUIRED, int)
+            knobs |= {"FFN_DIM": hidden} if "gated" in kinds else {}  # without effect if no layer is dense
+        return {**knobs, "FFN": shortest(kinds)}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         keys: dict[str, Any] = {
@@ -325,6 +329,7 @@ class Experts:
             keys[self.normalized_key] = experiment.GATES == "top_k_then_softmax"
         if self.dim_key:
             keys[self.dim_key] = experiment.hidden_dim if experiment.EXPERT_DIM is None else experiment.EXPERT_DIM
+            keys["intermediate_size"] = experiment.hidden_dim
         if self.dense_key:
             layers = layer_patterns.kinds(type(experiment), experiment.NUM_LAYERS)
             kinds = [layer.get("FFN", experiment.FFN) for layer in layers]
@@ -332,7 +337,7 @@ class Experts:
         return keys
 
 
-def _shortest(values: Sequence[Any]) -> Any:
+def shortest(values: Sequence[Any]) -> Any:
     """Returns the shortest pattern that repeats to `values`, possibly in part at the end; a value if all are equal."""
     for size in range(1, len(values) + 1):
         if all(value == values[i % size] for i, value in enumerate(values)):
