@@ -44,6 +44,7 @@ class Pythia(GptNeoX):
     EVAL_EVERY = 1000
     SAVE_EVERY = 1000
     REMAT = "full"
+    LOSS_CHUNK = 512
 
 
 @register

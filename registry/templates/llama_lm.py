@@ -32,6 +32,7 @@ class LlamaLm(DecoderLm):
     SAVE_EVERY = 1000
     DTYPE = "bfloat16"
     REMAT = "full"
+    LOSS_CHUNK = 512  # logits of all positions would need more memory than the layers
 
     smoke_table: ClassVar[dict[str, Any]] = {
         "VOCAB_SIZE": 264,
