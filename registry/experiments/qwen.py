@@ -1,5 +1,7 @@
 """Qwen2.5 and Qwen3 in their published sizes (Qwen Team 2024; Qwen Team 2025)."""
 
+from typing import Any, ClassVar
+
 from registry.experiment import register
 from registry.templates.llama_lm import LlamaLm
 
@@ -213,6 +215,8 @@ class Qwen3Moe(Qwen3):
     NUM_EXPERTS = 128
     NUM_KV_HEADS = 4
     AUX_LOSS = 0.001
+
+    smoke_table: ClassVar[dict[str, Any]] = {"EXPERTS_PER_TOKEN": 3}
 
 
 @register

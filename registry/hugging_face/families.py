@@ -368,8 +368,8 @@ def from_content(content: Mapping[str, Any], source: str) -> tuple[Family, Knobs
     config = Config(content, source)
     if config.model_type not in FAMILIES and isinstance(content.get("text_config"), dict):
         raise UsageError(
-            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported, because it is a model of text "
-            f"and other data. Save its text_config as a config.json of its own and give that."
+            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported, because it is not for text "
+            f"alone. Save its text_config as a config.json of its own and give that."
         )
     if config.model_type not in FAMILIES:
         raise UsageError(

@@ -82,7 +82,7 @@ class DecoderLm(FeedForwardKnobs):
         small = super().Smoke()
         knobs: dict[str, Any] = {"GRADIENT_ACCUMULATION": min(cls.GRADIENT_ACCUMULATION, 2)}
         knobs |= {"BATCH_SIZE": 8 * knobs["GRADIENT_ACCUMULATION"]} | smoke_knobs(cls)
-        if cls.NUM_KV_HEADS is not None:
+        if cls.NUM_KV_HEADS is not None and "NUM_KV_HEADS" not in knobs:
             heads = knobs["NUM_HEADS"] or knobs["MODEL_DIM"] // knobs["HEAD_DIM"]
             shared = lambda number: None if number is None else max(1, heads * number // cls().num_heads)
             now: Any = cls.NUM_KV_HEADS

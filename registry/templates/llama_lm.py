@@ -36,8 +36,9 @@ class LlamaLm(DecoderLm):
 
     smoke_table: ClassVar[dict[str, Any]] = {
         "VOCAB_SIZE": 264,
-        "HEAD_DIM": IfOn(8),
-        "NUM_HEADS": 4,
+        "NUM_HEADS": 8,
+        "NUM_KV_HEADS": IfOn(4),
+        "HEAD_DIM": 8,
         "CONTEXT_LEN": None,
         "ROTARY_LENGTH": IfOn(8),
         "ATTENTION_WINDOW": IfOn(8),

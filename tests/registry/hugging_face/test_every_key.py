@@ -31,7 +31,8 @@ def compared(content: dict[str, Any], key: str) -> dict[str, Any] | None:
     try:
         found = model_of(content)
     except UsageError as error:
-        assert key in str(error), f"{error} does not name {key}"
+        if key not in str(error):
+            pytest.fail(f"{error} does not name {key}")
         return None
     try:
         expected = model_of(normalized(content))
@@ -80,8 +81,9 @@ def others(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_an_unknown_key_is_refused_with_the_closest_one(model_type):
-    with pytest.raises(UsageError, match="has the key hidden_sizes, which is unknown.*Did you mean 'hidden_size'"):
+    with pytest.raises(UsageError, match="has the key hidden_sizes, which is unknown") as error:
         model_of({**version_4(model_type), "hidden_sizes": 3})
+    assert "Did you mean 'hidden_size'" in str(error.value)
     with pytest.raises(UsageError, match="has the key unlike_any"):
         model_of({**version_5(model_type), "unlike_any": None})
 
