@@ -87,7 +87,10 @@ class DecoderLm(FeedForwardKnobs):
             shared = lambda number: None if number is None else max(1, heads * number // cls().num_heads)
             now: Any = cls.NUM_KV_HEADS
             knobs["NUM_KV_HEADS"] = tuple(map(shared, now)) if isinstance(now, tuple) else shared(now)
-        knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * layer_patterns.period(cls))
+        period = layer_patterns.period(cls)
+        if period > 1:  # repetitions of the pattern, and what remains at the end
+            remainder = cls.NUM_LAYERS % period if cls.NUM_LAYERS > 2 * period else 0
+            knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * period + remainder)
         return small.derive(**knobs)
 
     @classmethod
