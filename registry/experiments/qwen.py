@@ -29,7 +29,7 @@ class Qwen2_5_0_5B(Qwen2):
     FFN_DIM = 4864
     NUM_HEADS = 14
     NUM_KV_HEADS = 2
-    GRADIENT_ACCUMULATION = 4
+    GRADIENT_ACCUMULATION = 8
 
 
 @register
@@ -140,7 +140,7 @@ class Qwen3_0_6B(Qwen3):
     FFN_DIM = 3072
     NUM_HEADS = 16
     TIE_EMBEDDINGS = True
-    GRADIENT_ACCUMULATION = 4
+    GRADIENT_ACCUMULATION = 8
 
 
 @register
@@ -206,7 +206,7 @@ class Qwen3_32B(Qwen3):
 
 
 class Qwen3Moe(Qwen3):
-    """Qwen3 with 128 gated experts, eight per token, with slots for all tokens."""
+    """Qwen3 with 128 gated experts, eight per token, with slots for all tokens of a group of 1024."""
 
     FFN = "gated_experts"
     ROUTING = "top_k"
@@ -228,6 +228,7 @@ class Qwen3_30B_A3B(Qwen3Moe):
     MODEL_DIM = 2048
     NUM_HEADS = 32
     EXPERT_DIM = 768
+    NUM_GROUPS = 128
     GRADIENT_ACCUMULATION = 32
 
 
@@ -240,4 +241,5 @@ class Qwen3_235B_A22B(Qwen3Moe):
     MODEL_DIM = 4096
     NUM_HEADS = 64
     EXPERT_DIM = 1536
+    NUM_GROUPS = 256
     GRADIENT_ACCUMULATION = 16
