@@ -94,7 +94,7 @@ class InverseRoot:
 
 @dataclasses.dataclass(frozen=True)
 class Biases:
-    """Keys that add biases, with the places of BIASES; `always` has places without a key."""
+    """Places of BIASES that a key switches on; `always` has places without a key."""
 
     switches: tuple[tuple[str, tuple[str, ...], bool], ...] = ()  # (key, places, transformers' value of a missing key)
     always: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class DecoderLm(FeedForwardKnobs):
             knobs["NUM_KV_HEADS"] = tuple(map(shared, now)) if isinstance(now, tuple) else shared(now)
         period = layer_patterns.period(cls)
         if period > 1:  # repetitions of the pattern, and what remains at the end
-            remainder = cls.NUM_LAYERS % period if cls.NUM_LAYERS > 2 * period else 0
+            remainder = cls.NUM_LAYERS % period if 2 * period < cls.NUM_LAYERS else 0
             knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * period + remainder)
         return small.derive(**knobs)
 
