@@ -8,10 +8,12 @@ import functools
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from registry.earlier.replaced_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
 
+ROOT = Path(__file__).parents[2]
 KNOBS = {
     "UPDATE_LEN": "TBPTT_LEN",
     "MICROBATCHES": "GRADIENT_ACCUMULATION",
@@ -97,11 +99,12 @@ MODULES = {
 
 @functools.cache
 def _old_module() -> re.Pattern[str]:
-    """Returns a pattern of old module names; it excludes current packages of such a name (`layers.attention.vq`)."""
+    """Returns a pattern of old module names; it excludes modules of current packages with such a name."""
     patterns = []
     for old in sorted(MODULES, key=len, reverse=True):
-        inside = [re.escape(new[len(old) + 1 :]) for new in MODULES.values() if new.startswith(f"{old}.")]
-        patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(inside)})\b)" if inside else ""))
+        inside = [file.stem for file in ROOT.joinpath(*old.split(".")).glob("*.py")]
+        inside += [folder.parent.name for folder in ROOT.joinpath(*old.split(".")).glob("*/__init__.py")]
+        patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(map(re.escape, inside))})\b)" if inside else ""))
     return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
 
 

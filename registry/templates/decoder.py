@@ -38,8 +38,7 @@ class DecoderLm(FeedForwardKnobs):
     TIE_EMBEDDINGS: bool = True  # use the embedding as the head
     PAD_VOCAB_TO: Positive = 1  # pad the rows of the embedding to a multiple of this
     EMBEDDING_STDDEV: float | None = None  # of tokens and learned positions; None: 1 untied, else fan_in^-1/2
-    # Factor on the embedding; None: 1, or to unit scale if tied by default values; sqrt: MODEL_DIM^1/2.
-    EMBEDDING_SCALE: float | Literal["sqrt"] | None = None
+    EMBEDDING_SCALE: float | Literal["sqrt"] | None = None  # factor; None: 1, or to unit scale; sqrt: MODEL_DIM^1/2
     LOGITS_SCALE: PositiveFloat | Literal["inverse_sqrt"] = 1.0  # factor on the logits; inverse_sqrt: MODEL_DIM^-1/2
     LOGITS_SOFTCAP: PositiveFloat | None = None  # logits become LOGITS_SOFTCAP * tanh(logits / LOGITS_SOFTCAP)
     HEAD_QK: Positive | None = None  # key size of a pointer head to earlier tokens of the row; None for no head

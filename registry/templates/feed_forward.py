@@ -32,15 +32,11 @@ class FeedForwardKnobs(VQKnobs):
     NUM_GROUPS: Positive = 8  # number of groups of tokens; each group has its own slots
     ROUTING: Literal["top2", "top_k", "expert_choice"] = "top2"  # tokens choose two or k experts; experts choose tokens
     EXPERTS_PER_TOKEN: Positive = 2  # experts that a token chooses, k of top_k
-    GATES: Gates = (
-        "top_k_then_softmax"  # weights of the chosen experts' outputs, of top_k: see layers.feed_forward.routing
-    )
+    GATES: Gates = "top_k_then_softmax"  # weights of the outputs of top_k: see layers.feed_forward.routing
     SECOND_EXPERT: SecondExpert = "random"  # policy for the second expert of top2
     SECOND_THRESHOLD: float = 0.5  # a random second expert has probability gate / SECOND_THRESHOLD
     CAPACITY: int = 0  # minimum of slots per expert and group
-    CAPACITY_FACTOR: float | None = (
-        2.0  # slots of all experts per token of a group; 0: CAPACITY alone, None: all tokens
-    )
+    CAPACITY_FACTOR: float | None = 2.0  # slots of all experts per token of a group; 0: CAPACITY; None: all tokens
     LEGACY_GATES: bool = True  # normalize top-2 gates before tokens are dropped, not after
     AUX_LOSS: float = 0.01  # factor of the load-balancing loss
     ROUTER_Z_LOSS: float = 0.0  # factor of the mean squared log-sum of router logits

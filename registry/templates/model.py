@@ -27,9 +27,7 @@ class ModelKnobs(LanguageTraining):
     MODEL_DIM: Positive = 128  # width of the residual stream
     POSITIONS: PerLayer[Position] = "rotary"  # position encoding
     NORM: Literal["rms", "layer"] = "rms"  # kind of normalization
-    NORM_SCALE: NormScale = (
-        "vector"  # learned gains of norms: none, one or per channel; as 1 + weight (one_plus_vector)
-    )
+    NORM_SCALE: NormScale = "vector"  # learned gains of norms: none, one or per channel, there also as 1 + a weight
     NORM_EPSILON: float | None = None  # added to the variance; None is 1e-6 for rms and 1e-5 for layer
     BIASES: tuple[Bias, ...] = ()  # places of biases: qkv, attention_out, ffn, norm, head
     DROPOUT: float = 0.0  # dropout rate on attention probabilities and residual branches

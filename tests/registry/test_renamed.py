@@ -22,6 +22,15 @@ def test_new_names_exist_and_old_ones_do_not():
     assert set(renamed.KNOBS.values()) <= knobs
 
 
+def test_modules_of_today_keep_their_names():
+    files = [
+        file for root in ("layers", "tasks", "registry", "runners") for file in (renamed.ROOT / root).rglob("*.py")
+    ]
+    names = [".".join(file.relative_to(renamed.ROOT).with_suffix("").parts) for file in files]
+    for name in (name for name in names if not name.endswith(".__init__")):
+        assert renamed.with_todays_names(f"{name}.Name") == f"{name}.Name"
+
+
 def test_a_record_with_old_names_is_todays_experiment(tmp_path, capsys):
     now = snapshot(resolve("tiny.StdlibTiny", ["TBPTT_LEN=64"]))
     text = json.dumps(now).replace("layers.attention.softmax", "layers.attention").replace("TBPTT_LEN", "UPDATE_LEN")
