@@ -22,9 +22,12 @@ from benchmarks.implementations.work import (
     Trainer,
 )
 from registry.resolve import resolve
-from runners.conversion import renaming
-from runners.conversion.foreign_files import read_weights, write_arrays
+from runners.conversion.fitting import fitted
+from runners.conversion.foreign_files import read_weights
+from runners.conversion.loading import loaded
 from runners.conversion.name_maps import name_map
+from runners.conversion.renaming import Layout, name_of, slice_of
+from runners.conversion.tensors import write_safetensors
 from runners.session import Session
 from tasks.batch import Batch
 from tasks.decoding.generation import Sampler, generate

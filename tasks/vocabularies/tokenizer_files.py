@@ -30,6 +30,7 @@ class Tokens:
     fingerprint: str
     forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model may find in plain text
     unknown_id: int | None = None  # replacement of forbidden tokens
+    start_id: int | None = None  # token that the tokenizer puts before a text
 
     def ids(self, encoding: Any) -> np.ndarray:
         """Returns the ids, int32 (N,), of an encoding, with forbidden tokens replaced."""
@@ -138,12 +139,26 @@ def _parsed(text: str, end: str | None) -> Tokens:
         tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
     ends = USUAL_ENDS if end is None else (end,)
     stop_id = next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
-    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
+    start_id = _start_in(tokenizer, content, stop_id)
+    more = () if start_id is None else (str(start_id),)
+    print_of = fingerprint_of("huggingface", text, str(stop_id), *more)
+    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), print_of, start_id=start_id)
     if content["model"]["type"] == "Unigram":
         # Unigram models have special tokens among their pieces and find them in plain text.
         special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
         return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
     return read
+
+
+def _start_in(tokenizer: Any, content: dict[str, Any], stop_id: int | None) -> int | None:
+    """Returns the special token that the tokenizer puts before each text, such as Llama's <s>; None for no token.
+
+    Tokenizers of encoders, which put a token at the end too, have none.
+    """
+    if content.get("post_processor") is None:
+        return None
+    ids = tokenizer.encode("", add_special_tokens=True).ids
+    return ids[0] if len(ids) == 1 and ids[0] != stop_id else None
 
 
 def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
