@@ -4,6 +4,7 @@ Options are overrides (`REMAT=dots`); "uncached" decodes with a forward pass ove
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,20 +57,22 @@ def session_of(size: Gpt2Size, options: set[str]) -> Session:
 def write_weights(size: Gpt2Size, file: str) -> None:
     """Writes the experiment's initial weights in GPT-2's format, for all implementations."""
     session = session_of(size, set())
-    table = session.task.weight_table()
-    names = name_map("gpt2", [renaming.name_of(row) for row in table])
     with session.placed():
         flat = traverse_util.flatten_dict(session.functions.init().variables, sep="/")
-    write_arrays(file, renaming.to_theirs(names, table, {renaming.name_of(r): np.asarray(flat[r.path]) for r in table}))
+    write_safetensors(Path(file), layout_of(session).to_theirs(slice_of(flat)))
+
+
+def layout_of(session: Session) -> Layout:
+    """Returns the slots of the weights in files of GPT-2's format."""
+    table = session.task.weight_table()
+    return Layout(name_map("gpt2", [name_of(row) for row in table]), table)
 
 
 def load(session: Session, weights: str) -> Any:
     """Loads the variables from a file in GPT-2's format."""
-    table = session.task.weight_table()
-    names = name_map("gpt2", [renaming.name_of(row) for row in table])
-    ours = renaming.to_ours(names, table, read_weights(weights), weights, type(session.experiment).knobs())
-    flat = {row.path: jax.numpy.asarray(ours[renaming.name_of(row)]) for row in table}
-    return traverse_util.unflatten_dict(flat, sep="/")
+    layout = layout_of(session)
+    tensors = fitted(layout, read_weights(weights), weights, type(session.experiment).knobs())
+    return loaded(session, layout, tensors, weights)
 
 
 def batch_of(size: Gpt2Size) -> Batch:

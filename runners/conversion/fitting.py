@@ -153,7 +153,7 @@ def _check_keys(layout: Layout, found: Tensors, source: str, *, eight_bit: bool)
         for rule in names.rules
         for number in range(len(layout.layers) if "{i}" in rule.theirs else 1)
     }
-    for key in [key for key in found if key not in expected and key in without_row]:
+    for key in [key for key in without_row if key not in expected and key in found]:
         rule = without_row[key]
         expected.add(key)
         if not _may_go(names, key, rule, found, source, eight_bit=eight_bit):

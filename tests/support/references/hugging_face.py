@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from runners.convert import main
 
@@ -34,11 +35,16 @@ LAYERS = ["sliding_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, grouped, untied": ("LlamaConfig", {}),
     "llama, tied, scaled": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
-    "llama, one head of keys, biases": (
+    "llama, one head of keys, biases, yarn": (
         "LlamaConfig",
-        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+        {
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 16,
+            "rope_parameters": YARN,
+        },
     ),
-    "llama, yarn": ("LlamaConfig", {"rope_parameters": YARN}),
     "llama, linear": ("LlamaConfig", {"rope_parameters": LINEAR, "num_key_value_heads": 4}),
     "mistral, window": ("MistralConfig", {"sliding_window": 6, "head_dim": 16}),
     "mistral, no window, tied": ("MistralConfig", {"sliding_window": None, "tie_word_embeddings": True}),
@@ -128,6 +134,7 @@ def made(name: str, folder: Path | None = None, **save: Any) -> Any:
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     kind, changes = MODELS[name]
     sizes = SIZES if kind == "GPTNeoXConfig" else GROUPED
     config = getattr(transformers, kind)(**{**sizes, **changes}, attn_implementation="eager")
@@ -158,3 +165,13 @@ def logits_in(model: Any, tokens: np.ndarray) -> np.ndarray:
 
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.numpy()
+
+
+def send_out(workdir: Path, to: Path, *more: str) -> int:
+    """Exports a run folder; returns the exit code."""
+    return main(["export", f"--workdir={workdir}", f"--to={to}", *more])
+
+
+def arrays_in(folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of the safetensors files of a folder, by key."""
+    return {key: array for file in sorted(folder.glob("*.safetensors")) for key, array in load_file(file).items()}
