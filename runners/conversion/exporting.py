@@ -95,6 +95,6 @@ def _write_folder(options: argparse.Namespace, session: "Session", family: Any, 
     vocabulary = session.task.vocabulary
     dtype = options.dtype or session.experiment.PARAM_DTYPE
     with model_folder.new_folder(options.to) as folder:
-        model_folder.write_configs(folder, session.experiment, family, dtype, special_ids(vocabulary))
         write_tokenizer(vocabulary, folder)
+        model_folder.write_configs(folder, session.experiment, family, dtype, special_ids(vocabulary))
         model_folder.write_weights(folder, tensors, DTYPES[dtype], int(options.shard_gb * 1e9))

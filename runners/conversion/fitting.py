@@ -12,7 +12,7 @@ from runners.conversion.foreign_files import ForeignWeights
 from runners.conversion.name_maps import BIASES, FORMATS, KNOBS, SHARED_SETTINGS, SIZES, name_map
 from runners.conversion.renaming import Layout, Slot, name_of
 from runners.conversion.rules import NameMap, Rule
-from runners.conversion.tensors import Tensor
+from runners.conversion.tensors import FLOATS, Tensor
 
 Tensors = Mapping[str, Tensor]
 
@@ -27,7 +27,8 @@ def fitted(layout: Layout, file: ForeignWeights, source: str, knobs: Collection[
       knobs: names of the experiment's knobs, which errors may mention.
 
     Raises:
-      UsageError: a row without a key, a key without a row, or a shape that differs; with the knob to set, if any.
+      UsageError: a row without a key, a key without a row, or a shape that differs, with the knob to set if
+        any; or values that are not floating-point numbers of 16 bits or more.
     """
     names = layout.names
     found = _plain_tensors(names, file.arrays)
@@ -38,6 +39,11 @@ def fitted(layout: Layout, file: ForeignWeights, source: str, knobs: Collection[
     for slot in layout.slots:
         if found[slot.key].shape != slot.shape:
             raise _misfit(slot, found[slot.key].shape, source, knobs)
+        if found[slot.key].dtype not in FLOATS:
+            raise UsageError(
+                f"{slot.key} in '{source}' is stored as {found[slot.key].dtype}, which is not supported. "
+                f"Convert the weights to bfloat16 or float32."
+            )
     return found
 
 

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if f"VOCABULARY_PATH={source}" in settings:
         experiment = _with_own_tokenizer(options, settings)
         session = Session(experiment)
-    workdir = _write_run(options, session, lambda: _loaded(session, layout, tensors, source))
+    workdir = _write_run(options, session, lambda: _loaded(session, layout, tensors))
     if settings:
         print(f"From {'config.json' if options.format is None else 'the file'}: {', '.join(settings)}.", flush=True)
     for note in notes(names, experiment):
@@ -97,19 +97,19 @@ def _with_own_tokenizer(options: argparse.Namespace, settings: list[str]) -> "Ex
     """
     from runners.conversion.model_folder import copy_tokenizer
 
-    own = Path(options.workdir) / TOKENIZER
+    own = place(options.workdir) / TOKENIZER
     try:
-        copy_tokenizer(options.source, own)
+        copy_tokenizer(Path(options.source), own)
     except OSError as error:
         raise UsageError(f"The tokenizer cannot be copied to '{own}': {error.strerror or error}.") from error
     settings[settings.index(f"VOCABULARY_PATH={options.source}")] = f"VOCABULARY_PATH={own}"
     return _resolved(options, settings)
 
 
-def _loaded(session: "Session", layout: Any, tensors: Mapping[str, Any], source: str) -> Any:
+def _loaded(session: "Session", layout: Any, tensors: Mapping[str, Any]) -> Any:
     from runners.conversion.loading import loaded
 
-    return session.functions.start_from(loaded(session, layout, tensors, source))
+    return session.functions.start_from(loaded(session, layout, tensors))
 
 
 def _write_run(options: argparse.Namespace, session: "Session", read: Any) -> Place:

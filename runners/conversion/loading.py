@@ -16,7 +16,7 @@ from runners.session import Session
 from tasks.weight_table import WeightRow
 
 
-def loaded(session: Session, layout: Layout, tensors: Mapping[str, Tensor], source: str) -> Any:
+def loaded(session: Session, layout: Layout, tensors: Mapping[str, Tensor]) -> Any:
     """Returns the experiment's variables with the values of a file, placed on the session's mesh.
 
     Tensors are read one after another, and each is sent to the devices before the next one is read.
@@ -25,22 +25,19 @@ def loaded(session: Session, layout: Layout, tensors: Mapping[str, Tensor], sour
       session: the session, inside `placed()`.
       layout: the slots of its weights.
       tensors: the tensors of the file by plain key, with the shapes of the slots.
-      source: name of the file in errors.
-    Raises:
-      UsageError: a tensor is not of a floating-point dtype.
     """
     shardings = traverse_util.flatten_dict(session.abstract.state_shardings.variables, sep="/")
     flat = {
-        path: _array(layout.rows[path], slots, tensors, shardings[path], source)
+        path: _array(layout.rows[path], slots, tensors, shardings[path])
         for path, slots in layout.by_row().items()
     }
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _array(
-    row: WeightRow, slots: Sequence[Slot], tensors: Mapping[str, Tensor], sharding: NamedSharding, source: str
+    row: WeightRow, slots: Sequence[Slot], tensors: Mapping[str, Tensor], sharding: NamedSharding
 ) -> jax.Array:
-    read = lambda slot: slot.of_file(tensors[slot.key].values(slot.key, source))
+    read = lambda slot: slot.of_file(tensors[slot.key].read())
     if not slots[0].index:
         return jax.device_put(read(slots[0]), sharding)
     array = _zeros(row.shape, row.dtype, sharding)

@@ -12,7 +12,7 @@ from registry.experiment import Experiment
 from registry.hugging_face import families
 from registry.values import show
 from runners.conversion.tensors import Tensor, size_in_bytes, write_safetensors
-from tasks.storage.files import TEMPORARY
+from tasks.storage.files import TEMPORARY, Place, make_folder, write_whole
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Files of tokenizers; the first three are enough, each alone.
@@ -20,6 +20,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TOKENIZER_FILES = (
     *TOKENIZERS,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
+    GENERATION,  # names the end token by id
 )
 
 
@@ -43,16 +44,16 @@ def has_tokenizer(folder: str) -> bool:
     return any((Path(folder) / name).is_file() for name in TOKENIZERS)
 
 
-def copy_tokenizer(source: str, target: Path) -> None:
+def copy_tokenizer(source: Place, target: Place) -> None:
     """Copies the files of a tokenizer between folders; creates the target.
 
     Raises:
       OSError: a file cannot be read or written.
     """
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     for name in TOKENIZER_FILES:
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, target / name)
+        if (source / name).is_file():
+            write_whole(target / name, (source / name).read_bytes())
 
 
 @contextlib.contextmanager
@@ -107,7 +108,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: str | None
 
 
 def write_configs(folder: Path, experiment: Experiment, family: families.Family, dtype: str, ids: dict[str, Any]) -> None:
-    """Writes config.json and generation_config.json.
+    """Writes config.json and generation_config.json, with the settings of a generation_config.json in the folder.
 
     Args:
       folder: an existing folder.
@@ -118,4 +119,6 @@ def write_configs(folder: Path, experiment: Experiment, family: families.Family,
     """
     keys = family.config(experiment) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True, **ids}
     (folder / CONFIG).write_text(json.dumps(keys, indent=2) + "\n")
-    (folder / GENERATION).write_text(json.dumps({**ids, "do_sample": True}, indent=2) + "\n")
+    generation = folder / GENERATION
+    settings = json.loads(generation.read_text()) if generation.exists() else {"do_sample": True}
+    generation.write_text(json.dumps(ids | settings, indent=2) + "\n")

@@ -39,19 +39,6 @@ class Tensor:
         """Returns the transposed array."""
         return dataclasses.replace(self, shape=self.shape[::-1], read=lambda: self.read().T)
 
-    def values(self, key: str, source: str) -> np.ndarray:
-        """Returns the values of a weight.
-
-        Raises:
-          UsageError: they are not floating-point numbers of 16 bits or more; `key` and `source` name the array.
-        """
-        if self.dtype not in FLOATS:
-            raise UsageError(
-                f"{key} in '{source}' is stored as {self.dtype}, which is not supported. "
-                f"Convert the weights to bfloat16 or float32."
-            )
-        return self.read()
-
 
 def held(array: np.ndarray) -> Tensor:
     """Returns an array in memory as a Tensor."""

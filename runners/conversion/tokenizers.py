@@ -1,17 +1,17 @@
 """Tokenizers of exported models: files from which AutoTokenizer makes the run's vocabulary."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, missing_package
-from runners.conversion.model_folder import TOKENIZER_FILES, copy_tokenizer
-from tasks.storage.files import place
+from runners.conversion.model_folder import copy_tokenizer
+from tasks.storage.files import place, write_whole
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, Vocabulary
 
 CONFIG = "tokenizer_config.json"
+SPECIAL = ("<pad>", "</s>", "<unk>")  # of bytes after three special tokens
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
@@ -30,7 +30,7 @@ def write_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:
     if isinstance(vocabulary, HuggingFaceVocabulary):
         _copy(str(vocabulary.name), folder)
     elif isinstance(vocabulary, SentencePieceVocabulary):
-        shutil.copyfile(str(vocabulary.path), folder / "tokenizer.model")
+        write_whole(folder / "tokenizer.model", place(str(vocabulary.path)).read_bytes())
         # Reads the model by the library itself; the other classes make a tokenizer whose normalization differs.
         _write(folder / CONFIG, {"tokenizer_class": "SentencePieceBackend"})
     elif isinstance(vocabulary, Gpt2Vocabulary):
@@ -53,12 +53,10 @@ def _copy(name: str, folder: Path) -> None:
     """Copies a tokenizer's files; saves one of the hub by transformers."""
     where = place(name)
     if where.is_dir():
-        copy_tokenizer(name, folder)
+        copy_tokenizer(where, folder)
     elif where.is_file():
-        shutil.copyfile(name, folder / "tokenizer.json")
-        for other in TOKENIZER_FILES:
-            if (where.parent / other).is_file() and other != "tokenizer.json":
-                shutil.copyfile(str(where.parent / other), folder / other)
+        copy_tokenizer(where.parent, folder)
+        write_whole(folder / "tokenizer.json", where.read_bytes())
     else:
         try:
             import transformers
@@ -75,9 +73,6 @@ def _gpt2(vocabulary: Gpt2Vocabulary) -> dict[str, Any]:
 
     content = json.loads(gpt2_tokens(str(vocabulary.path)).tokenizer.to_str())
     return content | {"added_tokens": [_special(END_OF_TEXT, vocabulary.stop_id or 0)]}
-
-
-SPECIAL = ("<pad>", "</s>", "<unk>")  # of bytes after three special tokens
 
 
 def _bytes(special: int) -> dict[str, Any]:

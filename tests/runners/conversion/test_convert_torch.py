@@ -11,7 +11,8 @@ from runners.conversion.foreign_files import read_weights
 from runners.convert import main
 from tests.support.references.foreign import CONTEXT, LAYERS, VOCAB, WIDTH, bring_in, logits_of, send_out, tokens_of
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch, which make test-slow installs")
+pytestmark = pytest.mark.slow
 nn = torch.nn
 
 HEADS = 6

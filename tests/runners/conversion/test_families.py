@@ -24,19 +24,15 @@ from tests.support.references.hugging_face import (
     tokens_of,
 )
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch,hf]'")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[torch,hf]'")
+torch = pytest.importorskip("torch", reason="needs torch, which make test-slow installs")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+pytestmark = pytest.mark.slow
 
 LENGTHS = (9, 15)  # of two documents in a packed row
-QUICK = "llama, tied, scaled"
 LAST_OF_FAMILY = list({kind: name for name, (kind, _) in MODELS.items()}.values())
 
 
-def slow_unless_quick(names):
-    return [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in names]
-
-
-@pytest.fixture(scope="module", params=slow_unless_quick(MODELS))
+@pytest.fixture(scope="module", params=MODELS)
 def both(request, tmp_path_factory):
     """A model of transformers, the session and variables of its import, and the folders of both directions."""
     folder = tmp_path_factory.mktemp("model")
@@ -92,7 +88,7 @@ def assert_same_arrays(ours, theirs):
         np.testing.assert_array_equal(ours[key].view(np.uint8), value.view(np.uint8), err_msg=key)
 
 
-@pytest.mark.parametrize("name", slow_unless_quick(LAST_OF_FAMILY))
+@pytest.mark.parametrize("name", LAST_OF_FAMILY)
 def test_gradients_of_the_loss(name, tmp_path):
     """Gradients of the mean cross-entropy, compared under the keys of transformers."""
     model = made(name, tmp_path / "theirs")
