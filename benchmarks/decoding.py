@@ -1,4 +1,4 @@
-"""Benchmark of greedy decoding, GPT-2 and a Llama: our compiled loop, transformers' generate, and a loop without a cache.
+"""Benchmark of greedy decoding of GPT-2 and a Llama: our loop, transformers' generate, and a loop without a cache.
 
     python -m benchmarks.decoding --size='6x384 at 512'
 
@@ -18,7 +18,10 @@ from benchmarks.implementations.work import LLAMA_SIZES, SIZES
 from benchmarks.tables import flags, machine, show
 
 ALL_SIZES = SIZES | LLAMA_SIZES
-IMPLEMENTATIONS = [Implementation("Vortaro", "vortaro"), Implementation("transformers, generate", "transformers_models")]
+IMPLEMENTATIONS = [
+    Implementation("Vortaro", "vortaro"),
+    Implementation("transformers, generate", "transformers_models"),
+]
 UNCACHED = Implementation("Vortaro, no cache", "vortaro", ("uncached",))
 
 

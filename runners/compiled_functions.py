@@ -39,7 +39,7 @@ class CompiledFunctions:
         return jax.jit(make, out_shardings=self._abstract.state_shardings)
 
     def start_from(self, variables: Any) -> TrainState:
-        """Returns the state before the first update with these variables, which it donates, created with its shardings."""
+        """Returns the state before the first update with these variables, created with its shardings; donates them."""
         rows = empty_batch(self._program.input.batch_size, 1)
         start = lambda variables: state_of(self._task, variables, rows)
         return jax.jit(start, donate_argnums=0, out_shardings=self._abstract.state_shardings)(variables)

@@ -59,7 +59,7 @@ class Gpt2Size:
 
 @dataclasses.dataclass(frozen=True)
 class LlamaSize(Gpt2Size):
-    """Llama (Touvron et al. 2023): RMS norms, rotary positions, gated layers, grouped queries, no biases; a tied head."""
+    """Llama (Touvron et al. 2023): RMS norms, rotary positions, gated layers, grouped queries; a tied head."""
 
     experiment: ClassVar[str] = "templates.llama_lm.LlamaLm"
     format: ClassVar[str] = "llama"

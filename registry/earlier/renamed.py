@@ -8,8 +8,10 @@ import functools
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from layers.roots import FOLDER
 from registry.earlier.replaced_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
 
 KNOBS = {
@@ -97,10 +99,13 @@ MODULES = {
 
 @functools.cache
 def _old_module() -> re.Pattern[str]:
-    """Returns a pattern of old module names; it excludes current packages of such a name (`layers.attention.vq`)."""
+    """Returns a pattern of old module names; it excludes modules of current packages of such a name.
+
+    An example is `layers.attention.vq`: `layers.attention` was a module.
+    """
     patterns = []
     for old in sorted(MODULES, key=len, reverse=True):
-        inside = [re.escape(new[len(old) + 1 :]) for new in MODULES.values() if new.startswith(f"{old}.")]
+        inside = sorted(re.escape(file.stem) for file in Path(FOLDER, *old.split(".")).glob("[!_]*.py"))
         patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(inside)})\b)" if inside else ""))
     return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
 

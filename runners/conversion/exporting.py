@@ -93,7 +93,7 @@ def _write_folder(options: argparse.Namespace, session: "Session", family: Any, 
     from runners.conversion.tokenizers import special_ids, write_tokenizer
 
     vocabulary = session.task.vocabulary
-    dtype = options.dtype or session.experiment.PARAM_DTYPE
+    dtype = options.dtype or type(session.experiment).knobs()["PARAM_DTYPE"]
     with model_folder.new_folder(options.to) as folder:
         write_tokenizer(vocabulary, folder)
         model_folder.write_configs(folder, session.experiment, family, dtype, special_ids(vocabulary))

@@ -163,7 +163,9 @@ def _check_keys(layout: Layout, found: Tensors, source: str, *, eight_bit: bool)
         rule = without_row[key]
         expected.add(key)
         if not _may_go(names, key, rule, found, source, eight_bit=eight_bit):
-            raise UsageError(f"'{source}' has {key}, but the experiment has no {rule.ours}.{_knob(names, rule.ours, 1)}")
+            raise UsageError(
+                f"'{source}' has {key}, but the experiment has no {rule.ours}.{_knob(names, rule.ours, 1)}"
+            )
     for key in found:
         if "adapter" in key:
             raise UsageError(f"'{source}' has adapters ({key}), which are not supported. Use a file without them.")

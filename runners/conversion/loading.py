@@ -26,17 +26,12 @@ def loaded(session: Session, layout: Layout, tensors: Mapping[str, Tensor]) -> A
       layout: the slots of its weights.
       tensors: the tensors of the file by plain key, with the shapes of the slots.
     """
-    shardings = traverse_util.flatten_dict(session.abstract.state_shardings.variables, sep="/")
-    flat = {
-        path: _array(layout.rows[path], slots, tensors, shardings[path])
-        for path, slots in layout.by_row().items()
-    }
+    shardings: Any = traverse_util.flatten_dict(session.abstract.state_shardings.variables, sep="/")
+    flat = {path: _array(layout.rows[path], slots, tensors, shardings[path]) for path, slots in layout.by_row().items()}
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
-def _array(
-    row: WeightRow, slots: Sequence[Slot], tensors: Mapping[str, Tensor], sharding: NamedSharding
-) -> jax.Array:
+def _array(row: WeightRow, slots: Sequence[Slot], tensors: Mapping[str, Tensor], sharding: NamedSharding) -> jax.Array:
     read = lambda slot: slot.of_file(tensors[slot.key].read())
     if not slots[0].index:
         return jax.device_put(read(slots[0]), sharding)

@@ -107,7 +107,9 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: str | None
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_configs(folder: Path, experiment: Experiment, family: families.Family, dtype: str, ids: dict[str, Any]) -> None:
+def write_configs(
+    folder: Path, experiment: Experiment, family: families.Family, dtype: str, ids: dict[str, Any]
+) -> None:
     """Writes config.json and generation_config.json, with the settings of a generation_config.json in the folder.
 
     Args:

@@ -52,7 +52,11 @@ GPT2 = NameMap(
         ("wpe.weight", "positions/position_tm", "t m"),
         ("h.{i}.ln_1.weight", "mixer_norm/norm_scale_m", "m"),
         ("h.{i}.ln_1.bias", "mixer_norm/norm_bias_m", "m"),
-        ("h.{i}.attn.c_attn.weight", "mixer/query_mnd mixer/key_mkd mixer/value_mkd", "m (p n d) | m (p k d) | m (p k d)"),
+        (
+            "h.{i}.attn.c_attn.weight",
+            "mixer/query_mnd mixer/key_mkd mixer/value_mkd",
+            "m (p n d) | m (p k d) | m (p k d)",
+        ),
         (
             "h.{i}.attn.c_attn.bias",
             "mixer/query_bias_nd mixer/key_bias_kd mixer/value_bias_kd",

@@ -54,7 +54,8 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
     """
     try:
         content: Any = safetensors.safe_open(file, framework="np")
-        parts = {key: content.get_slice(key) for key in content.keys()}
+        keys: list[str] = content.keys()
+        parts = {key: content.get_slice(key) for key in keys}
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise UsageError(f"'{file}' is damaged or not a safetensors file: {error}.") from error
     return {
@@ -93,5 +94,4 @@ def write_safetensors(target: Path, tensors: Mapping[str, Tensor], dtype: str | 
     with whole_file(target) as part, part.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for key in order:
-            values = np.ascontiguousarray(tensors[key].read(), FLOATS[kinds[key]])
-            stream.write(values.tobytes() if values.ndim == 0 else memoryview(values.reshape(-1).view(np.uint8)))
+            tensors[key].read().astype(FLOATS[kinds[key]], copy=False).tofile(stream)

@@ -208,7 +208,7 @@ def _end_in(folder: Place) -> str | int | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
         try:
             content = json.loads((folder / name).read_text())
-            token = content.get("eos_token", content.get("eos_token_id"))
+            token: Any = content.get("eos_token", content.get("eos_token_id"))
         except (OSError, ValueError, AttributeError):
             continue
         token = token[0] if isinstance(token, list) and token else token  # a model may stop at several

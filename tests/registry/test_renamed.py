@@ -84,3 +84,10 @@ def test_a_module_of_a_user_with_old_names_gets_the_new_ones(tmp_path, monkeypat
     monkeypatch.delitem(sys.modules, "written_before", raising=False)
     with pytest.raises(UsageError, match=sentence):
         resolve("written_before.Old")
+
+
+def test_modules_inside_a_package_with_the_name_of_an_old_module_are_unchanged():
+    for name in ("layers.positions.rotary_scaling.Llama3Scaling", "layers.attention.vq.VQAttention"):
+        assert renamed.with_todays_names(name) == name
+    old = "layers.positions.LearnedPositions"
+    assert renamed.with_todays_names(old) == "layers.positions.embeddings.LearnedPositions"

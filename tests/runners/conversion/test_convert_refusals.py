@@ -176,7 +176,10 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
         (["export", "--to=x.safetensors"], "export requires --format."),
         (["export", "--format=gpt2", "--to=x.safetensors", "--shard_gb=1"], "--shard_gb is for folders (got --to=x.sa"),
         (["export", "--to=folder", "--shard_gb=0"], "--shard_gb must be above 0 (got 0)."),
-        (["export", "--to=folder", "--dtype=float16"], "Unknown dtype 'float16'. Did you mean 'bfloat16' or 'float32'?"),
+        (
+            ["export", "--to=folder", "--dtype=float16"],
+            "Unknown dtype 'float16'. Did you mean 'bfloat16' or 'float32'?",
+        ),
         ([*IMPORT, "--dtype=float32"], "--dtype is a flag of export (got import)."),
     ],
 )

@@ -55,7 +55,9 @@ def model_folder(folder, dtype=np.float32, **changes):
     shapes = {"model.embed_tokens.weight": (320, 32), "model.norm.weight": (32,)}
     shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in SHAPES.items()}
     random = np.random.default_rng(0)
-    save_file({key: random.normal(0, 0.1, shape).astype(dtype) for key, shape in shapes.items()}, folder / "model.safetensors")
+    save_file(
+        {key: random.normal(0, 0.1, shape).astype(dtype) for key, shape in shapes.items()}, folder / "model.safetensors"
+    )
     return folder
 
 
@@ -137,7 +139,11 @@ def test_an_export_reads_one_tensor_at_a_time(tmp_path):
 
 
 def test_written_files_are_read_by_the_library(tmp_path):
-    arrays = {"b": np.float32(3), "a": np.arange(6, dtype=np.float32).reshape(2, 3).T, "c": np.zeros((0, 4), np.float16)}
+    arrays = {
+        "b": np.float32(3),
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "c": np.zeros((0, 4), np.float16),
+    }
     write_safetensors(tmp_path / "x.safetensors", {key: held(np.asarray(value)) for key, value in arrays.items()})
     found = load_file(tmp_path / "x.safetensors")
     assert {key: (value.dtype, value.tolist()) for key, value in found.items()} == {
@@ -146,7 +152,13 @@ def test_written_files_are_read_by_the_library(tmp_path):
     assert read_weights(str(tmp_path / "x.safetensors")).arrays["a"].shape == (3, 2)
 
 
-TEXTS = [vocabularies.TEXT, vocabularies.ODD.replace("<|endoftext|> </s> \x00", ""), "", " two  spaces ", "\u0100\u0120"]
+TEXTS = [
+    vocabularies.TEXT,
+    vocabularies.ODD.replace("<|endoftext|> </s> \x00", ""),
+    "",
+    " two  spaces ",
+    "\u0100\u0120",
+]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +210,9 @@ def test_an_import_into_an_entry_of_the_same_model(tmp_path, capsys):
     theirs = model_folder(tmp_path / "theirs")
     (tmp_path / "mine.py").write_text("")
     same = "--exp=registry.templates.llama_lm.LlamaLm"
-    sizes = [f"--set={each}" for each in ("NUM_LAYERS=2", "MODEL_DIM=32", "FFN_DIM=64", "NUM_HEADS=4", "VOCAB_SIZE=320")]
+    sizes = [
+        f"--set={each}" for each in ("NUM_LAYERS=2", "MODEL_DIM=32", "FFN_DIM=64", "NUM_HEADS=4", "VOCAB_SIZE=320")
+    ]
     more = [*sizes, "--set=CONTEXT_LEN=64", "--set=NORM_EPSILON=1e-6", "--set=TIE_EMBEDDINGS=true"]
     assert bring_in(theirs, tmp_path / "run", same, *more) == 2
     assert "has another model than LlamaLm: task.model.stack.block.mixer.num_kv_heads is 2 there (got 4)." in (
@@ -242,7 +256,9 @@ def test_refused_exports(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("")
     capsys.readouterr()
-    assert "exists and is not an empty folder. Choose another --to." in refused(capsys, send_out(run, tmp_path / "full"))
+    assert "exists and is not an empty folder. Choose another --to." in refused(
+        capsys, send_out(run, tmp_path / "full")
+    )
     error = refused(capsys, send_out(run, tmp_path / "ours", "--format=gemma2"))
     assert "gemma2 models differ from LlamaLm: " in error
     (tmp_path / "file").write_text("")
@@ -251,8 +267,8 @@ def test_refused_exports(tmp_path, capsys):
 
 
 def test_models_that_no_family_represents(tmp_path, capsys):
-    from registry.hugging_face.representation import family_of
     from layers.errors import UsageError
+    from registry.hugging_face.representation import family_of
 
     assert family_of(resolve("tiny.StdlibTinyLlama")).model_type == "llama"
     with pytest.raises(UsageError, match=r"models differ from VQTiny: "):

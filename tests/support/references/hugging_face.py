@@ -88,7 +88,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
-    "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3, "query_pre_attn_scalar": 9}),
+    "gemma2": (
+        "Gemma2Config",
+        {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3, "query_pre_attn_scalar": 9},
+    ),
     "gemma2, caps": (
         "Gemma2Config",
         {
