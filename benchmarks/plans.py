@@ -1,7 +1,7 @@
-"""Plans GShard, BERT, large VQ, Mu and ZeRO experiments with the TPU compiler; writes the table of docs/howto/plans.md.
+"""Plans experiments of a fixed size with the TPU compiler; writes the table of docs/howto/plans.md.
 
     python -m benchmarks.plans                  all experiments, half a minute each; needs the extra `tpu`, no TPU
-    python -m benchmarks.plans 'gshard.Moe*'    some; the others keep their plans
+    python -m benchmarks.plans 'gshard.Moe*'    some; the others keep their rows
 
 Each experiment is planned in its own process, into plans/slices/NAME. Existing plans are kept; remove a folder to plan
 its experiment again.
@@ -23,13 +23,16 @@ FOLDER = Path("plans/slices")
 PAGE = Path("docs/howto/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
 # Slices by number of devices. The BERT runs were MLPerf's on TPU v4, the GShard runs on the two-core
-# chips of v3; experiments for any number of devices are not planned.
+# chips of v3; experiments for any number of devices are not planned. Entries for H100 GPUs of 80 GB are
+# planned on as many chips of TPU v5p, which have 95 GiB.
+V5P = {8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8", 256: "v5p:4x8x8"}
 SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
     "vq": {64: "v4:4x4x4"},
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
     "zero": {32: "v3:4x4"},
+    **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }
 # Tokens per second stated in comments of the reference implementation.
 PROMISED = {
@@ -49,15 +52,22 @@ COLUMNS = (
 
 
 def main(globs: list[str]) -> int:
-    """Creates missing plans, then writes the table of all existing plans."""
+    """Creates missing plans, then writes the table of all existing plans; rows without a plan stay as they are."""
     names = [name for name in entries() if topology(name)]
     selection = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
     for name in selection:
         if not _file(name).exists():
             print(f"{name} on {topology(name)} ...", flush=True)
             _plan(name)
-    rows = [_row(name, json.loads(_file(name).read_text())) for name in names if _file(name).exists()]
     text = PAGE.read_text()
+    kept = {
+        line.split()[1].rstrip(","): line for line in text.partition(BEGIN)[2].partition(END)[0].splitlines() if line
+    }
+    rows = [
+        _row(name, json.loads(_file(name).read_text())) if _file(name).exists() else kept[name]
+        for name in names
+        if _file(name).exists() or name in kept
+    ]
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     lines = [f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|", *rows]
     write_whole(PAGE, f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")

@@ -87,7 +87,11 @@ class Gemma3(LlamaLm):
     ATTENTION_WINDOW = (*(512,) * 5, None)
     ROTARY_BASE = (*(10_000.0,) * 5, 1_000_000.0)
 
-    smoke_table: ClassVar[dict[str, Any]] = {"ATTENTION_WINDOW": (*(8,) * 5, None)}
+    smoke_table: ClassVar[dict[str, Any]] = {
+        "ATTENTION_WINDOW": (*(8,) * 5, None),
+        "GRADIENT_ACCUMULATION": 1,  # the pattern has six layers, which take long to compile
+        "BATCH_SIZE": 8,
+    }
 
 
 @register

@@ -141,7 +141,7 @@ class Llama3_2_1B(Llama3_2):
     MODEL_DIM = 2048
     FFN_DIM = 8192
     NUM_HEADS = 32
-    GRADIENT_ACCUMULATION = 8
+    GRADIENT_ACCUMULATION = 32
 
 
 @register
@@ -154,4 +154,4 @@ class Llama3_2_3B(Llama3_2):
     FFN_DIM = 8192
     NUM_HEADS = 24
     HEAD_DIM = 128
-    GRADIENT_ACCUMULATION = 16
+    GRADIENT_ACCUMULATION = 32

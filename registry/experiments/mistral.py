@@ -29,7 +29,7 @@ class Mistral7B(Mistral):
 
 @register
 class Mistral7Bv3(Mistral7B):
-    """7,248,023,552 weights (version 0.3): all positions, a larger vocabulary and rotary base."""
+    """7,248,023,552 weights (version 0.3): no window, a larger rotary base, on 8 H100 GPUs of one box."""
 
     VOCAB_SIZE = 32_768
     ATTENTION_WINDOW = None
@@ -53,7 +53,10 @@ class MistralNemo(Mistral):
 
 
 class Mixtral(Mistral):
-    """Mixtral (Jiang et al. 2024): two gated experts of eight per token, with slots for all tokens."""
+    """Mixtral (Jiang et al. 2024): two gated experts of eight per token, with slots for all tokens.
+
+    Entries have groups of 1024 tokens. With slots for all tokens, groups do not change outputs.
+    """
 
     FFN = "gated_experts"
     ROUTING = "top_k"
@@ -74,6 +77,7 @@ class Mixtral8x7B(Mixtral):
     FFN_DIM = 14_336
     NUM_HEADS = 32
     CONTEXT_LEN = 32_768
+    NUM_GROUPS = 128
     GRADIENT_ACCUMULATION = 32
 
 
@@ -88,4 +92,5 @@ class Mixtral8x22B(Mixtral):
     FFN_DIM = 16_384
     NUM_HEADS = 48
     CONTEXT_LEN = 65_536
+    NUM_GROUPS = 256
     GRADIENT_ACCUMULATION = 16

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from registry.experiment import register
 from registry.templates.decoder import DecoderLm
-from registry.templates.smoke import IfOn
 
 
 class GptNeoX(DecoderLm):
@@ -23,8 +22,8 @@ class GptNeoX(DecoderLm):
 
     smoke_table: ClassVar[dict[str, Any]] = {
         "VOCAB_SIZE": 264,
-        "HEAD_DIM": IfOn(8),
         "NUM_HEADS": 4,
+        "HEAD_DIM": 8,
         "CONTEXT_LEN": None,
         "LEARNING_RATE": 5e-3,
         "DTYPE": "float32",
@@ -44,6 +43,7 @@ class Pythia(GptNeoX):
     EVAL_EVERY = 1000
     SAVE_EVERY = 1000
     REMAT = "full"
+    LOSS_CHUNK = 512
 
 
 @register

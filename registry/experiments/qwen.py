@@ -1,5 +1,7 @@
 """Qwen2.5 and Qwen3 in their published sizes (Qwen Team 2024; Qwen Team 2025)."""
 
+from typing import Any, ClassVar
+
 from registry.experiment import register
 from registry.templates.llama_lm import LlamaLm
 
@@ -27,7 +29,7 @@ class Qwen2_5_0_5B(Qwen2):
     FFN_DIM = 4864
     NUM_HEADS = 14
     NUM_KV_HEADS = 2
-    GRADIENT_ACCUMULATION = 4
+    GRADIENT_ACCUMULATION = 8
 
 
 @register
@@ -138,7 +140,7 @@ class Qwen3_0_6B(Qwen3):
     FFN_DIM = 3072
     NUM_HEADS = 16
     TIE_EMBEDDINGS = True
-    GRADIENT_ACCUMULATION = 4
+    GRADIENT_ACCUMULATION = 8
 
 
 @register
@@ -204,7 +206,7 @@ class Qwen3_32B(Qwen3):
 
 
 class Qwen3Moe(Qwen3):
-    """Qwen3 with 128 gated experts, eight per token, with slots for all tokens."""
+    """Qwen3 with 128 gated experts, eight per token, with slots for all tokens of a group of 1024."""
 
     FFN = "gated_experts"
     ROUTING = "top_k"
@@ -213,6 +215,8 @@ class Qwen3Moe(Qwen3):
     NUM_EXPERTS = 128
     NUM_KV_HEADS = 4
     AUX_LOSS = 0.001
+
+    smoke_table: ClassVar[dict[str, Any]] = {"EXPERTS_PER_TOKEN": 3}
 
 
 @register
@@ -224,6 +228,7 @@ class Qwen3_30B_A3B(Qwen3Moe):
     MODEL_DIM = 2048
     NUM_HEADS = 32
     EXPERT_DIM = 768
+    NUM_GROUPS = 128
     GRADIENT_ACCUMULATION = 32
 
 
@@ -236,4 +241,5 @@ class Qwen3_235B_A22B(Qwen3Moe):
     MODEL_DIM = 4096
     NUM_HEADS = 64
     EXPERT_DIM = 1536
+    NUM_GROUPS = 256
     GRADIENT_ACCUMULATION = 16

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from registry.experiment import register
-from registry.templates.bert_lm import BertEncoder
+from registry.templates.gshard_lm import BertEncoder
 
 
 @register

@@ -1,12 +1,14 @@
 """Families of Hugging Face's models: the keys of their config.json, and the knobs that all their models share."""
 
 import dataclasses
+import functools
 import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
+from registry.experiment import knob_types
 from registry.hugging_face.keys import Config, Knobs, Only, Relation, Same, Without, load
 from registry.hugging_face.relations import (
     Activation,
@@ -19,6 +21,7 @@ from registry.hugging_face.relations import (
     Windows,
     shortest,
 )
+from registry.values import convert
 
 # Keys that transformers has for all families.
 SHARED: tuple[Relation, ...] = (
@@ -62,8 +65,11 @@ class Family:
             if architecture != self.architecture:
                 raise config.refuse("architectures", f"Only {self.architecture} is.")
         found = dict(self.shared)
+        types = _knob_types(self.base)
         for relation in (*SHARED, *self.relations):
-            found |= relation.knobs(config)
+            knobs = relation.knobs(config)
+            _require_valid(knobs, types, relation, config)
+            found |= knobs
         config.require_all_read(self.names())
         return _with_local_bases(found)
 
@@ -76,8 +82,36 @@ class Family:
 
     def base_class(self) -> Any:
         """Returns the class of `base`."""
-        module, _, name = self.base.rpartition(".")
-        return getattr(importlib.import_module(module), name)
+        return _class(self.base)
+
+
+def _require_valid(knobs: Knobs, types: Mapping[str, Any], relation: Relation, config: Config) -> None:
+    """Raises a UsageError, which names the key, for a value that the knob does not take."""
+    for name, value in knobs.items():
+        try:
+            convert(value, types[name], name)
+        except UsageError as error:
+            wrong = [each for each in (value if isinstance(value, tuple) else (value,)) if not _fits(each, types[name])]
+            keys = [key for key in relation.names if any(config.has_value(key, each) for each in wrong)]
+            raise config.refuse((*keys, *relation.names)[0], str(error)) from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        convert(value, hint, "")
+    except UsageError:
+        return False
+    return True
+
+
+@functools.cache
+def _knob_types(base: str) -> dict[str, Any]:
+    return knob_types(_class(base))
+
+
+def _class(name: str) -> Any:
+    module, _, cls = name.rpartition(".")
+    return getattr(importlib.import_module(module), cls)
 
 
 def _length(default: int) -> Same:
@@ -332,6 +366,11 @@ def read(path: str) -> tuple[Family, Knobs]:
 def from_content(content: Mapping[str, Any], source: str) -> tuple[Family, Knobs]:
     """Returns the family and the knobs of the content of a config.json; `source` names it in errors."""
     config = Config(content, source)
+    if config.model_type not in FAMILIES and isinstance(content.get("text_config"), dict):
+        raise UsageError(
+            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported, because it is not for text "
+            f"alone. Save its text_config as a config.json of its own and give that."
+        )
     if config.model_type not in FAMILIES:
         raise UsageError(
             f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported. "

@@ -30,6 +30,11 @@ class Config:
         """Returns whether the key has a value other than null."""
         return self._content.get(name) is not None
 
+    def has_value(self, name: str, value: Any) -> bool:
+        """Returns whether the key has this value."""
+        found = self._content.get(name)
+        return found == value and isinstance(found, bool) == isinstance(value, bool)
+
     def read(self, name: str, default: Any, kind: type | tuple[type, ...], *, nullable: bool = False) -> Any:
         """Returns the value of a key; `default` if it is missing, None if it is null and may be.
 

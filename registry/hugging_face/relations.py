@@ -81,7 +81,10 @@ class InverseRoot:
         return (self.name,)
 
     def knobs(self, config: Config) -> Knobs:
-        return {"ATTENTION_SCALE": config.read(self.name, self.default, float) ** -0.5}
+        square = config.read(self.name, self.default, float)
+        if square <= 0:
+            raise config.refuse(self.name, "It must be above 0.")
+        return {"ATTENTION_SCALE": square**-0.5}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         scale = experiment.ATTENTION_SCALE
@@ -91,7 +94,7 @@ class InverseRoot:
 
 @dataclasses.dataclass(frozen=True)
 class Biases:
-    """Keys that add biases, with the places of BIASES; `always` has places without a key."""
+    """Places of BIASES that a key switches on; `always` has places without a key."""
 
     switches: tuple[tuple[str, tuple[str, ...], bool], ...] = ()  # (key, places, transformers' value of a missing key)
     always: tuple[str, ...] = ()
@@ -141,13 +144,13 @@ class Rotary:
             if set(parameters) - {FULL, SLIDING}:
                 raise config.refuse("rope_parameters", f"It must have {FULL} and {SLIDING}.")
             local, parameters = dict(parameters.get(SLIDING) or {}), dict(parameters.get(FULL) or {})
-            local_base = float(local.pop("rope_theta", local_base))
+            local_base = self._base(config, local, local_base)
             if local.pop("rope_type", "default") != "default" or local:
                 raise config.refuse("rope_parameters", f"{SLIDING} must have rope_type default.")
         rest = dict(scaling or parameters)
         name = "rope_scaling" if scaling else "rope_parameters"
-        base = float(rest.pop("rope_theta", base))
-        share = float(rest.pop("partial_rotary_factor", share)) if self.share_key else share
+        base = self._base(config, rest, base)
+        share = self._base(config, rest, share, "partial_rotary_factor") if self.share_key else share
         knobs = {"ROTARY_SHARE": share, **self._scaled(config, name, rest)}
         if local_base is None:
             return {"ROTARY_BASE": base, **knobs}
@@ -156,12 +159,22 @@ class Rotary:
 
     def _read(self, config: Config, name: str, usual: str, default: float) -> float:
         value = config.read(name, default, float)
-        return config.read(usual, value, float) if usual != name else value
+        if usual != name and config.read(usual, value, float) != value:  # some versions write both, equal
+            raise config.refuse(usual, f"It must equal {name} (got {value:g}), or be removed.")
+        return value
+
+    def _base(self, config: Config, found: dict[str, Any], default: float, name: str = "rope_theta") -> float:
+        try:
+            return _number(found.pop(name, default))
+        except TypeError as error:
+            given = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
+            raise config.refuse(given, f"Its {name} must be a number.") from error
 
     def _scaled(self, config: Config, name: str, found: dict[str, Any]) -> Knobs:
-        kind = found.pop("rope_type", None)
-        kind = found.pop("type", kind or "default") if kind is None else kind
-        found.pop("type", None)
+        kinds = [kind for kind in (found.pop("rope_type", None), found.pop("type", None)) if kind is not None]
+        kind = kinds[0] if kinds else "default"
+        if kinds[1:] and kinds[1] != kind:
+            raise config.refuse(name, "Its rope_type and type differ. Remove one of them.")
         if kind == "default":
             if found:
                 raise config.refuse(name, f"{next(iter(found))} has no effect without scaling. Remove it.")
@@ -169,17 +182,17 @@ class Rotary:
         if kind not in ("linear", "llama3", "yarn"):
             raise config.refuse(name, f"rope_type must be linear, llama3 or yarn (got {kind}).")
         try:
-            knobs: Knobs = {"ROTARY_SCALING": kind, "ROTARY_FACTOR": float(found.pop("factor"))}
+            knobs: Knobs = {"ROTARY_SCALING": kind, "ROTARY_FACTOR": _number(found.pop("factor"))}
             if kind != "linear":
                 length = found.pop("original_max_position_embeddings", None)
                 longest = config.read("max_position_embeddings", REQUIRED, int)
-                knobs["ROTARY_LENGTH"] = longest if length is None else int(length)
+                knobs["ROTARY_LENGTH"] = longest if length is None else int(_number(length))
                 low, high = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ("beta_slow", "beta_fast")
                 if kind == "llama3":
-                    knobs |= {"ROTARY_LOW": float(found.pop(low)), "ROTARY_HIGH": float(found.pop(high))}
+                    knobs |= {"ROTARY_LOW": _number(found.pop(low)), "ROTARY_HIGH": _number(found.pop(high))}
                 else:
                     given = found.pop(low, None), found.pop(high, None)
-                    knobs |= {"ROTARY_LOW": float(given[0] or 1.0), "ROTARY_HIGH": float(given[1] or 32.0)}
+                    knobs |= {"ROTARY_LOW": _number(given[0] or 1.0), "ROTARY_HIGH": _number(given[1] or 32.0)}
                     knobs["ROTARY_AMPLITUDE"] = self._amplitude(knobs["ROTARY_FACTOR"], found)
         except KeyError as error:
             raise config.refuse(name, f"Scaling of type {kind} needs {error.args[0]}.") from error
@@ -194,9 +207,9 @@ class Rotary:
         if found.get("truncate") is True:
             del found["truncate"]
         if given is not None or not (one and all_dims):
-            return None if given is None else float(given)
+            return None if given is None else _number(given)
         larger = lambda scale: 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
-        return larger(float(one)) / larger(float(all_dims))
+        return larger(_number(one)) / larger(_number(all_dims))
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         patterns = {name: getattr(experiment, name) for name in ("ROTARY_BASE", "ROTARY_SCALING")}
@@ -254,13 +267,17 @@ class Windows:
         given = config.read("layer_types", None, list, nullable=True)
         if given is None:
             has_window = [i >= first and not (period and (i + 1) % period == 0) for i in range(layers)]
-            has_window = [each and window is not None for each in has_window]
+            if self.switch and window is None:
+                has_window = [False] * layers
         else:
             if len(given) != layers or set(given) - {FULL, SLIDING}:
-                raise config.refuse("layer_types", f"It must name {FULL} or {SLIDING} for each of {layers} layers.")
+                raise config.refuse(
+                    "layer_types", f"It must have {FULL} or {SLIDING} num_hidden_layers = {layers} times."
+                )
             has_window = [each == SLIDING for each in given]
         if any(has_window) and window is None:
-            raise config.refuse("layer_types", "Layers of type sliding_attention need sliding_window.")
+            needed = "sliding_window and use_sliding_window" if self.switch else "sliding_window"
+            raise config.refuse("layer_types", f"Layers of type {SLIDING} need {needed}.")
         return {"ATTENTION_WINDOW": shortest([window if each else None for each in has_window])}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
@@ -335,6 +352,12 @@ class Experts:
             kinds = [layer.get("FFN", experiment.FFN) for layer in layers]
             keys |= {self.dense_key: [i for i, kind in enumerate(kinds) if kind == "gated"], self.step_key: 1}
         return keys
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value} is not a number")
+    return float(value)
 
 
 def shortest(values: Sequence[Any]) -> Any:

@@ -113,7 +113,7 @@ class AttentionKnobs(ModelKnobs):
             dropout_rate=self.DROPOUT if self.ATTENTION_DROPOUT is None else self.ATTENTION_DROPOUT,
             dtype=self.DTYPE,
             **self.rms_epsilon,
-            **self.rotation(),
+            **self.rotation(self.head_dim),
         )
         if config.qk_scale and self.NORM_SCALE == "one_plus_vector":
             config.one_plus_scale = True
@@ -132,12 +132,19 @@ class AttentionKnobs(ModelKnobs):
         config = self.attention()
         config.model_dim, config.head_dim = self.MODEL_DIM // 2, self.head_dim // 2
         config.scale = self.score_scale(self.head_dim // 2)
+        self.rotation(self.head_dim // 2)  # raises an error if these heads cannot rotate
         return self.layer(StaticSguMixer, mixer=config, width=self.SGU_WIDTH, power=self.SGU_POWER)
 
-    def rotation(self) -> dict[str, Any]:
+    def rotation(self, head_dim: int) -> dict[str, Any]:
         """Returns the fields of attention for partial and scaled rotary positions; empty for plain ones."""
         if self.POSITIONS != "rotary":
             return {}
+        rotated = int(head_dim * self.ROTARY_SHARE)
+        if self.ROTARY_SHARE != 1 and (rotated % 2 or not 0 < rotated <= head_dim):
+            raise UsageError(
+                f"ROTARY_SHARE = {self.ROTARY_SHARE} of the {head_dim} channels of heads with MIXER = {self.MIXER} and "
+                f"HEAD_DIM = {self.HEAD_DIM} must be an even number, up to all (got {rotated}). Change one of them."
+            )
         fields: dict[str, Any] = {} if self.ROTARY_SHARE == 1 else {"rotary_share": self.ROTARY_SHARE}
         if self.ROTARY_SCALING == "none":
             return fields

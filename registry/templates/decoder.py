@@ -82,12 +82,15 @@ class DecoderLm(FeedForwardKnobs):
         small = super().Smoke()
         knobs: dict[str, Any] = {"GRADIENT_ACCUMULATION": min(cls.GRADIENT_ACCUMULATION, 2)}
         knobs |= {"BATCH_SIZE": 8 * knobs["GRADIENT_ACCUMULATION"]} | smoke_knobs(cls)
-        if cls.NUM_KV_HEADS is not None:
+        if cls.NUM_KV_HEADS is not None and "NUM_KV_HEADS" not in knobs:
             heads = knobs["NUM_HEADS"] or knobs["MODEL_DIM"] // knobs["HEAD_DIM"]
             shared = lambda number: None if number is None else max(1, heads * number // cls().num_heads)
             now: Any = cls.NUM_KV_HEADS
             knobs["NUM_KV_HEADS"] = tuple(map(shared, now)) if isinstance(now, tuple) else shared(now)
-        knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * layer_patterns.period(cls))
+        period = layer_patterns.period(cls)
+        if period > 1:  # repetitions of the pattern, and what remains at the end
+            remainder = cls.NUM_LAYERS % period if 2 * period < cls.NUM_LAYERS else 0
+            knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * period + remainder)
         return small.derive(**knobs)
 
     @classmethod

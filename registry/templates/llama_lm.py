@@ -32,11 +32,13 @@ class LlamaLm(DecoderLm):
     SAVE_EVERY = 1000
     DTYPE = "bfloat16"
     REMAT = "full"
+    LOSS_CHUNK = 512  # logits of all positions would need more memory than the layers
 
     smoke_table: ClassVar[dict[str, Any]] = {
         "VOCAB_SIZE": 264,
-        "HEAD_DIM": IfOn(8),
-        "NUM_HEADS": 4,
+        "NUM_HEADS": 8,
+        "NUM_KV_HEADS": IfOn(4),
+        "HEAD_DIM": 8,
         "CONTEXT_LEN": None,
         "ROTARY_LENGTH": IfOn(8),
         "ATTENTION_WINDOW": IfOn(8),

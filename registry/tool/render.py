@@ -316,6 +316,10 @@ def steps(rows: list[dict[str, Any]]) -> None:
 def created(data: dict[str, Any]) -> None:
     """`new`."""
     name = data["name"]
+    if "parameters" in data:
+        same = data["same_model"]
+        known = f" The registered {same[0]} is the same model." if same else ""
+        console().print(f"{name}: {data['parameters']:,} parameters, from {data['source']}.{known}", soft_wrap=True)
     console().print(
         f"Wrote {data['path']}. Edit it, then:\n  python -m registry check {name}\n"
         f"  python -m runners.main --exp={name} --smoke --workdir=runs/{name.rpartition('.')[2]}",

@@ -19,6 +19,7 @@ from registry.tool.totals import TotalsByName
 # Everything that needs jax is imported inside the verb that uses it, so that `list` prints immediately.
 
 SHOWN_ERRORS = 5  # printed errors of experiments that `list` cannot show
+SMALL_DEVICES = 8  # onto which `check --smoke` folds meshes, because small experiments run on any number of devices
 MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that determine a mesh
 
 
@@ -57,6 +58,12 @@ def _run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="show: also what is as in the template, and the config")
     parser.add_argument("--update", action="store_true", help="golden: write the files")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="PATH",
+        help="new: a config.json of Hugging Face, or its folder, to be the base",
+    )
     parser.add_argument("--sections", metavar="LIST", help="golden: only these sections, as in weights,totals")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
@@ -240,7 +247,6 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
 
 def _check(options: argparse.Namespace) -> int:
     """Validates experiments (default: all) against their meshes."""
-    from registry.checks import check
     from registry.resolve import load, resolve
     from registry.user_code import clear_errors
 
@@ -258,9 +264,18 @@ def _check(options: argparse.Namespace) -> int:
         add(module, partial(load, module))
     rows = [row for row in rows if not row["ok"]]  # a module is listed only if it fails
     for name in _tracked(options.names or _known_keys(options), "Checking"):
-        add(name, lambda name=name: check(resolve(name, options.set, smoke=options.smoke)))
+        add(name, lambda name=name: _check_one(resolve(name, options.set, smoke=options.smoke)))
     _print(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2
+
+
+def _check_one(experiment: Any) -> None:
+    """Checks an experiment against its mesh; a small one against its mesh folded onto eight devices."""
+    from registry.checks import check
+    from registry.experiment import owner
+
+    is_folded = experiment.smoke and owner(type(experiment), "DEVICE_MESH_SHAPE") != "--set"
+    check(experiment, experiment.mesh_shape(SMALL_DEVICES) if is_folded else None)
 
 
 def _tracked(items: Sequence[Any], description: str) -> Iterable[Any]:
@@ -320,9 +335,16 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    """Writes the first lines of a new experiment; NAME is module.Class."""
+    """Writes an experiment: its first lines, or with --from the model of a config.json; NAME is module.Class."""
     from registry.tool.scaffold import scaffold
 
+    if options.source is not None:
+        from registry.tool.foreign_model import write_model
+
+        (name,) = _names(options, 1, 1, "a new name with --from")
+        if options.set:
+            raise UsageError("--set has no effect on the model of --from. Edit the class that it writes.")
+        return _print(options, write_model(options.source, name, Path.cwd()), render.created)
     base, name = _names(options, 2, 2, "a base and a new name")
     path = scaffold(_written(_resolve(options, base)), name, Path.cwd())
     return _print(options, {"path": str(path), "name": name}, render.created)
@@ -369,7 +391,7 @@ VERBS = {
     "tree": Verb(_tree),
     "explain": Verb(_explain, "NAME PATH"),
     "golden": Verb(_golden, "[NAME ...]"),
-    "new": Verb(_new, "BASE NAME"),
+    "new": Verb(_new, "[BASE] NAME"),
 }
 
 

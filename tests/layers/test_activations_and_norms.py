@@ -37,6 +37,16 @@ def test_rms_norm_by_hand():
     np.testing.assert_allclose(y, [[3 / 12.5**0.5, 8 / 12.5**0.5]], rtol=1e-6)
 
 
+def test_one_plus_a_weight_is_the_factor():
+    x = jax.random.normal(jax.random.key(0), (2, 8))
+    module = RMSNorm(specs=SPECS, one_plus_scale=True)
+    params = nn.meta.unbox(module.init(jax.random.key(1), x))
+    np.testing.assert_array_equal(params["params"]["norm_scale_m"], 0)
+    w = jnp.arange(8.0)
+    expected = RMSNorm(specs=SPECS).apply({"params": {"norm_scale_m": 1 + w}}, x)
+    np.testing.assert_allclose(module.apply({"params": {"norm_scale_m": w}}, x), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm_equals_linens(scale, bias):

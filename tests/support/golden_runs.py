@@ -18,13 +18,20 @@ FOLDER = Path(__file__).parents[1] / "golden" / "runs"
 STOPPED_AT, STEPS = 2, 4
 SHARED = {"DATA_PATH": "text.txt", "NUM_STEPS": STEPS, "LOG_EVERY": 1, "SAVE_EVERY": 2, "EVAL_EVERY": 2}
 SMALL = {"MODEL_DIM": 16, "SEQ_LEN": 16, "NUM_HEADS": 2}
+FAMILY = {"MODEL_DIM": 16, "SEQ_LEN": 16, "FFN_DIM": 32, "NUM_HEADS": 4, "VOCAB_SIZE": 256}
 EXPERIMENTS = {
+    "gemma": ("gemma.Gemma2_2B", FAMILY),
     "gpt": ("gpt.GptStdlib", SMALL),
     "gpt2": ("gpt2.Gpt2Small", SMALL),
     "gshard": ("gshard.MoeLm8x2B", SMALL | {"FFN_DIM": 32}),
     "little_gpt": ("little_gpt.LittleGpt127M", SMALL),
+    "llama": ("llama.Llama3_1_8B", FAMILY),
+    "mistral": ("mistral.Mixtral8x7B", FAMILY | {"NUM_EXPERTS": 4}),
     "mix": ("mix.VqMoeStdlib", {"MODEL_DIM": 16, "SEQ_LEN": 32}),
     "mu": ("mu.MuTiny", {"MODEL_DIM": 32, "SEQ_LEN": 16, "VOCAB_SIZE": 258}),
+    "olmo": ("olmo.Olmo2_7B", FAMILY),
+    "pythia": ("pythia.Pythia70M", FAMILY),
+    "qwen": ("qwen.Qwen3_8B", FAMILY),
     "tiny": ("tiny.StdlibTiny", SMALL),
     "vq": ("vq.VQTiny", {"MODEL_DIM": 16, "SEQ_LEN": 32}),
     "wiki_bert": ("wiki_bert.MLPerfBertDense500B", SMALL | {"FFN_DIM": 32}),

@@ -10,9 +10,8 @@ import pytest
 
 from layers.errors import UsageError
 from registry.build import build
-from registry.templates.bert_lm import BertEncoder
 from registry.templates.decoder import DecoderLm
-from registry.templates.gshard_lm import GShardLm, MoeLm
+from registry.templates.gshard_lm import BertEncoder, GShardLm, MoeLm
 from registry.templates.mu_lm import MuLm, MuMultiQueryLm
 from registry.templates.vq_lm import VQLm, VQMultiHeadLm, VQMultiQueryLm
 from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors

@@ -16,6 +16,7 @@ from layers.attention.static_sgu import StaticSguMixer
 from layers.attention.vq import VQAttention
 from layers.positions.alibi import Alibi
 from layers.positions.relative_bias import RelativeBias
+from layers.positions.rotary_scaling import Llama3Scaling, RotaryScaling, YarnScaling
 from layers.specs import P, Specs
 from layers.weights.initializers import FanIn
 from registry.templates.gpt_lm import GptLm
@@ -45,6 +46,15 @@ MIXERS = {
     "relative_bias_in_a_window": attention(relative_bias=RELATIVE, window=5, **MERGED),
     "alibi_multi_query": attention(num_kv_heads=1, relative_bias=Alibi(num_heads=4)),
     "l2_normed_queries_and_keys": attention(qk_norm="l2", specs=GptLm().specs),
+    "normed_heads_together": attention(qk_norm="rms_all_heads", qk_scale=True, num_kv_heads=2, rotary_base=100.0),
+    "one_plus_scale": attention(qk_norm="rms", qk_scale=True, one_plus_scale=True),
+    "softcap_in_a_window": attention(softcap=2.0, window=4, rotary_base=100.0),
+    "linear_rotary": attention(rotary_base=100.0, rotary_scaling=RotaryScaling(factor=4.0)),
+    "llama3_rotary": attention(rotary_base=100.0, rotary_scaling=Llama3Scaling(factor=4.0, length=8)),
+    "partial_yarn_rotary": attention(
+        rotary_base=100.0, rotary_share=0.5, rotary_scaling=YarnScaling(factor=4.0, length=8)
+    ),
+    "bias_of_the_output": attention(use_bias=False, use_out_bias=True),
     "static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=5),
     "wide_static_sgu": StaticSguMixer(specs=Specs(), mixer=attention(model_dim=8, head_dim=2), width=40, power=2.0),
     "gshard": attention(scale=1.0, extra_logit=0.0, softcap=2.0, relative_bias=RELATIVE, **MERGED),

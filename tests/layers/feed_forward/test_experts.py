@@ -54,7 +54,7 @@ def run(module, variables):
     return jax.grad(objective, has_aux=True)(variables, X)
 
 
-@pytest.mark.parametrize("routing", ["top2", "expert_choice"])
+@pytest.mark.parametrize("routing", ["top2", "top_k", "expert_choice"])
 @pytest.mark.parametrize(
     ("axes", "shape", "axis"),
     [(("data", "model"), (4, 2), "data"), (("data", "expert", "model"), (2, 2, 2), "expert")],
@@ -138,5 +138,32 @@ def test_no_slots_is_a_clear_error():
     for fields in ({"num_groups": 0}, {"capacity_factor": -1.0}, {"capacity": -1}, {"jitter": 1.0}):
         with pytest.raises(UsageError, match=next(iter(fields))):
             layer(**fields).init(jax.random.key(0), X)
-    with pytest.raises(UsageError, match="Choose top2 or expert_choice"):
+    with pytest.raises(UsageError, match="Choose top2, top_k or expert_choice"):
         layer(routing="hash").init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("gates", ["softmax_then_top_k", "top_k_then_softmax"])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_top_k_equals_all_experts_with_zero_gates(gates, count):
+    """A dense reference evaluates every expert, and its gates are 0 for experts that a token did not choose."""
+    module = layer(routing="top_k", experts_per_token=count, gates=gates, gated=True, capacity_factor=None)
+    variables = variables_of(module)
+    w = variables["params"]
+    logits = X @ w["router_me"]
+    chosen = logits >= jnp.sort(logits, axis=-1)[..., -count, None]
+    if gates == "softmax_then_top_k":
+        gate = jax.nn.softmax(logits, axis=-1) * chosen
+    else:
+        gate = jax.nn.softmax(jnp.where(chosen, logits, -jnp.inf), axis=-1)
+    hidden = jnp.einsum("bsm,emf->bsef", X, w["expert_in_emf"])
+    hidden *= jax.nn.relu(jnp.einsum("bsm,emf->bsef", X, w["expert_gate_emf"]))
+    expected = jnp.einsum("bsef,efm,bse->bsm", hidden, w["expert_out_efm"], gate)
+    found = module.apply(variables, X, mutable=[LOSSES, METRICS])[0]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_groups_change_nothing_with_slots_for_all_tokens():
+    made = [layer(routing="top_k", capacity_factor=None, num_groups=number) for number in (1, 8)]
+    variables = variables_of(made[0])
+    one, eight = (module.apply(variables, X, SEGMENTS, mutable=[LOSSES, METRICS])[0] for module in made)
+    np.testing.assert_allclose(one, eight, atol=2e-6)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layers.feed_forward.routing import auto_capacity, expert_choice_routing, top2_routing
+from layers.errors import UsageError
+from layers.feed_forward.routing import auto_capacity, expert_choice_routing, top2_routing, top_k_routing
 from tests.support.references.lingvo import NUMBERS
 
 LOGITS = (2 * np.sin(1.3 * (np.arange(48) + 1))).reshape(2, 6, 4).astype(np.float32)
@@ -109,3 +110,37 @@ def test_expert_choice_fills_every_expert():
         assert set(np.nonzero(slots[g, :, e].any(-1))[0]) == best
     assert float(routing.load_max) == pytest.approx(1.0)
     assert float(routing.aux_loss) == 0  # balanced by construction: nothing to learn
+
+
+def test_gates_of_top_k_are_shares_of_all_or_of_the_chosen_experts():
+    probability = jax.nn.softmax(LOGITS, axis=-1)
+    top = jnp.sort(probability, axis=-1)[..., -2:] * REAL[..., None]
+    of_all = top_k_routing(LOGITS, REAL, 6, 2, "softmax_then_top_k").combine_gsec
+    of_chosen = top_k_routing(LOGITS, REAL, 6, 2, "top_k_then_softmax").combine_gsec
+    np.testing.assert_allclose(jnp.sum(of_all, axis=(2, 3)), jnp.sum(top, axis=-1), rtol=1e-6)
+    np.testing.assert_allclose(jnp.sum(of_chosen, axis=(2, 3)), REAL, rtol=1e-6)
+    shares = of_all / jnp.maximum(jnp.sum(of_all, axis=(2, 3), keepdims=True), 1e-9)
+    np.testing.assert_allclose(shares, of_chosen, atol=1e-6)
+
+
+def test_top_2_of_top_k_is_top2_routing():
+    expected = top2_routing(LOGITS, REAL, 2)
+    found = top_k_routing(LOGITS, REAL, 2, 2)
+    np.testing.assert_allclose(found.combine_gsec, expected.combine_gsec, atol=1e-6)
+    np.testing.assert_allclose(found.dropped, expected.dropped, atol=1e-6)
+    np.testing.assert_allclose(found.load_max, expected.load_max, rtol=1e-6)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 6])
+def test_top_k_gives_each_slot_to_one_token_and_none_to_padding(capacity):
+    routing = top_k_routing(LOGITS, REAL, capacity, 3)
+    taken = routing.combine_gsec > 0
+    assert int(jnp.max(jnp.sum(taken, axis=1))) == 1
+    assert not np.any(taken[0, 5])
+    np.testing.assert_allclose(routing.dropped, 1 - jnp.sum(taken) / (3 * REAL.sum()), atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_top_k_of_too_many_experts_is_refused(count):
+    with pytest.raises(UsageError, match=r"experts_per_token must be between 1 and num_experts = 4 \(got"):
+        top_k_routing(LOGITS, REAL, 2, count)

@@ -1,0 +1,1 @@
+"""Tests of config.json files: every key, published numbers, and the entries that are written."""
