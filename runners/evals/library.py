@@ -1,0 +1,59 @@
+"""Imports lm-evaluation-harness (Gao et al., EleutherAI) on first use, and keeps its output short."""
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from layers.errors import missing_package
+
+LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "evaluate", "fsspec")
+
+
+def harness(subject: str) -> Any:
+    """Returns the package lm_eval with the modules that evaluations use.
+
+    Args:
+      subject: what needs it, for the error message.
+    Raises:
+      UsageError: it is not installed.
+    """
+    try:
+        import lm_eval
+        import lm_eval.api.model
+        import lm_eval.evaluator
+        import lm_eval.models.utils
+        import lm_eval.tasks
+        import lm_eval.tasks._yaml_loader
+        import lm_eval.utils
+    except ImportError as error:
+        raise missing_package(subject, "lm_eval", "evals") from error
+    return lm_eval
+
+
+@contextlib.contextmanager
+def quiet_harness() -> Iterator[None]:
+    """Inside, the harness logs only errors, shows progress bars only on a terminal, and starts no processes.
+
+    It would fork this process, whose JAX threads do not survive that, to estimate standard errors.
+    """
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    bars = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    try:
+        with bars:
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
