@@ -34,6 +34,13 @@ def harness(subject: str) -> Any:
     return lm_eval
 
 
+def data_errors() -> tuple[type[Exception], ...]:
+    """Returns the exceptions of data sets that cannot be found, downloaded or read."""
+    import datasets.exceptions
+
+    return ConnectionError, OSError, datasets.exceptions.DatasetsError
+
+
 @contextlib.contextmanager
 def quiet_harness() -> Iterator[None]:
     """Inside, the harness logs only errors, shows progress bars only on a terminal, and starts no processes.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean, first_line
-from runners.evals.library import harness, quiet_harness
+from runners.evals.library import data_errors, harness, quiet_harness
 from tasks.programs import EvalTasks
 
 
@@ -75,11 +75,9 @@ def _loaded(manager: Any, name: str) -> dict[str, Any]:
     Raises:
       UsageError: the file is not a task, or its data cannot be loaded.
     """
-    import datasets.exceptions
-
     try:
         return manager.load([name])
-    except (ConnectionError, datasets.exceptions.DatasetsError, OSError) as error:
+    except data_errors() as error:
         raise UsageError(
             f"The data of the evaluation task '{name}' cannot be loaded: {_reason(error)}. Tasks of the harness load "
             f"data from the Hugging Face hub; without a network, use task files with local data (--task_path)."
