@@ -67,7 +67,9 @@ class Task(Protocol):
 
     def zero_sums(self) -> MetricSums: ...
 
-    def token_scores(self, variables: Any, batch: Batch, tokens: jax.Array, chunk: int | None = None) -> TokenScores: ...
+    def token_scores(
+        self, variables: Any, batch: Batch, tokens: jax.Array, chunk: int | None = None
+    ) -> TokenScores: ...
 
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None

@@ -56,7 +56,9 @@ class LanguageData(DataSources):
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
-    EVAL_TASKS: tuple[str, ...] = ()  # tasks of lm-evaluation-harness, run with every evaluation: docs/howto/evaluate.md
+    EVAL_TASKS: tuple[
+        str, ...
+    ] = ()  # tasks of lm-evaluation-harness, run with every evaluation: docs/howto/evaluate.md
     EVAL_TASK_PATH: str | None = None  # folder of further task files (YAML) for EVAL_TASKS
     EVAL_LIMIT: Positive | None = None  # documents of each of EVAL_TASKS; None is all
     EVAL_FEWSHOT: int | None = None  # solved examples in each prompt of EVAL_TASKS; None is that of the task file

@@ -78,7 +78,7 @@ def _model_class() -> Any:
                     f"Texts without a context need a start or end token, which {self._vocabulary.describe()} lacks. "
                     f"Use a vocabulary with one."
                 )
-            return stop if start is None else start
+            return next(number for number in (start, stop) if number is not None)
 
         @property
         def max_gen_toks(self) -> int:
@@ -148,13 +148,15 @@ def _model_class() -> Any:
             rolled = utils.get_rolling_token_windows(token_list=ids, prefix_token=self.prefix_token_id, **sizes)
             return [utils.make_disjoint_window(window) for window in rolled]
 
+        def check(self, requests: Iterable[Any]) -> None:
+            """Raises a UsageError if a request has options that the decoding loop lacks, or generates too much."""
+            self._generations([request for request in requests if request.request_type == "generate_until"])
+
         def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
-            stop_id = self._vocabulary.stop_id
-            end = None if stop_id is None else self._vocabulary.decode([stop_id]) or None
-            settings = [generation_of(choices, end, NEW_TOKENS) for _, choices in _arguments(requests)]
+            settings = self._generations(requests)
             prompts = [
-                self._prompt(context, chosen)
-                for (context, _), chosen in zip(_arguments(requests), settings, strict=True)
+                (self.tok_encode(request.args[0]) or [self.prefix_token_id])[-(self.max_length - chosen.new_tokens) :]
+                for request, chosen in zip(requests, settings, strict=True)
             ]
             require_same_requests(self._session, prompts)
             texts = [""] * len(requests)
@@ -168,15 +170,19 @@ def _model_class() -> Any:
             self.report(f"Continued {len(requests):,} prompts in {self._continuer.count()}.")
             return texts
 
-        def _prompt(self, context: str, chosen: Generation) -> list[int]:
-            """Returns the ids of a prompt, without its first ones if there is no room for them and the new tokens."""
-            room = self.max_length - chosen.new_tokens
-            if room < 1:
-                raise UsageError(
-                    f"max_gen_toks must be below {self.max_length}, the positions that the model is made for (got "
-                    f"{chosen.new_tokens}). Set max_gen_toks in generation_kwargs of the task file."
-                )
-            return (self.tok_encode(context) or [self.prefix_token_id])[-room:]
+        def _generations(self, requests: Sequence[Any]) -> list[Generation]:
+            """Returns the settings of requests, each of which leaves room for a prompt."""
+            stop_id = self._vocabulary.stop_id
+            end = None if stop_id is None else self._vocabulary.decode([stop_id]) or None
+            settings = [generation_of(request.args[1], end, NEW_TOKENS) for request in requests]
+            for request, chosen in zip(requests, settings, strict=True):
+                if chosen.new_tokens >= self.max_length:
+                    raise UsageError(
+                        f"max_gen_toks of the evaluation task '{request.task_name}' must be below {self.max_length}, "
+                        f"the positions that the model is made for (got {chosen.new_tokens}). Set it in "
+                        f"generation_kwargs of the task file."
+                    )
+            return settings
 
         def _shown(self, ids: Sequence[int]) -> str:
             """Returns the text of ids, without special tokens and rows of the embedding that no token uses."""

@@ -41,25 +41,41 @@ def data_errors() -> tuple[type[Exception], ...]:
     return ConnectionError, OSError, datasets.exceptions.DatasetsError
 
 
-@contextlib.contextmanager
-def quiet_harness() -> Iterator[None]:
-    """Inside, the harness logs only errors, shows progress bars only on a terminal, and starts no processes.
+class _Errors(logging.Handler):
+    """Keeps messages of level ERROR."""
 
-    It would fork this process, whose JAX threads do not survive that, to estimate standard errors.
+    def __init__(self):
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def quiet_harness() -> Iterator[list[str]]:
+    """Inside, the harness logs nothing, shows progress bars only on a terminal, and starts no processes.
+
+    It would fork this process, whose JAX threads do not survive that, to estimate standard errors. Yields a list that
+    grows by the errors it would log, which explain the exceptions that follow.
     """
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
+    loggers, errors = [logging.getLogger(name) for name in LOGGERS], _Errors()
+    states = [(logger.level, logger.propagate) for logger in loggers]
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     for logger in loggers:
+        logger.addHandler(errors)
         logger.setLevel(logging.ERROR)
+        logger.propagate = False
     bars = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
         with bars:
-            yield
+            yield errors.messages
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, (level, propagate) in zip(loggers, states, strict=True):
+            logger.removeHandler(errors)
             logger.setLevel(level)
+            logger.propagate = propagate
         if before is None:
             del os.environ["DISABLE_MULTIPROC"]
         else:

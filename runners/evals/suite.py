@@ -12,7 +12,7 @@ import numpy as np
 from layers.errors import UsageError, VortaroError, first_line
 from runners.evals import adapter
 from runners.evals.library import harness, quiet_harness
-from runners.evals.task_files import load_tasks, request_some
+from runners.evals.task_files import first_requests, load_tasks
 from runners.session import Session
 from tasks.programs import EvalTasks
 
@@ -24,7 +24,7 @@ BOOTSTRAP = 1000  # resamples for standard errors without a formula; the harness
 class Outcome:
     """Results of one run of tasks."""
 
-    scalars: Mapping[str, Mapping[str, float]]  # by task or group: TASK/METRIC, TASK/METRIC_stderr, TASK/samples
+    scalars: Mapping[str, Mapping[str, float]]  # by task or group: TASK/METRIC, TASK/METRIC_stderr ...
     samples: Mapping[str, Sequence[Mapping[str, Any]]]  # by task: each document with its requests and answers
 
 
@@ -52,7 +52,7 @@ class TaskSuite:
         with self._same_error_in_all(session), _seeded():
             self._model = adapter.session_model(session, batch_tokens, report)
             self._loaded = load_tasks(tasks)
-            request_some(self._loaded["tasks"], list(self._loaded["tasks"]))
+            self._model.check(first_requests(self._loaded["tasks"]))
 
     @contextlib.contextmanager
     def _same_error_in_all(self, session: Session) -> Iterator[None]:
@@ -97,16 +97,19 @@ class TaskSuite:
 def scalars_of(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the harness's results as scalars by task or group; values without a number are omitted.
 
-    A metric of another filter than "none" has the filter's name: `gsm8k/exact_match,strict-match`.
+    A metric of another filter than "none" has the filter's name: `gsm8k/exact_match,strict-match`. `documents` and
+    `shots` are the numbers of documents and of solved examples in each prompt.
     """
     found: dict[str, dict[str, float]] = {}
     for task, values in results["results"].items():
         numbers = {key: value for key, value in values.items() if "," in key and isinstance(value, int | float)}
         scalars = {f"{task}/{key.removesuffix(',none')}": float(value) for key, value in numbers.items()}
+        amounts = {
+            "documents": results["n-samples"].get(task, {}).get("effective"),
+            "shots": results["n-shot"].get(task),
+        }
         if scalars:
-            found[task] = scalars
-        if scalars and task in results["n-samples"]:
-            scalars[f"{task}/samples"] = float(results["n-samples"][task]["effective"])
+            found[task] = scalars | {f"{task}/{name}": float(n) for name, n in amounts.items() if n is not None}
     return found
 
 

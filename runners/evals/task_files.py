@@ -1,6 +1,6 @@
 """Loading tasks by name: those of lm-evaluation-harness, and those of task files in a folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ def load_tasks(wanted: EvalTasks) -> dict[str, dict[str, Any]]:
     if wanted.path is not None and not Path(wanted.path).is_dir():
         raise UsageError(f"The folder of task files '{wanted.path}' does not exist. Correct --task_path.")
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
-    with quiet_harness():
+    with quiet_harness() as errors:
         for manager, names in _managers(lm_eval, wanted):
             for name in names:
-                found = _loaded(manager, name)
+                found = _loaded(manager, name, errors)
                 for kind in loaded:
                     loaded[kind] |= found.get(kind) or {}
     for name, task in loaded["tasks"].items():
@@ -69,9 +69,13 @@ def _broken_file(lm_eval: Any, folder: str | None) -> UsageError | None:
     return None
 
 
-def _loaded(manager: Any, name: str) -> dict[str, Any]:
+def _loaded(manager: Any, name: str, errors: Sequence[str]) -> dict[str, Any]:
     """Returns the tasks and groups of one name.
 
+    Args:
+      manager: an index of task files.
+      name: the name.
+      errors: what the harness has logged, which explains some of its exceptions.
     Raises:
       UsageError: the file is not a task, or its data cannot be loaded.
     """
@@ -83,21 +87,28 @@ def _loaded(manager: Any, name: str) -> dict[str, Any]:
             f"data from the Hugging Face hub; without a network, use task files with local data (--task_path)."
         ) from error
     except Exception as error:  # task files contain code and templates
-        raise UsageError(f"The evaluation task '{name}' cannot be loaded: {_reason(error)}.") from error
+        reason = first_line(errors[-1]) if errors else _reason(error)
+        raise UsageError(f"The evaluation task '{name}' cannot be loaded: {reason}.") from error
 
 
 def _reason(error: Exception) -> str:
     """Returns an error as the part of a sentence; errors of keys as such, because their text is only the key."""
     line = " ".join(str(error).split())
-    return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else first_line(line or error)
+    return (
+        f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else first_line(line or error)
+    )
 
 
 def _require_text(name: str, task: Any) -> None:
     """Raises a UsageError if a task needs more than text, or runs code that the model writes."""
     if getattr(task, "MULTIMODAL", False):
-        raise UsageError(f"The evaluation task '{name}' needs images or sound, which the model does not read. Remove it.")
+        raise UsageError(
+            f"The evaluation task '{name}' needs images or sound, which the model does not read. Remove it."
+        )
     if getattr(task, "UNSAFE_CODE", False):
-        raise UsageError(f"The evaluation task '{name}' runs code that the model writes. Remove it; it is not supported.")
+        raise UsageError(
+            f"The evaluation task '{name}' runs code that the model writes. Remove it; it is not supported."
+        )
 
 
 def _set_examples(task: Any, wanted: int | None) -> None:
@@ -107,19 +118,20 @@ def _set_examples(task: Any, wanted: int | None) -> None:
         task.set_config(key="num_fewshot", value=wanted or 0)
 
 
-def request_some(tasks: dict[str, Any], names: Sequence[str]) -> None:
-    """Builds the requests of one document of each task, so that errors in task files are found before a run starts.
+def first_requests(tasks: Mapping[str, Any]) -> list[Any]:
+    """Returns the requests of one document of each task, so that errors in task files are found before a run starts.
 
     Raises:
       UsageError: a template of a task file does not fit its data, or a task has no document.
     """
-    for name in names:
+    for name, task in tasks.items():
         try:
             with quiet_harness():
-                tasks[name].build_all_requests(limit=1, rank=0, world_size=1)
+                task.build_all_requests(limit=1, rank=0, world_size=1)
         except Exception as error:  # task files contain code and templates
             raise UsageError(
                 f"The evaluation task '{name}' cannot build its requests: {_reason(error)}. Correct its task file."
             ) from error
-        if not tasks[name].instances:
+        if not task.instances:
             raise UsageError(f"The evaluation task '{name}' has no document. Give its split data.")
+    return [request for task in tasks.values() for request in task.instances]

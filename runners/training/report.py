@@ -99,9 +99,9 @@ def _of_tasks(lines: Sequence[dict[str, Any]]) -> str:
 def _task_curves(lines: Sequence[dict[str, Any]]) -> str:
     steps: dict[str, set[int]] = {}
     for line in lines:
-        for name in (name for name in line if "/" in name and not name.endswith(("_stderr", "/samples"))):
+        for name in (name for name in line if "/" in name and tables.is_result(name)):
             steps.setdefault(name, set()).add(line["step"])
-    curves = [(name, name) for name, at in steps.items() if len(at) > 1 and f"{tables.STDERR}," not in name]
+    curves = [(name, name) for name, at in steps.items() if len(at) > 1]
     return _figure(lines, curves[:MOST_TASK_CURVES], columns=3)
 
 

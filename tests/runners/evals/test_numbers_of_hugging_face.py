@@ -55,7 +55,7 @@ def models(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("gpt2")
     byte_pairs(folder / "bytes")
-    tokens = {name: "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "bytes" / "tokenizer.json"), model_max_length=POSITIONS, **tokens
     )
