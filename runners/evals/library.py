@@ -1,7 +1,6 @@
 """Imports lm-evaluation-harness (Gao et al., EleutherAI) on first use, and keeps its output short."""
 
 import contextlib
-import io
 import logging
 import os
 import sys
@@ -67,9 +66,8 @@ def quiet_harness() -> Iterator[list[str]]:
         logger.addHandler(errors)
         logger.setLevel(logging.ERROR)
         logger.propagate = False
-    bars = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
-        with bars:
+        with _without_bars():
             yield errors.messages
     finally:
         for logger, (level, propagate) in zip(loggers, states, strict=True):
@@ -80,3 +78,43 @@ def quiet_harness() -> Iterator[list[str]]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = before
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Inside, the harness prints no note on standard errors, and no progress bars unless on a terminal.
+
+    Standard error itself is not redirected, because a thread may be loading TensorFlow (tasks.quiet_imports).
+    """
+    import datasets
+    import lm_eval.api.metrics
+    import lm_eval.api.task
+    import tqdm
+
+    had_bars = not datasets.are_progress_bars_disabled()
+    silent = lambda iterable=None, **choices: iterable
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(lm_eval.api.metrics, "print", lambda *texts: None))
+        if not sys.stderr.isatty():
+            stack.enter_context(_replaced(lm_eval.api.task, "tqdm", silent))
+            stack.enter_context(_replaced(tqdm, "tqdm", silent))  # the harness imports it where it estimates errors
+            datasets.disable_progress_bars()
+        try:
+            yield
+        finally:
+            if had_bars:
+                datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, a name of a module has another value."""
+    has_name, before = name in vars(module), getattr(module, name, None)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if has_name:
+            setattr(module, name, before)
+        else:
+            delattr(module, name)

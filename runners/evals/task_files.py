@@ -1,5 +1,6 @@
 """Loading tasks by name: those of lm-evaluation-harness, and those of task files in a folder."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def _managers(lm_eval: Any, wanted: EvalTasks) -> Iterator[tuple[Any, list[str]]
         remaining = [name for name in remaining if name not in found]
     if not remaining:
         return
-    index = lm_eval.tasks.TaskManager(include_path=wanted.path)
+    index = _complete_index(wanted.path, tuple((file, file.stat().st_mtime_ns) for file in _files(wanted.path)))
     names = [match for name in remaining for match in index.match_tasks([name]) or [name]]
     unknown = [name for name in names if name not in index.all_tasks and not Path(name).is_file()]
     if unknown:
@@ -59,9 +60,26 @@ def _managers(lm_eval: Any, wanted: EvalTasks) -> Iterator[tuple[Any, list[str]]
     yield index, names
 
 
+def _files(folder: str | None) -> list[Path]:
+    """Returns the task files in a folder and below."""
+    return [] if folder is None else sorted(Path(folder).rglob("*.yaml"))
+
+
+@functools.lru_cache(maxsize=2)
+def _complete_index(folder: str | None, versions: tuple[tuple[Path, int], ...]) -> Any:
+    """Returns the index of all task files, the harness's own included, which takes seconds to read.
+
+    Args:
+      folder: the folder of further files.
+      versions: those files and their times of modification.
+    """
+    del versions  # the key of the cache
+    return harness("The evaluation of tasks").tasks.TaskManager(include_path=folder)
+
+
 def _broken_file(lm_eval: Any, folder: str | None) -> UsageError | None:
     """Returns the error of the first task file in the folder that cannot be read; None if all can."""
-    for file in sorted(Path(folder).rglob("*.yaml")) if folder is not None else ():
+    for file in _files(folder):
         try:
             lm_eval.tasks._yaml_loader.load_yaml(file, resolve_func=False)
         except Exception as error:  # YAML errors, missing includes
