@@ -55,7 +55,22 @@ class EvalTasks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TestProgram:
-    """Evaluation on each of `inputs`, named by split, and on tasks."""
+    """Evaluation on each of `inputs`, named by split."""
 
     inputs: Mapping[str, IndexedInput]
-    evals: EvalTasks | None = None  # run with every evaluation of the validation split; None runs no task
+
+    @property
+    def evals(self) -> EvalTasks | None:
+        """The tasks that run with every evaluation of the validation split; None if there are none."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TestProgramWithTasks(TestProgram):
+    """Evaluation on each of `inputs`, and on tasks; a class of its own, so that other configs lack the field."""
+
+    tasks: EvalTasks
+
+    @property
+    def evals(self) -> EvalTasks:
+        return self.tasks

@@ -13,7 +13,7 @@ from tasks.inputs.seqio.rows import SeqioInput
 from tasks.inputs.seqio.vocabulary import SeqioVocabulary
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.tbptt_chunks import TbpttInput
-from tasks.programs import EvalTasks, TestProgram, TrainProgram, WarmStart
+from tasks.programs import EvalTasks, TestProgram, TestProgramWithTasks, TrainProgram, WarmStart
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 
@@ -102,8 +102,10 @@ class LanguageData(DataSources):
         )
 
     def Test(self) -> fdl.Config:
-        evals = {"evals": self.eval_tasks()} if self.EVAL_TASKS else {}
-        return fdl.Config(TestProgram, inputs={s: self.test_input(s) for s in ("validation", "test")}, **evals)
+        inputs = {split: self.test_input(split) for split in ("validation", "test")}
+        if not self.EVAL_TASKS:
+            return fdl.Config(TestProgram, inputs=inputs)
+        return fdl.Config(TestProgramWithTasks, inputs=inputs, tasks=self.eval_tasks())
 
     def eval_tasks(self) -> fdl.Config:
         """Returns the tasks that run with every evaluation."""

@@ -11,7 +11,9 @@ LENGTHS = strategies.lists(strategies.integers(1, 300), max_size=60)
 
 @hypothesis.given(LENGTHS, strategies.sampled_from([1, 3, 8]), strategies.sampled_from([1, 4]), strategies.booleans())
 def test_every_sequence_is_in_one_batch_that_is_long_enough(lengths, rows, positions, has_new_tokens):
-    packer = Packer(tokens=512, longest=300, row_multiple=rows, length_multiple=positions, new_tokens=has_new_tokens * 9)
+    packer = Packer(
+        tokens=512, longest=300, row_multiple=rows, length_multiple=positions, new_tokens=has_new_tokens * 9
+    )
     batches = packer.batches(lengths)
     assert sorted(number for batch in batches for number in batch.numbers) == list(range(len(lengths)))
     for batch in batches:
