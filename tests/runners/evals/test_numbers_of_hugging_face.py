@@ -1,0 +1,151 @@
+"""Requests get the numbers of the harness's own Hugging Face model on the same weights, one by one.
+
+Needs torch and lm_eval: pip install -e '.[torch,hf,evals]'.
+"""
+
+import string
+
+import numpy as np
+import pytest
+
+from tests.support.references.foreign import bring_in, variables_in
+from tests.support.vocabularies import ODD, TEXT, byte_pairs
+
+HOW = "needs the extras torch, hf and evals: pip install -c constraints.txt -e '.[torch,hf,evals]'"
+torch = pytest.importorskip("torch", reason=HOW)
+transformers = pytest.importorskip("transformers", reason=HOW)
+pytest.importorskip("lm_eval", reason=HOW)
+
+POSITIONS, WIDTH = 48, 32
+LONG = "the cat sat on the mat and the dog sat on the log, while def f(x): return x + 1 stayed. " * 4
+PAIRS = {
+    "plain": ("the cat sat on", " the mat"),
+    "one token": ("the cat sat on the", "."),
+    "no context": ("", "the cat sat"),
+    "only white space as context": (" \n", "the cat"),
+    "white space at the end of the context": ("the cat sat ", "on the mat"),
+    "line ends at the border": ("def f(x):\n    ", "return x + 1\n"),
+    "white space in both": ("the cat ", "  sat"),
+    "context longer than the model": (LONG, " the mat"),
+    "context one longer than the model": ("a b " * (POSITIONS // 4) + "c", "d"),
+    "as long as the model": ("a" * (POSITIONS - 3), "bcd"),
+    "long continuation": ("x", "y" * (POSITIONS - 1)),
+    "continuation that fills the model": ("the cat", "z" * POSITIONS),
+    "unicode": ("naïve 日本語", " 🐈 ñ"),
+    "border inside a word": ("return", "ing the catalog"),
+    "several lines": ("a\n\nb\n", "\n\nc"),
+}
+CHOICES = [("the dog sat on the", f" {word}") for word in ("log", "mat", "cat", "dog", "log")]
+LETTERS = [("Answer:", letter) for letter in "ABCDEFGHIJKL"]  # more than are scored in one row
+TEXTS = ["", "the", "the cat sat on the mat\n", LONG, "a" * POSITIONS, "b" * (POSITIONS + 1), "日本語 naïve " * 9]
+GREEDY = {
+    "until nothing": {"max_gen_toks": 12},
+    "until several strings": {"until": ["qq", "e", "\n\n"], "max_gen_toks": 20},
+    "until a string of several tokens": {"until": ["the"], "max_gen_toks": 33},
+    "until strings that overlap": {"until": ["at", "t", "sa"], "max_gen_toks": 20},
+    "with a temperature of 0": {"until": "x", "temperature": 0.0, "do_sample": False, "max_gen_toks": 7},
+}
+PROMPTS = ["the cat sat on", "a", LONG, "日本語", "def f(x):\n", "the dog ", "naïve 🐈"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A GPT-2 of random weights as a model of the harness: Hugging Face's, and the one of a run folder."""
+    from lm_eval.models.huggingface import HFLM
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    byte_pairs(folder / "bytes")
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "bytes" / "tokenizer.json"), model_max_length=POSITIONS, **tokens
+    )
+    tokenizer.save_pretrained(folder / "tokenizer")
+    sizes = {"vocab_size": len(tokenizer), "n_positions": POSITIONS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
+    sizes |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(3)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
+    learn(model, torch.tensor(tokenizer.encode(TEXT + ODD)))
+    model.save_pretrained(folder / "theirs")
+    knobs = [f"VOCAB_SIZE={len(tokenizer)}", f"MODEL_DIM={WIDTH}", f"SEQ_LEN={POSITIONS}", "NUM_HEADS=4", "DATA=text"]
+    knobs += ["VOCABULARY=huggingface", f"VOCABULARY_PATH={folder / 'tokenizer'}"]
+    assert bring_in("gpt2", folder / "theirs", "gpt2.Gpt2Small", folder / "run", *knobs) == 0
+    # Its cache of logits confuses one-token continuations with others whose last token follows the same tokens.
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, logits_cache=False), ours(folder / "run")
+
+
+def learn(model, tokens, steps=120):
+    """Trains a little, so that greedy texts differ by prompt and contain stop strings."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        starts = [(7 * step + 13 * row) % (len(tokens) - POSITIONS) for row in range(8)]
+        rows = torch.stack([tokens[start : start + POSITIONS] for start in starts])
+        optimizer.zero_grad()
+        model(rows, labels=rows).loss.backward()
+        optimizer.step()
+
+
+def ours(folder):
+    from runners.evals.adapter import session_model
+
+    session, variables = variables_in(folder)
+    model = session_model(session, batch_tokens=512)
+    model.variables = variables
+    return model
+
+
+def requests(kind, arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=given, idx=i) for i, given in enumerate(arguments)]
+
+
+def compare(models, arguments):
+    """Compares log-probabilities to 1e-4, and greedy flags; returns the flags."""
+    theirs, own = (model.loglikelihood(requests("loglikelihood", arguments)) for model in models)
+    np.testing.assert_allclose([a[0] for a in own], [a[0] for a in theirs], atol=1e-4, rtol=0)
+    assert [a[1] for a in own] == [a[1] for a in theirs]
+    return [a[1] for a in own]
+
+
+def pairs_that_both_score():
+    """All pairs, without the one whose context the Hugging Face model refuses."""
+    return [pair for name, pair in PAIRS.items() if name != "only white space as context"]
+
+
+def test_log_probabilities_and_greedy_flags(models):
+    compare(models, [*pairs_that_both_score(), *CHOICES, *LETTERS])
+
+
+def test_continuations_that_greedy_decoding_gives(models):
+    """Of all one-letter continuations at most one is greedy, and some contexts have one."""
+    contexts = [f"the {word}" for word in ("cat", "dog", "mat", "log", "sat", "def", "return", "on")]
+    flags = compare(models, [(context, letter) for context in contexts for letter in string.printable])
+    assert 0 < sum(flags) <= len(contexts)
+
+
+def test_texts_longer_than_the_model(models):
+    theirs, own = (model.loglikelihood_rolling(requests("rolling", [(text,) for text in TEXTS])) for model in models)
+    np.testing.assert_allclose(own, theirs, atol=1e-4, rtol=1e-6)
+    assert own[0] == 0
+
+
+@pytest.mark.parametrize("choices", GREEDY.values(), ids=GREEDY)
+def test_greedy_texts(models, choices):
+    arguments = [(prompt, choices) for prompt in PROMPTS]
+    theirs, own = (model.generate_until(requests("generate_until", arguments)) for model in models)
+    assert own == theirs
+    assert len(set(own)) > 2
+
+
+def test_white_space_as_context_counts_as_no_context(models):
+    _, own = models
+    asked = [PAIRS["only white space as context"], ("", " \nthe cat")]
+    one, other = own.loglikelihood(requests("loglikelihood", asked))
+    assert one == other
+
+
+def test_equal_requests_are_scored_once(models, capsys):
+    _, own = models
+    own.loglikelihood(requests("loglikelihood", [PAIRS["plain"]] * 50))
+    assert capsys.readouterr().out == "Scored 50 continuations in 1 batch of 1 shape.\n"
