@@ -47,7 +47,7 @@ test: $(TESTED)
 	$(RUN) -m pytest -n 2 -m "not slow"
 
 test-slow: $(TESTED)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
 	$(RUN) -m pytest -n 2 -m slow
 
 test-tpu: $(TESTED)

@@ -1,20 +1,19 @@
-"""Requests get the numbers of the harness's own Hugging Face model on the same weights, one by one.
-
-Needs torch and lm_eval: pip install -e '.[torch,hf,evals]'.
-"""
+"""Requests get the numbers of the harness's own Hugging Face model on the same weights, one by one."""
 
 import string
 
 import numpy as np
 import pytest
 
-from tests.support.references.foreign import bring_in, variables_in
+from tests.support.references import foreign, hugging_face
 from tests.support.vocabularies import ODD, TEXT, byte_pairs
 
-HOW = "needs the extras torch, hf and evals: pip install -c constraints.txt -e '.[torch,hf,evals]'"
+HOW = "needs the harness with torch: pip install -c constraints.txt -e '.[torch,evals]' 'lm-eval[hf]'"
 torch = pytest.importorskip("torch", reason=HOW)
 transformers = pytest.importorskip("transformers", reason=HOW)
-pytest.importorskip("lm_eval", reason=HOW)
+for package in ("lm_eval", "accelerate", "peft"):
+    pytest.importorskip(package, reason=HOW)
+pytestmark = pytest.mark.slow
 
 POSITIONS, WIDTH = 48, 32
 LONG = "the cat sat on the mat and the dog sat on the log, while def f(x): return x + 1 stayed. " * 4
@@ -48,30 +47,59 @@ GREEDY = {
 PROMPTS = ["the cat sat on", "a", LONG, "日本語", "def f(x):\n", "the dog ", "naïve 🐈"]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A GPT-2 of random weights as a model of the harness: Hugging Face's, and the one of a run folder."""
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def models(request, tmp_path_factory):
+    """A model that has learned a little as a model of the harness: Hugging Face's, and the one of a run folder.
+
+    GPT-2 has learned positions and the end token as prefix. The Llama has a start token before each text.
+    """
     from lm_eval.models.huggingface import HFLM
 
-    folder = tmp_path_factory.mktemp("gpt2")
-    byte_pairs(folder / "bytes")
-    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "bytes" / "tokenizer.json"), model_max_length=POSITIONS, **tokens
-    )
-    tokenizer.save_pretrained(folder / "tokenizer")
-    sizes = {"vocab_size": len(tokenizer), "n_positions": POSITIONS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
-    sizes |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = tokenizer_in(folder, has_start=request.param == "llama")
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    ends["vocab_size"] = len(tokenizer)
     torch.manual_seed(3)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
+    model = {"gpt2": gpt2, "llama": llama}[request.param](**ends).eval()
     learn(model, torch.tensor(tokenizer.encode(TEXT + ODD)))
     model.save_pretrained(folder / "theirs")
-    knobs = [f"VOCAB_SIZE={len(tokenizer)}", f"MODEL_DIM={WIDTH}", f"SEQ_LEN={POSITIONS}", "NUM_HEADS=4", "DATA=text"]
-    knobs += ["VOCABULARY=huggingface", f"VOCABULARY_PATH={folder / 'tokenizer'}"]
-    assert bring_in("gpt2", folder / "theirs", "gpt2.Gpt2Small", folder / "run", *knobs) == 0
+    if request.param == "gpt2":
+        knobs = [f"VOCAB_SIZE={len(tokenizer)}", f"MODEL_DIM={WIDTH}", f"SEQ_LEN={POSITIONS}", "NUM_HEADS=4"]
+        knobs += ["DATA=text", "VOCABULARY=huggingface", f"VOCABULARY_PATH={folder / 'tokenizer'}"]
+        assert foreign.bring_in("gpt2", folder / "theirs", "gpt2.Gpt2Small", folder / "run", *knobs) == 0
+    else:
+        tokenizer.save_pretrained(folder / "theirs")
+        assert hugging_face.bring_in(folder / "theirs", folder / "run") == 0
     # Its cache of logits confuses one-token continuations with others whose last token follows the same tokens.
     return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, logits_cache=False), ours(folder / "run")
+
+
+def tokenizer_in(folder, *, has_start):
+    """A byte-level tokenizer, which is also saved to `folder / "tokenizer"`."""
+    from tokenizers import Tokenizer, processors
+
+    byte_pairs(folder / "bytes")
+    library, start = Tokenizer.from_file(str(folder / "bytes" / "tokenizer.json")), "<|endoftext|>"
+    if has_start:
+        start = "<s>"
+        library.add_special_tokens([start])
+        special = [(start, library.token_to_id(start))]
+        library.post_processor = processors.TemplateProcessing(single=f"{start} $A", special_tokens=special)
+    tokens = {"bos_token": start, "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library, model_max_length=POSITIONS, **tokens)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return tokenizer
+
+
+def gpt2(**tokens):
+    sizes = {"n_positions": POSITIONS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropouts, **tokens))
+
+
+def llama(**tokens):
+    sizes = hugging_face.GROUPED | {"max_position_embeddings": POSITIONS, "hidden_size": WIDTH}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | tokens)))
 
 
 def learn(model, tokens, steps=120):
@@ -88,7 +116,7 @@ def learn(model, tokens, steps=120):
 def ours(folder):
     from runners.evals.adapter import session_model
 
-    session, variables = variables_in(folder)
+    session, variables = foreign.variables_in(folder)
     model = session_model(session, batch_tokens=512)
     model.variables = variables
     return model
@@ -127,7 +155,7 @@ def test_continuations_that_greedy_decoding_gives(models):
 def test_texts_longer_than_the_model(models):
     theirs, own = (model.loglikelihood_rolling(requests("rolling", [(text,) for text in TEXTS])) for model in models)
     np.testing.assert_allclose(own, theirs, atol=1e-4, rtol=1e-6)
-    assert own[0] == 0
+    assert (own[0] == 0) == (models[0].tok_encode("") == [])
 
 
 @pytest.mark.parametrize("choices", GREEDY.values(), ids=GREEDY)
