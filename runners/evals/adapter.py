@@ -64,7 +64,7 @@ def _model_class() -> Any:
             self._session, self._vocabulary, self.report = session, session.task.vocabulary, report
             placement = Placement(session, batch_tokens)
             self.max_length = placement.longest
-            self._scorer, self._continuer = Scorer(session, placement), Continuer(session, placement)
+            self._scorer, self._continuer = Scorer(session, placement, report), Continuer(session, placement, report)
 
         @property
         def eot_token_id(self) -> int | None:

@@ -1,14 +1,14 @@
 """Continuations of prompts up to stop strings, in batches packed by length."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from runners.evals.packing import PackedBatch, counted
-from runners.evals.placement import Placement
+from runners.evals.placement import Placement, Reminder
 from runners.session import Session
 from tasks.decoding.generation import Memory, chunk_sizes, generate_in_chunks, pad_prompts
 from tasks.decoding.sampler import Sampler
@@ -32,11 +32,12 @@ class Continuer:
     Args:
       session: the session.
       placement: the shapes of batches.
+      report: prints a line on a long computation.
       seed: of random continuations.
     """
 
-    def __init__(self, session: Session, placement: Placement, seed: int = 0):
-        self._session, self._placement, self._seed = session, placement, seed
+    def __init__(self, session: Session, placement: Placement, report: Callable[[str], None] = print, seed: int = 0):
+        self._session, self._placement, self._report, self._seed = session, placement, report, seed
         self._batches, self._shapes = 0, set[tuple[int, int, int]]()  # shapes: rows, prompt tokens, new tokens
 
     def count(self) -> str:
@@ -55,9 +56,11 @@ class Continuer:
         unique = list(dict.fromkeys(keys))
         texts = [_StoppingText(self._session.task.vocabulary, settings.stops) for _ in unique]
         packer = self._placement.prompt_packer(settings.new_tokens)
+        reminder = Reminder(self._report, len(unique), "Continued")
         for batch in packer.batches([len(key) - 1 for key in unique]):
             chosen = [unique[number][1:] for number in batch.numbers]
             self._fill(variables, chosen, batch, settings, [texts[number] for number in batch.numbers])
+            reminder.add(len(batch.numbers))
         found = dict(zip(unique, texts, strict=True))
         return [found[key].ids for key in keys]
 

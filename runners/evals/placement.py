@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from runners.host_batches import HostBatches
 from runners.session import Session
 
 TOKENS_PER_SHARD = 16_384  # positions of a batch on the devices that share its rows, unless training uses fewer
+REPORT_SECONDS = 20.0
 LOGITS_PER_SHARD = 2**26  # logits in memory at once there: 256 MiB in float32
 
 
@@ -68,6 +70,27 @@ class Placement:
 def longest_row(session: Session) -> int:
     """Returns the positions per row that the model is made for: those that it states, else those of training rows."""
     return session.task.trained_length() or session.task.carry_length or session.train.input.seq_len
+
+
+class Reminder:
+    """Reports how much is done of a long computation, once in REPORT_SECONDS.
+
+    Args:
+      report: prints a line.
+      total: number of sequences.
+      done: what has happened to those that are done.
+    """
+
+    def __init__(self, report: Callable[[str], None], total: int, done: str):
+        self._report, self._total, self._done = report, total, done
+        self._count, self._reported = 0, time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Adds sequences that are done."""
+        self._count += count
+        if time.monotonic() - self._reported > REPORT_SECONDS and self._count < self._total:
+            self._reported = time.monotonic()
+            self._report(f"{self._done} {self._count:,} of {self._total:,} sequences")
 
 
 def one_ahead(results: Iterator[tuple[Any, Any]], settle: Any) -> Iterator[tuple[Any, Any]]:

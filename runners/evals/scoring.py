@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from runners.evals.packing import PackedBatch, counted
-from runners.evals.placement import Placement, one_ahead
+from runners.evals.placement import Placement, Reminder, one_ahead
 from runners.session import Session
 from tasks.batch import Batch
 
@@ -38,10 +38,11 @@ class Scorer:
     Args:
       session: the session.
       placement: the shapes of batches.
+      report: prints a line on a long computation.
     """
 
-    def __init__(self, session: Session, placement: Placement):
-        self._session, self._placement = session, placement
+    def __init__(self, session: Session, placement: Placement, report: Callable[[str], None] = print):
+        self._session, self._placement, self._report = session, placement, report
         self._batches, self._shapes = 0, set[tuple[int, int, int]]()  # shapes: rows, positions, candidates
 
     def count(self) -> str:
@@ -70,7 +71,9 @@ class Scorer:
         candidates = 1 << (max((len(row.last) for row in rows), default=1) - 1).bit_length()
         batches = self._placement.packer.batches([len(row.inputs) for row in rows])
         computed = ((batch, self._computed(variables, rows, batch, candidates)) for batch in batches)
+        reminder = Reminder(self._report, len(rows), "Scored")
         for batch, (log_p, likeliest) in one_ahead(computed, self._session.settle):
+            reminder.add(len(batch.numbers))
             for place, number in enumerate(batch.numbers):
                 yield rows[number], _sequence_scores(rows[number], log_p[place], likeliest[place])
 

@@ -69,6 +69,7 @@ def test_every_kind_of_request(run, tasks):
     assert len(list((run / "evals" / "00000003").iterdir())) == 3
 
 
+@pytest.mark.slow  # reads all task files of the harness
 def test_groups_patterns_and_amounts(run, tasks):
     flags = [f"--task_path={tasks}", "--limit=3", "--num_fewshot=1", "--batch_tokens=64"]
     assert evaluated(run, "--tasks=all_of_them", *flags).returncode == 0
@@ -81,6 +82,7 @@ def test_groups_patterns_and_amounts(run, tasks):
     assert len(lines(run)) == 3
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_shapes_of_batches(run, tasks):
     for more in ([], ["--batch_tokens=32"]):
         assert evaluated(run, "--tasks=texts,answers", f"--task_path={tasks}", *more, "--log_samples").returncode == 0
@@ -152,7 +154,7 @@ def test_without_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        (["EVAL_TASK_PATH=somewhere"], "EVAL_TASK_PATH = 'somewhere' has no effect"),
+        pytest.param(["EVAL_TASK_PATH=a"], "EVAL_TASK_PATH = 'a' has no effect", marks=pytest.mark.slow),
         (["EVAL_TASKS=capitals", "EVAL_FEWSHOT=-1"], "num_fewshot must be at least 0 (got -1)"),
         (["EVAL_TASKS=capitals", "DATA=synthetic"], "need a vocabulary of text (got the token ids"),
         (["EVAL_TASKS=capitals", "OBJECTIVE=masked"], "need a model with OBJECTIVE = causal (got masked)"),

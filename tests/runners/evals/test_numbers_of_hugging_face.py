@@ -5,6 +5,7 @@ import string
 import numpy as np
 import pytest
 
+from tests.support import evals
 from tests.support.references import foreign, hugging_face
 from tests.support.vocabularies import ODD, TEXT, byte_pairs
 
@@ -171,6 +172,29 @@ def test_white_space_as_context_counts_as_no_context(models):
     asked = [PAIRS["only white space as context"], ("", " \nthe cat")]
     one, other = own.loglikelihood(requests("loglikelihood", asked))
     assert one == other
+
+
+def test_metrics_of_tasks(models, tmp_path):
+    """Both models through the harness, with solved examples in the prompts."""
+    from lm_eval.evaluator import evaluate
+
+    from runners.evals.library import quiet_harness
+    from runners.evals.suite import scalars_of
+    from runners.evals.task_files import load_tasks
+    from tasks.programs import EvalTasks
+
+    wanted = EvalTasks(names=evals.NAMES, path=str(evals.task_files(tmp_path / "tasks")), num_fewshot=1)
+    found = []
+    for model in models:
+        loaded = load_tasks(wanted)
+        for task in loaded["tasks"].values():
+            task.set_fewshot_seed(seed=0)
+        with quiet_harness():
+            found.append(scalars_of(evaluate(lm=model, task_dict=loaded, bootstrap_iters=10)))
+    theirs, own = found
+    assert set(own) == set(theirs) == set(evals.NAMES)
+    for task, scalars in own.items():
+        assert scalars == pytest.approx(theirs[task], rel=1e-4)
 
 
 def test_equal_requests_are_scored_once(models, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from registry.resolve import resolve
+from runners.evals import placement
 from runners.evals.continuation import Continuer, Generation
 from runners.evals.placement import Placement
 from runners.evals.scoring import Scorer
@@ -55,8 +56,6 @@ def test_scores_are_those_of_single_sequences(name, mesh):
 
 def test_logits_in_chunks_are_the_logits(monkeypatch):
     """A bound on the logits in memory changes no score."""
-    from runners.evals import placement
-
     session = session_of("tiny.StdlibTiny", "1,1")
     given = sequences(session.task.vocabulary, (5, 30))
     with session.placed():
@@ -94,6 +93,15 @@ def test_stop_strings_end_a_continuation_within_a_chunk(monkeypatch):
         for chunk in (32, 2):
             monkeypatch.setattr("runners.evals.continuation.CHUNK", chunk)
             assert continuer(variables, [prompt], Generation(GREEDY, 9, ("no", stop))) == [complete[:expected]]
+
+
+def test_long_computations_report_what_is_done(monkeypatch):
+    monkeypatch.setattr(placement, "REPORT_SECONDS", -1.0)
+    lines = []
+    reminder = placement.Reminder(lines.append, 3000, "Scored")
+    for count in (1000, 1500, 500):
+        reminder.add(count)
+    assert lines == ["Scored 1,000 of 3,000 sequences", "Scored 2,500 of 3,000 sequences"]
 
 
 def test_random_continuations_differ_and_repeat():
