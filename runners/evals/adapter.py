@@ -105,7 +105,8 @@ def _model_class() -> Any:
                 ids = self.tok_encode(context + continuation, add_special_tokens=False)
                 prefix = self.prefix_token_id
                 return (ids[:1], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids)
-            return self._encode_pair(context, continuation)
+            before, ids = self._encode_pair(context, continuation)
+            return before or [self.prefix_token_id], ids  # a vocabulary may drop the characters of a context
 
         def _loglikelihood_tokens(self, requests: Sequence[Any], **unused: Any) -> list[tuple[float, bool]]:
             answers = self._answers([(context, continuation) for _, context, continuation in requests])
