@@ -144,7 +144,7 @@ class Rotary:
             if set(parameters) - {FULL, SLIDING}:
                 raise config.refuse("rope_parameters", f"It must have {FULL} and {SLIDING}.")
             local, parameters = dict(parameters.get(SLIDING) or {}), dict(parameters.get(FULL) or {})
-            local_base = self._base(config, local, local_base)
+            local_base = self._base(config, local, self.local_base if local_base is None else local_base)
             if local.pop("rope_type", "default") != "default" or local:
                 raise config.refuse("rope_parameters", f"{SLIDING} must have rope_type default.")
         rest = dict(scaling or parameters)
