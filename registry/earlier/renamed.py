@@ -60,6 +60,7 @@ MODULES = {
     "registry.experiments.mu_lm": "registry.templates.mu_lm",
     "registry.experiments.training": "registry.templates.training",
     "registry.experiments.vq_lm": "registry.templates.vq_lm",
+    "registry.templates.bert_lm": "registry.templates.gshard_lm",
     "registry.diff": "registry.records.diff",
     "registry.provenance": "registry.records.provenance",
     "registry.snapshot": "registry.records.snapshot",

@@ -144,7 +144,7 @@ class Rotary:
             if set(parameters) - {FULL, SLIDING}:
                 raise config.refuse("rope_parameters", f"It must have {FULL} and {SLIDING}.")
             local, parameters = dict(parameters.get(SLIDING) or {}), dict(parameters.get(FULL) or {})
-            local_base = self._base(config, local, local_base)
+            local_base = self._base(config, local, self.local_base if local_base is None else local_base)
             if local.pop("rope_type", "default") != "default" or local:
                 raise config.refuse("rope_parameters", f"{SLIDING} must have rope_type default.")
         rest = dict(scaling or parameters)
@@ -242,7 +242,7 @@ class Windows:
     default: int | None = None  # transformers' value of a missing sliding_window
     by_layer: bool = False  # whether layers have types
     switch: bool = False  # whether windows need use_sliding_window
-    first_key: str = ""  # number of first layers without a window; empty if there is no such key
+    first_key: str = ""  # number of first layers without a window; empty for none
     first: int = 0  # transformers' value of a missing key
     period: int | None = None  # layers of a pattern whose last one has no window; None for no such pattern
     period_keys: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ WITHOUT_EFFECT = (
 )
 
 
-def family_of(experiment: Experiment, model_type: str | None = None) -> Family:
+def representing_family(experiment: Experiment, model_type: str | None = None) -> Family:
     """Returns the family whose config.json represents the experiment's model: that of the nearest base class, or any.
 
     Args:

@@ -70,6 +70,8 @@ def _run(arguments: Sequence[str]) -> int:
         raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
     if options.verb not in VERBS:
         raise UsageError(f"Unknown verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
+    if options.source is not None and options.verb != "new":
+        raise UsageError(f"--from has no effect on {options.verb}. Remove it.")
     return VERBS[options.verb].run(options)
 
 

@@ -53,9 +53,9 @@ def is_file(options: argparse.Namespace) -> bool:
 
 
 def _family(options: argparse.Namespace, session: "Session") -> Any:
-    from registry.hugging_face.representation import family_of
+    from registry.hugging_face.representation import representing_family
 
-    return family_of(session.experiment, options.format)
+    return representing_family(session.experiment, options.format)
 
 
 def _tensors(options: argparse.Namespace, session: "Session", layout: "Layout") -> tuple[int, dict[str, Any]]:

@@ -68,8 +68,9 @@ def _of_model_folder(options: argparse.Namespace) -> list[str]:
       UsageError: its config.json is not supported, or describes another model than --exp.
     """
     from registry.hugging_face import families
+    from registry.hugging_face.entry import stated
     from registry.hugging_face.representation import require_same_model
-    from runners.conversion.model_folder import has_tokenizer, settings_of
+    from runners.conversion.model_folder import has_tokenizer
 
     family, knobs = families.read(options.source)
     options.model_type = family.model_type
@@ -77,16 +78,19 @@ def _of_model_folder(options: argparse.Namespace) -> list[str]:
     settings = []
     if options.exp is None:
         options.exp = family.base
-        settings = settings_of(family, knobs)
-        length = knobs.get("CONTEXT_LEN")
-        if length is not None and length < family.base_class().SEQ_LEN:
-            settings.append(f"SEQ_LEN={length}")
+        settings = [f"{name}={_text(value)}" for name, value in stated(family, knobs).items()]
     else:
         require_same_model(_resolved(options, []), family, knobs, options.source)
     if not named & {"VOCABULARY", "DATA"}:
         has = has_tokenizer(options.source)
         settings += ["VOCABULARY=huggingface", f"VOCABULARY_PATH={options.source}"] if has else ["DATA=synthetic"]
     return [setting for setting in settings if setting.partition("=")[0] not in named]
+
+
+def _text(value: Any) -> str:
+    from registry.values import show
+
+    return value if isinstance(value, str) else show(value)
 
 
 def _with_own_tokenizer(options: argparse.Namespace, settings: list[str]) -> "Experiment":

@@ -10,7 +10,6 @@ from typing import Any
 from layers.errors import UsageError
 from registry.experiment import Experiment
 from registry.hugging_face import families
-from registry.values import show
 from runners.conversion.tensors import Tensor, size_in_bytes, write_safetensors
 from tasks.storage.files import TEMPORARY, Place, make_folder, write_whole
 
@@ -27,16 +26,6 @@ TOKENIZER_FILES = (
 def is_model_folder(path: str) -> bool:
     """Returns whether the path is a folder with a config.json."""
     return (Path(path) / CONFIG).is_file()
-
-
-def settings_of(family: families.Family, knobs: Mapping[str, Any]) -> list[str]:
-    """Returns the knobs that differ from the family's base class as settings of --set."""
-    base = family.base_class().knobs()
-    return [f"{name}={_text(value)}" for name, value in knobs.items() if base[name] != value]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
 
 
 def has_tokenizer(folder: str) -> bool:

@@ -256,3 +256,11 @@ def test_bad_requests(capsys, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_check_of_small_experiments_folds_their_meshes(capsys):
+    code, text, _ = registry(capsys, "check", "--smoke", "gshard.DenseLm1T16x16", "llama.Llama3_70B")
+    assert code == 0, text
+    code, text, _ = registry(capsys, "check", "--smoke", "llama.Llama3_70B", "--set=DEVICE_MESH_SHAPE=16,8")
+    assert code == 2
+    assert "into 16 parts" in text or "into 8 parts" in text

@@ -268,9 +268,9 @@ def test_refused_exports(tmp_path, capsys):
 
 def test_models_that_no_family_represents(tmp_path, capsys):
     from layers.errors import UsageError
-    from registry.hugging_face.representation import family_of
+    from registry.hugging_face.representation import representing_family
 
-    assert family_of(resolve("tiny.StdlibTinyLlama")).model_type == "llama"
+    assert representing_family(resolve("tiny.StdlibTinyLlama")).model_type == "llama"
     with pytest.raises(UsageError, match=r"models differ from VQTiny: "):
-        family_of(resolve("vq.VQTiny"))
+        representing_family(resolve("vq.VQTiny"))
     build(resolve("tiny.StdlibTinyLlama").Task(), "task")
