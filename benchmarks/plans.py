@@ -60,9 +60,8 @@ def main(globs: list[str]) -> int:
             print(f"{name} on {topology(name)} ...", flush=True)
             _plan(name)
     text = PAGE.read_text()
-    kept = {
-        line.split()[1].rstrip(","): line for line in text.partition(BEGIN)[2].partition(END)[0].splitlines() if line
-    }
+    table = text.partition(BEGIN)[2].partition(END)[0].splitlines()
+    kept = {line.split()[1].rstrip(","): line for line in table if line.startswith("| ")}
     rows = [
         _row(name, json.loads(_file(name).read_text())) if _file(name).exists() else kept[name]
         for name in names

@@ -93,4 +93,5 @@ class Mixtral8x22B(Mixtral):
     NUM_HEADS = 48
     CONTEXT_LEN = 65_536
     NUM_GROUPS = 256
+    AUX_LOSS = 0.001
     GRADIENT_ACCUMULATION = 16
