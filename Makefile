@@ -10,13 +10,13 @@ BENCH = .venv-bench/bin/python
 BENCHED = .venv-bench/.made-by-make
 TESTED = .venv/.tested-by-make
 
-EXTRAS = tensorboard,dev,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
+EXTRAS = tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-slow test-tpu test-cluster lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (10 to 20 minutes on two cores)"
-	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, long trainings, all documented commands"
+	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, long trainings, models of transformers on torch, all documented commands"
 	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
@@ -47,6 +47,7 @@ test: $(TESTED)
 	$(RUN) -m pytest -n 2 -m "not slow"
 
 test-slow: $(TESTED)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
 	$(RUN) -m pytest -n 2 -m slow
 
 test-tpu: $(TESTED)

@@ -1,4 +1,4 @@
-"""Benchmark of greedy GPT-2 decoding: our compiled loop, transformers' generate, and a loop without a cache.
+"""Benchmark of greedy decoding of GPT-2 and a Llama: our loop, transformers' generate, and a loop without a cache.
 
     python -m benchmarks.decoding --size='6x384 at 512'
 
@@ -14,16 +14,20 @@ import numpy as np
 
 from benchmarks.alternation import Implementation, workers
 from benchmarks.implementations import vortaro
-from benchmarks.implementations.work import SIZES
+from benchmarks.implementations.work import LLAMA_SIZES, SIZES
 from benchmarks.tables import flags, machine, show
 
-IMPLEMENTATIONS = [Implementation("Vortaro", "vortaro"), Implementation("transformers, generate", "transformers_gpt2")]
+ALL_SIZES = SIZES | LLAMA_SIZES
+IMPLEMENTATIONS = [
+    Implementation("Vortaro", "vortaro"),
+    Implementation("transformers, generate", "transformers_models"),
+]
 UNCACHED = Implementation("Vortaro, no cache", "vortaro", ("uncached",))
 
 
 def main() -> int:
     parser = flags(__doc__)
-    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["6x384 at 512", "124M"])
+    parser.add_argument("--sizes", choices=ALL_SIZES, nargs="+", default=["6x384 at 512", "124M", "Llama 124M"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256, help="new tokens")
@@ -38,11 +42,11 @@ def main() -> int:
 
 def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[str, object]]:
     # Without a cache the larger model would take a quarter of an hour.
-    implementations = [*IMPLEMENTATIONS, *([UNCACHED] if SIZES[size].vocab < 1000 and rows == 1 else [])]
+    implementations = [*IMPLEMENTATIONS, *([UNCACHED] if ALL_SIZES[size].vocab < 1000 and rows == 1 else [])]
     arguments = ["decode", f"--size={size}", f"--rows={rows}", f"--prompt={options.prompt}", f"--new={options.new}"]
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
-        vortaro.write_weights(SIZES[size], weights)
+        vortaro.write_weights(ALL_SIZES[size], weights)
         with workers(implementations, [*arguments, f"--weights={weights}"], Path(folder)) as started:
             for turn in range(options.rounds + 1):
                 for worker in started:

@@ -33,7 +33,7 @@ IMPLEMENTATIONS = [
     Implementation("plain JAX, unrolled, remat of all but products", "plain_jax", ("remat",)),
     Implementation("torch, eager", "torch_gpt2"),
     Implementation("torch, compiled", "torch_gpt2", ("compiled",)),
-    Implementation("transformers on torch", "transformers_gpt2"),
+    Implementation("transformers on torch", "transformers_models"),
     Implementation("Levanter", "levanter_gpt2"),
     Implementation("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
 ]

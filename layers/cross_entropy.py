@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary, computed in chunks of the sequence, with z-loss and label smoothing."""
+"""Cross-entropy over the vocabulary, in chunks of the sequence, with z-loss and label smoothing; scores of tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -83,13 +83,6 @@ def chunked_cross_entropy(
     options = (z_loss, label_smoothing, vocab_size)
     if chunk is None or chunk >= length:
         return cross_entropy_sums(to_logits(features), targets, weights, *options)
-    if length % chunk:
-        raise UsageError(f"loss_chunk must divide the sequence length {length} (got {chunk}).")
-
-    def split(x: jax.Array) -> jax.Array:
-        # Position p belongs to piece p % pieces, so that devices that share a sequence keep their own positions.
-        return jnp.moveaxis(x.reshape(x.shape[0], chunk, length // chunk, *x.shape[2:]), 2, 0)
-
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], chunk, *x.shape[2:]), x.dtype), features)
     head = jax.make_jaxpr(to_logits)(first)
     read = head.consts  # inputs other than features: weights, and token ids
@@ -104,8 +97,53 @@ def chunked_cross_entropy(
         [logits] = evaluate(*jax.tree.leaves(features))
         return cross_entropy_sums(logits, targets, weights, *options)
 
-    features, targets, weights = jax.tree.map(split, (features, targets, weights))
+    features, targets, weights = _split((features, targets, weights), chunk, length)
     return _summed(piece)(features, head_weights, fixed, targets, weights)
+
+
+def _split(tree: Any, chunk: int, length: int) -> Any:
+    """Returns arrays (B, S, ...) as (S / chunk, B, chunk, ...).
+
+    Position p belongs to piece p % pieces, so that devices that share a sequence keep their own positions.
+
+    Raises:
+      UsageError: `chunk` does not divide the sequence.
+    """
+    if length % chunk:
+        raise UsageError(f"loss_chunk must divide the sequence length {length} (got {chunk}).")
+    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0], chunk, length // chunk, *x.shape[2:]), 2, 0)
+    return jax.tree.map(split, tree)
+
+
+class TokenScores(struct.PyTreeNode):
+    """Log-probabilities of given tokens at each position, and the likeliest token there."""
+
+    log_p_bst: Float[Array, "b s t"]  # in nats
+    likeliest_bs: Int[Array, "b s"]
+
+
+def chunked_token_scores(
+    features: Any, to_logits: Callable[[Any], jax.Array], tokens: Int[Array, "b s t"], chunk: int | None = None
+) -> TokenScores:
+    """Returns the scores of T tokens at each position, with the logits of at most `chunk` positions per row in memory.
+
+    `features` is an array of (B, S, ...), or a tree of them. Log-probabilities are computed in float32.
+
+    Raises:
+      UsageError: `chunk` does not divide the sequence.
+    """
+
+    def scores(features: Any, tokens: jax.Array) -> TokenScores:
+        logits = to_logits(features).astype(jnp.float32)
+        of_tokens = jnp.take_along_axis(logits, tokens, axis=-1)
+        log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return TokenScores(of_tokens - log_z, jnp.argmax(logits, axis=-1).astype(jnp.int32))
+
+    length = tokens.shape[1]
+    if chunk is None or chunk >= length:
+        return scores(features, tokens)
+    pieces = jax.lax.map(lambda xs: scores(*xs), _split((features, tokens), chunk, length))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], length, *x.shape[3:]), pieces)
 
 
 def _summed(piece: Callable[..., LossSums]) -> Callable[..., LossSums]:

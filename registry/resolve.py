@@ -66,6 +66,8 @@ def find(name: str) -> type[Experiment]:
     module, _, cls = query.rpartition(".")
     if f"registry.{module}.".startswith(TEMPLATES) and not _exists(module):
         module = f"registry.{module}"  # `templates.decoder.DecoderLm`, as tables show it
+    elif module and not _exists(module) and _exists(f"registry.experiments.{module}"):
+        module = f"registry.experiments.{module}"  # `qwen.Qwen3`, the base of registered classes
     if module and _exists(module):
         found = getattr(load(module), cls, None)
         if isinstance(found, type) and issubclass(found, Experiment):

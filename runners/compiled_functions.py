@@ -39,9 +39,10 @@ class CompiledFunctions:
         return jax.jit(make, out_shardings=self._abstract.state_shardings)
 
     def start_from(self, variables: Any) -> TrainState:
-        """Returns the state before the first update with these variables, created with its shardings."""
+        """Returns the state before the first update with these variables, created with its shardings; donates them."""
         rows = empty_batch(self._program.input.batch_size, 1)
-        return jax.jit(lambda v: state_of(self._task, v, rows), out_shardings=self._abstract.state_shardings)(variables)
+        start = lambda variables: state_of(self._task, variables, rows)
+        return jax.jit(start, donate_argnums=0, out_shardings=self._abstract.state_shardings)(variables)
 
     def step(self, state: TrainState, batch: Batch, seed: jax.Array, rate: Any = None) -> TrainState:
         """Returns the state after one update (not compiled); with `rate`, at that learning rate."""

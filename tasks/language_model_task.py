@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from layers.auxiliary import LOSSES, METRICS, UPDATES
-from layers.cross_entropy import chunked_cross_entropy
+from layers.cross_entropy import TokenScores, chunked_cross_entropy, chunked_token_scores
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
@@ -164,6 +164,19 @@ class LanguageModelTask:
         features, _ = self.model.apply(variables, tokens)
         return self._logits(variables, features)
 
+    def token_scores(self, variables: Any, batch: Batch, tokens: jax.Array, chunk: int | None = None) -> TokenScores:
+        """Returns the log-probabilities of `tokens` (B, S, T) after each position of the inputs, without dropout.
+
+        Args:
+          variables: the model's variables.
+          batch: B rows of S positions, of which only the inputs, segments and positions are read.
+          tokens: int32 (B, S, T), T candidates for the next token at each position.
+          chunk: positions whose logits are held at once, a divisor of S; None is all of them.
+        """
+        features, _, _ = self._forward(variables, batch, None, None, None)
+        by_position, join = _split_positions(features)
+        return chunked_token_scores(by_position, lambda part: self._logits(variables, join(part)), tokens, chunk)
+
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]:
@@ -185,6 +198,11 @@ class LanguageModelTask:
     def context_limit(self) -> int | None:
         """Returns the largest number of positions the model supports; None if unlimited."""
         return getattr(self.model.positions, "max_length", None)
+
+    def trained_length(self) -> int | None:
+        """Returns the number of positions per row that the trained model is made for; None if it is not stated."""
+        stated = [length for length in (self.model.max_length, self.context_limit()) if length is not None]
+        return min(stated, default=None)
 
 
 def _split_positions(features: Any) -> tuple[Any, Callable[[Any], Any]]:

@@ -38,7 +38,39 @@ class TrainProgram:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalTasks:
+    """Tasks of lm-evaluation-harness, and how much of them is run."""
+
+    names: tuple[str, ...]  # tasks, groups, tags or patterns ("mmlu_*")
+    path: str | None = None  # folder of task files (YAML), searched before those of the harness
+    limit: int | None = None  # documents of each task; None is all of them
+    num_fewshot: int | None = None  # solved examples in each prompt; None is the number in the task file
+
+    def __post_init__(self):
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1 (got {self.limit}). Set none for all documents")
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise ValueError(f"num_fewshot must be at least 0 (got {self.num_fewshot})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TestProgram:
     """Evaluation on each of `inputs`, named by split."""
 
     inputs: Mapping[str, IndexedInput]
+
+    @property
+    def evals(self) -> EvalTasks | None:
+        """The tasks that run with every evaluation of the validation split; None if there are none."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TestProgramWithTasks(TestProgram):
+    """Evaluation on each of `inputs`, and on tasks; a class of its own, so that other configs lack the field."""
+
+    tasks: EvalTasks
+
+    @property
+    def evals(self) -> EvalTasks:
+        return self.tasks

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from flax import struct
 
+from layers.cross_entropy import TokenScores
 from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
@@ -66,6 +67,10 @@ class Task(Protocol):
 
     def zero_sums(self) -> MetricSums: ...
 
+    def token_scores(
+        self, variables: Any, batch: Batch, tokens: jax.Array, chunk: int | None = None
+    ) -> TokenScores: ...
+
     def decode_step(
         self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
     ) -> tuple[jax.Array, Any]: ...
@@ -76,3 +81,5 @@ class Task(Protocol):
     def init_decode_state(self, batch_size: int, capacity: int) -> Any: ...
 
     def context_limit(self) -> int | None: ...
+
+    def trained_length(self) -> int | None: ...

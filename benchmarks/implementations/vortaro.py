@@ -1,9 +1,10 @@
-"""gpt2.Gpt2Small of the registry, in the sizes of the comparison.
+"""gpt2.Gpt2Small or a Llama of the registry, in the sizes of the comparison.
 
 Options are overrides (`REMAT=dots`); "uncached" decodes with a forward pass over the complete sequence per token.
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +23,12 @@ from benchmarks.implementations.work import (
     Trainer,
 )
 from registry.resolve import resolve
-from runners.conversion import renaming
-from runners.conversion.foreign_files import read_weights, write_arrays
+from runners.conversion.fitting import fitted
+from runners.conversion.foreign_files import read_weights
+from runners.conversion.loading import loaded
 from runners.conversion.name_maps import name_map
+from runners.conversion.renaming import Layout, name_of, slice_of
+from runners.conversion.tensors import write_safetensors
 from runners.session import Session
 from tasks.batch import Batch
 from tasks.decoding.generation import Sampler, generate
@@ -47,26 +51,28 @@ SETTINGS = [
 
 def session_of(size: Gpt2Size, options: set[str]) -> Session:
     """Returns a session of the experiment on one device."""
-    return Session(resolve("gpt2.Gpt2Small", [*SETTINGS, *size.overrides, *sorted(options)]), jax.devices()[:1])
+    return Session(resolve(size.experiment, [*SETTINGS, *size.overrides, *sorted(options)]), jax.devices()[:1])
 
 
 def write_weights(size: Gpt2Size, file: str) -> None:
-    """Writes the experiment's initial weights in GPT-2's format, for all implementations."""
+    """Writes the experiment's initial weights in the format of its size, for all implementations."""
     session = session_of(size, set())
-    table = session.task.weight_table()
-    names = name_map("gpt2", [renaming.name_of(row) for row in table])
     with session.placed():
         flat = traverse_util.flatten_dict(session.functions.init().variables, sep="/")
-    write_arrays(file, renaming.to_theirs(names, table, {renaming.name_of(r): np.asarray(flat[r.path]) for r in table}))
+    write_safetensors(Path(file), layout_of(size, session).to_theirs(slice_of(flat)))
 
 
-def load(session: Session, weights: str) -> Any:
-    """Loads the variables from a file in GPT-2's format."""
+def layout_of(size: Gpt2Size, session: Session) -> Layout:
+    """Returns the slots of the weights in files of the size's format."""
     table = session.task.weight_table()
-    names = name_map("gpt2", [renaming.name_of(row) for row in table])
-    ours = renaming.to_ours(names, table, read_weights(weights), weights, type(session.experiment).knobs())
-    flat = {row.path: jax.numpy.asarray(ours[renaming.name_of(row)]) for row in table}
-    return traverse_util.unflatten_dict(flat, sep="/")
+    return Layout(name_map(size.format, [name_of(row) for row in table]), table)
+
+
+def load(size: Gpt2Size, session: Session, weights: str) -> Any:
+    """Loads the variables from a file in the size's format."""
+    layout = layout_of(size, session)
+    tensors = fitted(layout, read_weights(weights), weights, type(session.experiment).knobs())
+    return loaded(session, layout, tensors)
 
 
 def batch_of(size: Gpt2Size) -> Batch:
@@ -81,7 +87,7 @@ def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:
     with session.placed():
         batch = session.host_batches.put(batch_of(size))
         update = session.functions.compile_step(batch)
-        state = session.functions.start_from(load(session, weights))
+        state = session.functions.start_from(load(size, session, weights))
 
     def run(updates: int) -> float:
         nonlocal state
@@ -97,7 +103,7 @@ def decoder(size: Gpt2Size, weights: str, rows: int, prompt: int, new: int, opti
     session = session_of(size, options - {"uncached"})
     tokens = size.rows_of_tokens(rows, prompt)
     with session.placed():
-        variables = load(session, weights)
+        variables = load(size, session, weights)
     if "uncached" in options:
         return lambda: whole_passes(session, variables, tokens, new)
     real, greedy = np.ones_like(tokens), Sampler(temperature=0.0)

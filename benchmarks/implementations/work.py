@@ -1,7 +1,8 @@
-"""Work of the implementations: GPT-2 sizes, tokens, hyperparameters of the update."""
+"""Work of the implementations: sizes of models, tokens, hyperparameters of the update."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,9 @@ Decoder = Callable[[], np.ndarray]
 class Gpt2Size:
     """GPT-2 (Radford et al. 2019): layer norms, biases, tanh-GELU, learned positions, a tied head; no dropout."""
 
+    experiment: ClassVar[str] = "gpt2.Gpt2Small"  # whose knobs `overrides` sets
+    format: ClassVar[str] = "gpt2"  # of the file of weights
+
     layers: int
     width: int
     heads: int
@@ -31,7 +35,7 @@ class Gpt2Size:
 
     @property
     def overrides(self) -> list[str]:
-        """Returns the sizes as overrides of gpt2.Gpt2Small."""
+        """Returns the sizes as overrides of the experiment."""
         sizes = {
             "NUM_LAYERS": self.layers,
             "MODEL_DIM": self.width,
@@ -53,9 +57,30 @@ class Gpt2Size:
         return np.concatenate([tokens[:, 1:], np.full_like(tokens[:, :1], NOT_A_TARGET)], axis=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class LlamaSize(Gpt2Size):
+    """Llama (Touvron et al. 2023): RMS norms, rotary positions, gated layers, grouped queries; a tied head."""
+
+    experiment: ClassVar[str] = "templates.llama_lm.LlamaLm"
+    format: ClassVar[str] = "llama"
+
+    kv_heads: int
+    hidden: int  # of feed-forward layers
+
+    @property
+    def overrides(self) -> list[str]:
+        sizes = [f"NUM_KV_HEADS={self.kv_heads}", f"FFN_DIM={self.hidden}"]
+        return [*super().overrides, *sizes, "TIE_EMBEDDINGS=true", "GRADIENT_ACCUMULATION=1"]
+
+
 SIZES = {
     "6x384": Gpt2Size(layers=6, width=384, heads=6, context=256, rows=8, vocab=256),
     "6x384 at 512": Gpt2Size(layers=6, width=384, heads=6, context=512, rows=8, vocab=256),
     "124M": Gpt2Size(layers=12, width=768, heads=12, context=512, rows=1, vocab=50257),
     "tiny": Gpt2Size(layers=2, width=32, heads=2, context=16, rows=2, vocab=64),
+}
+# Sizes that are decoded only.
+LLAMA_SIZES = {
+    "Llama 124M": LlamaSize(12, 768, 12, context=512, rows=1, vocab=50257, kv_heads=4, hidden=2400),
+    "tiny Llama": LlamaSize(2, 32, 4, context=32, rows=2, vocab=64, kv_heads=2, hidden=48),
 }

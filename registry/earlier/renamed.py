@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from layers.roots import FOLDER
 from registry.earlier.replaced_knobs import LAYOUT_TABLES, REPLACED, advice, todays_values
 
-ROOT = Path(__file__).parents[2]
 KNOBS = {
     "UPDATE_LEN": "TBPTT_LEN",
     "MICROBATCHES": "GRADIENT_ACCUMULATION",
@@ -60,6 +60,7 @@ MODULES = {
     "registry.experiments.mu_lm": "registry.templates.mu_lm",
     "registry.experiments.training": "registry.templates.training",
     "registry.experiments.vq_lm": "registry.templates.vq_lm",
+    "registry.templates.bert_lm": "registry.templates.gshard_lm",
     "registry.diff": "registry.records.diff",
     "registry.provenance": "registry.records.provenance",
     "registry.snapshot": "registry.records.snapshot",
@@ -99,12 +100,14 @@ MODULES = {
 
 @functools.cache
 def _old_module() -> re.Pattern[str]:
-    """Returns a pattern of old module names; it excludes modules of current packages with such a name."""
+    """Returns a pattern of old module names; it excludes modules of current packages of such a name.
+
+    An example is `layers.attention.vq`: `layers.attention` was a module.
+    """
     patterns = []
     for old in sorted(MODULES, key=len, reverse=True):
-        inside = [file.stem for file in ROOT.joinpath(*old.split(".")).glob("*.py")]
-        inside += [folder.parent.name for folder in ROOT.joinpath(*old.split(".")).glob("*/__init__.py")]
-        patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(map(re.escape, inside))})\b)" if inside else ""))
+        inside = sorted(re.escape(file.stem) for file in Path(FOLDER, *old.split(".")).glob("[!_]*.py"))
+        patterns.append(re.escape(old) + (rf"(?!\.(?:{'|'.join(inside)})\b)" if inside else ""))
     return re.compile(rf"(?<![\w./])(?:{'|'.join(patterns)})(?!\w)")
 
 

@@ -10,7 +10,7 @@ from registry.hugging_face.families import FAMILIES, Family
 from registry.hugging_face.keys import Knobs
 
 # Stated even if the value is that of another knob in the base, because another value of that knob would change it.
-KEPT = ("ROTARY_LENGTH",)
+KEPT = ("ROTARY_LENGTH", "CONTEXT_LEN")
 
 
 def family_of(cls: type[Experiment]) -> Family | None:

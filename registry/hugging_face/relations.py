@@ -242,7 +242,7 @@ class Windows:
     default: int | None = None  # transformers' value of a missing sliding_window
     by_layer: bool = False  # whether layers have types
     switch: bool = False  # whether windows need use_sliding_window
-    first_key: str = ""  # number of first layers without a window; empty if there is no such key
+    first_key: str = ""  # number of first layers without a window; empty for none
     first: int = 0  # transformers' value of a missing key
     period: int | None = None  # layers of a pattern whose last one has no window; None for no such pattern
     period_keys: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from tasks.inputs.seqio.rows import SeqioInput
 from tasks.inputs.seqio.vocabulary import SeqioVocabulary
 from tasks.inputs.synthetic import SyntheticPackedInput
 from tasks.inputs.tbptt_chunks import TbpttInput
-from tasks.programs import TestProgram, TrainProgram, WarmStart
+from tasks.programs import EvalTasks, TestProgram, TestProgramWithTasks, TrainProgram, WarmStart
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 
@@ -56,6 +56,12 @@ class LanguageData(DataSources):
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
+    EVAL_TASKS: tuple[
+        str, ...
+    ] = ()  # tasks of lm-evaluation-harness, run with every evaluation: docs/howto/evaluate.md
+    EVAL_TASK_PATH: str | None = None  # folder of further task files (YAML) for EVAL_TASKS
+    EVAL_LIMIT: Positive | None = None  # documents of each of EVAL_TASKS; None is all
+    EVAL_FEWSHOT: int | None = None  # solved examples in each prompt of EVAL_TASKS; None is that of the task file
     STEP_TIMEOUT: float | None = 1800.0  # seconds after which a hung update ends the run; None never
 
     # Optimization
@@ -96,7 +102,15 @@ class LanguageData(DataSources):
         )
 
     def Test(self) -> fdl.Config:
-        return fdl.Config(TestProgram, inputs={split: self.test_input(split) for split in ("validation", "test")})
+        inputs = {split: self.test_input(split) for split in ("validation", "test")}
+        if not self.EVAL_TASKS:
+            return fdl.Config(TestProgram, inputs=inputs)
+        return fdl.Config(TestProgramWithTasks, inputs=inputs, tasks=self.eval_tasks())
+
+    def eval_tasks(self) -> fdl.Config:
+        """Returns the tasks that run with every evaluation."""
+        amounts = {"limit": self.EVAL_LIMIT, "num_fewshot": self.EVAL_FEWSHOT}
+        return fdl.Config(EvalTasks, names=self.EVAL_TASKS, path=self.EVAL_TASK_PATH, **amounts)
 
     def in_tbptt_chunks(self, source: fdl.Config) -> fdl.Config:
         """Returns the input, in chunks if back-propagation is truncated (TBPTT, Williams and Peng 1990)."""

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from layers.errors import UsageError, first_line, missing_package
-from tasks.storage.files import whole_file
+from runners.conversion.tensors import Tensor, held, read_safetensors
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
@@ -26,20 +24,22 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
 )
 
-Arrays = dict[str, np.ndarray]
+Tensors = Mapping[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class ForeignWeights:
     """Content of a weight file."""
 
-    arrays: Arrays
+    arrays: Tensors
     is_eight_bit: bool = False  # stored in 8 bits, each array with its own scales
     num_heads: int | None = None  # attention heads, if the file has their number
 
 
 def read_weights(path: str) -> ForeignWeights:
-    """Reads the arrays of a file, of the shards in an index, or of a folder with either.
+    """Opens the arrays of a file, of the shards in an index, or of a folder with either.
+
+    Arrays of safetensors files are read when they are used.
 
     Raises:
       UsageError: a file is missing, damaged or of another kind, or is a pickle and torch is not installed.
@@ -81,10 +81,7 @@ def _read_one(file: Path) -> ForeignWeights:
     if file.suffix != ".safetensors":
         kinds = (".safetensors", *PICKLES)
         raise UsageError(f"A weight file must end in {', '.join(kinds)} (got '{file}').")
-    try:
-        return ForeignWeights(safetensors.numpy.load_file(file))
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
-        raise UsageError(f"'{file}' is damaged or not a safetensors file: {error}.") from error
+    return ForeignWeights(read_safetensors(file))
 
 
 def _read_pickle(file: Path) -> ForeignWeights:
@@ -105,16 +102,18 @@ def _read_pickle(file: Path) -> ForeignWeights:
     odd = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if odd:
         raise UsageError(f"'{file}' does not contain a state dict: {odd[0]} is not a tensor.")
-    # numpy lacks bfloat16; float32 represents its values exactly
+    # torch has no conversion from bfloat16 to numpy; float32 represents its values exactly
     widened = lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    arrays = {key: widened(tensor.detach()).numpy() for key, tensor in content.items()}
+    arrays = {key: held(widened(tensor.detach()).numpy()) for key, tensor in content.items()}
     return ForeignWeights(arrays, num_heads=num_heads if isinstance(num_heads, int) else None)
 
 
-def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
+def _dequantized(tensors: Tensors, path: str) -> tuple[Tensors, bool]:
     """Dequantizes 8-bit weights of bitsandbytes: `code[q] * absmax[block]` over the flattened weight."""
-    names = [key.removesuffix(".absmax") for key in arrays if key.endswith(".absmax")]
-    arrays = dict(arrays)
+    names = [key.removesuffix(".absmax") for key in tensors if key.endswith(".absmax")]
+    if not names:
+        return tensors, False
+    arrays = {key: tensor.read() for key, tensor in tensors.items()}
     for name in names:
         absmax = arrays.pop(f"{name}.absmax")
         codes, table = arrays.get(f"{name}.weight"), arrays.pop(f"{name}.code", None)
@@ -130,28 +129,4 @@ def _dequantized(arrays: Arrays, path: str) -> tuple[Arrays, bool]:
             )
         scale = np.repeat(absmax.astype(np.float32).ravel(), ABSMAX_BLOCK)[: codes.size]
         arrays[f"{name}.weight"] = table.astype(np.float32)[codes] * scale.reshape(codes.shape)
-    return arrays, bool(names)
-
-
-def check_target(path: str) -> None:
-    """Raises a UsageError unless the path ends in .safetensors."""
-    if Path(path).suffix != ".safetensors":
-        raise UsageError(f"The exported file must end in .safetensors (got '{path}').")
-
-
-def write_arrays(path: str, arrays: Arrays) -> None:
-    """Writes a safetensors file atomically.
-
-    Raises:
-      UsageError: the path does not end in .safetensors, or cannot be written.
-    """
-    target = Path(path)
-    check_target(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as part:
-            # Readers based on torch require this metadata entry.
-            safetensors.numpy.save_file(arrays, part, metadata={"format": "pt"})
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"The weights cannot be written to '{path}': {reason}.") from error
+    return {key: held(array) for key, array in arrays.items()}, True

@@ -1,87 +1,16 @@
-"""Name maps: the keys of other frameworks' weights and ours, one rule per weight, for import and export."""
+"""Name maps by format: the keys of other frameworks' weights and ours, one rule per weight."""
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
-
-import numpy as np
+from collections.abc import Iterable
 
 from layers.errors import UsageError, did_you_mean
-
-BLOCK = "stack/block/"  # prefix of weights that are stacked over layers
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """A key of the foreign format and our weight table's row; per layer if the key contains `{i}`."""
-
-    theirs: str
-    ours: str  # its last letters are our dimensions: "mixer/query_mnd" has m, n and d
-    axes: str | None  # their dimensions in those letters, einops notation; None: the row unchanged, all layers
-    part: tuple[int, int] = (0, 1)  # index and number of equal parts of their last dimension
-
-
-@dataclasses.dataclass(frozen=True)
-class NameMap:
-    """A foreign file format: rules for its keys, and its conventions."""
-
-    name: str
-    rules: tuple[Rule, ...]
-    activation: str = ""  # of its models; empty if files may hold any model
-    prefix: str = ""  # of every key except the head's; optional in imported files, present in exported ones
-    buffers: str = r"(?!)"  # regular expression of keys that are not weights
-    spellings: tuple[tuple[str, str], ...] = ()  # alternative keys: (alternative, key of the rule)
-    transposed: str = r"(?!)"  # regular expression of keys whose matrices files store transposed
-    complete: bool = False  # whether a file has every key
-    sizes_vary: bool = False  # whether an import takes the model's sizes from the file
-    writes_head: bool = False  # whether a tied head is exported as well as the embedding
-
-    def plain(self, key: str) -> str:
-        """Normalizes a key of a file to that of the rules, without prefixes of torch.compile and DDP."""
-        key = key.replace("_orig_mod.", "").removeprefix("module.")
-        return dict(self.spellings).get(key, key).removeprefix(self.prefix)
-
-    def turned(self, key: str, array: np.ndarray) -> np.ndarray:
-        """Transposes the array of a plain key if the file's orientation differs from the rules' (an involution)."""
-        return array.T if array.ndim == 2 and re.fullmatch(self.transposed, key) else array
-
-    def is_buffer(self, key: str) -> bool:
-        """Returns whether a plain key is a buffer, not a weight."""
-        return re.fullmatch(self.buffers, key) is not None
-
-    def count_known(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """Counts the arrays that have a rule; fused matrices must be wider along the dimension of their parts."""
-        parts = {rule.theirs: rule.part[1] for rule in self.rules}
-        known = 0
-        for name, array in arrays.items():
-            key = self.plain(name)
-            count = parts.get(re.sub(r"\.\d+\.", ".{i}.", key, count=1), 0)
-            shape = self.turned(key, array).shape
-            known += count == 1 or (count > 1 and (len(shape) != 2 or shape[1] > shape[0]))
-        return known
-
-    def count_layers(self, keys: Iterable[str]) -> int | None:
-        """Counts the layers in the keys; None if no key has a layer number."""
-        starts = {re.escape(rule.theirs.partition("{i}")[0]) for rule in self.rules if "{i}" in rule.theirs}
-        found = [re.match(rf"(?:{'|'.join(starts)})(\d+)\.", self.plain(key)) for key in keys] if starts else []
-        return max((int(match[1]) + 1 for match in found if match), default=None)
-
-
-def _rules(*lines: tuple[str, str, str]) -> tuple[Rule, ...]:
-    """Returns rules; keys with `{i}` are per layer, rows separated by spaces are concatenated in the last dimension."""
-    found = []
-    for theirs, ours, axes in lines:
-        rows, forms = ours.split(), axes.split(" | ")
-        for index, row in enumerate(rows):
-            path = (BLOCK if "{i}" in theirs else "") + row
-            found.append(Rule(theirs, path, forms[index % len(forms)], (index, len(rows))))
-    return tuple(found)
-
+from runners.conversion.family_maps import FAMILY_MAPS
+from runners.conversion.rules import BLOCK, NameMap, Rule, rules_of
 
 # Linear layers of torch have the shape (out, in).
 LITTLE_GPT = NameMap(
     "little_gpt",
-    _rules(
+    rules_of(
         ("wte.weight", "embedding/embedding_vm", "v m"),
         ("lm_head.weight", "head/unembedding_mv", "v m"),
         ("wte.norm.weight", "embedding_norm/norm_scale_m", "m"),
@@ -117,17 +46,21 @@ LITTLE_GPT = NameMap(
 # Its matrices have the shape (in, out); queries, keys and values are concatenated.
 GPT2 = NameMap(
     "gpt2",
-    _rules(
+    rules_of(
         ("wte.weight", "embedding/embedding_vm", "v m"),
         ("lm_head.weight", "head/unembedding_mv", "v m"),
         ("wpe.weight", "positions/position_tm", "t m"),
         ("h.{i}.ln_1.weight", "mixer_norm/norm_scale_m", "m"),
         ("h.{i}.ln_1.bias", "mixer_norm/norm_bias_m", "m"),
-        ("h.{i}.attn.c_attn.weight", "mixer/query_mnd mixer/key_mkd mixer/value_mkd", "m (n d) | m (k d) | m (k d)"),
+        (
+            "h.{i}.attn.c_attn.weight",
+            "mixer/query_mnd mixer/key_mkd mixer/value_mkd",
+            "m (p n d) | m (p k d) | m (p k d)",
+        ),
         (
             "h.{i}.attn.c_attn.bias",
             "mixer/query_bias_nd mixer/key_bias_kd mixer/value_bias_kd",
-            "(n d) | (k d) | (k d)",
+            "(p n d) | (p k d) | (p k d)",
         ),
         ("h.{i}.attn.c_proj.weight", "mixer/attention_out_ndm", "(n d) m"),
         ("h.{i}.attn.c_proj.bias", "mixer/attention_out_bias_m", "m"),
@@ -157,7 +90,7 @@ NANOGPT = dataclasses.replace(
     sizes_vary=True,
 )
 
-MAPS = {names.name: names for names in (LITTLE_GPT, GPT2, NANOGPT)}
+MAPS = {names.name: names for names in (LITTLE_GPT, GPT2, NANOGPT)} | FAMILY_MAPS
 FORMATS = (*MAPS, "vortaro")
 
 

@@ -1,21 +1,20 @@
-"""Weight conversion: arrays in the names and shapes of other frameworks to rows of a weight table, and back."""
+"""Weight conversion: tensors in the names and shapes of other frameworks to weights of an experiment, and back."""
 
 import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from einops import rearrange
 
-from layers.errors import UsageError, did_you_mean
-from registry.experiment import Experiment
-from registry.records.snapshot import flat_config
-from runners.conversion.foreign_files import Arrays, ForeignWeights
-from runners.conversion.name_maps import BIASES, FORMATS, KNOBS, SHARED_SETTINGS, SIZES, NameMap, Rule, name_map
+from layers.errors import UsageError
+from runners.conversion.rules import NameMap, Rule
+from runners.conversion.tensors import Tensor
+from runners.stacked_arrays import Layer, StackedArrays
 from tasks.weight_table import WeightRow
 
-EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
+Reader = Callable[[WeightRow, tuple[int, ...]], np.ndarray]
+"""Returns the values of a weight, or of its slice at an index of layer and expert."""
 
 
 def name_of(row: WeightRow) -> str:
@@ -23,244 +22,129 @@ def name_of(row: WeightRow) -> str:
     return row.path.removeprefix("params/")
 
 
-def to_ours(
-    names: NameMap, rows: Iterable[WeightRow], file: ForeignWeights, source: str, knobs: Collection[str]
-) -> Arrays:
-    """Converts the arrays of a file to the experiment's weights, by the rows' names.
+class Slot(NamedTuple):
+    """A tensor of a file, or one of its parts, and the slice of a weight with its values."""
 
-    Args:
-      names: name map of the file's format.
-      rows: the experiment's weight table.
-      file: content of the file.
-      source: name of the file in errors.
-      knobs: names of the experiment's knobs, which errors may mention.
+    key: str  # plain key of the tensor
+    rule: Rule
+    row: WeightRow
+    index: tuple[int, ...]  # of the slice in the weight's dimensions of layers and experts
 
-    Raises:
-      UsageError: a row without a key, a key without a row, or a shape that differs; with the knob to set, if any.
-    """
-    table = {name_of(row): row for row in rows}
-    found = _plain_arrays(names, file.arrays)
-    _check_format(names, table, file.arrays, source)
-    _check_layers(names, table, found, source)
-    rules = {name: _rule_of(names, name, _knob(names, name, 2)) for name in table}
-    _check_keys(names, table, found, source, eight_bit=file.is_eight_bit)
-    return {name: _filled(row, rules[name], found, source, knobs) for name, row in table.items()}
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the dimensions by letter, without padding."""
+        letters = self.rule.letters
+        return dict(zip(letters, self.row.used[len(self.row.used) - len(letters) :], strict=True))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the complete tensor, if all its parts have the size of this one."""
+        if self.rule.axes is None:
+            return self.row.shape
+        sizes = self.sizes | {"p": self.rule.part[1]}
+        return tuple(math.prod(sizes[letter] for letter in axis if letter.isalpha()) for axis in self.rule.axis_groups)
 
-def to_theirs(names: NameMap, rows: Iterable[WeightRow], arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Converts the experiment's weights, by the rows' names, to the arrays of a file.
-
-    Raises:
-      UsageError: the format has no key for a row, or requires a key that no row fills.
-    """
-    table = {name_of(row): row for row in rows}
-    for name in table:
-        _rule_of(names, name, "")  # without a hint: a trained model's knobs cannot be changed
-    pieces: dict[str, list[np.ndarray]] = {}
-    for rule in names.rules:
-        row = table.get(rule.ours)
-        if row is None:
-            if names.complete and rule.theirs != HEAD:
-                raise UsageError(f"{names.name} files require {rule.theirs}, but the experiment has no {rule.ours}.")
-            continue
-        for key, piece in _cut(rule, row, arrays[rule.ours]):
-            pieces.setdefault(key, []).append(piece)  # parts of one key are in order in the rules
-    for key, parts in pieces.items():
-        if len({part.shape for part in parts}) > 1:
-            sizes = ", ".join("x".join(map(str, part.shape)) for part in parts)
-            raise UsageError(f"Parts of {key} must have equal shapes in {names.name} files (got {sizes}).")
-    theirs = {key: _joined(parts) for key, parts in pieces.items()}
-    if names.writes_head:
-        theirs.setdefault(HEAD, theirs[EMBEDDING])
-    return {
-        key if key == HEAD else names.prefix + key: np.ascontiguousarray(names.turned(key, value))
-        for key, value in theirs.items()
-    }
-
-
-def sizes_in(names: NameMap, arrays: Arrays) -> dict[str, Any]:
-    """Returns the knobs that the arrays of a file determine: sizes, layers, biases, tied or untied head."""
-    found = _plain_arrays(names, arrays)
-    knobs: dict[str, Any] = {}
-    for rule in names.rules:
-        array, axes = found.get(rule.theirs.format(i=0)), _axes(rule)
-        if array is not None and array.ndim == len(axes) and rule.part[1] == 1:
-            knobs |= {SIZES[axis]: size for axis, size in zip(axes, array.shape, strict=True) if axis in SIZES}
-    if layers := names.count_layers(found):
-        knobs["NUM_LAYERS"] = layers
-    if found:
-        rows = " ".join(rule.ours for rule in names.rules if rule.theirs.format(i=0) in found)
-        knobs["BIASES"] = tuple(place for row, place in BIASES.items() if f"/{row}_" in rows)
-    if HEAD in found and EMBEDDING in found:
-        knobs["TIE_EMBEDDINGS"] = np.array_equal(found[HEAD], found[EMBEDDING])
-    return knobs
-
-
-def _plain_arrays(names: NameMap, arrays: Arrays) -> Arrays:
-    """Returns the weights of a file with the keys and orientation of the rules, without buffers."""
-    plain = {names.plain(key): value for key, value in arrays.items()}
-    return {key: names.turned(key, value) for key, value in plain.items() if not names.is_buffer(key)}
-
-
-def notes(names: NameMap, experiment: Experiment) -> Iterator[str]:
-    """Yields notes on settings that differ from models of such files and that weights do not determine."""
-    config = flat_config(experiment)
-    if not names.activation:
-        return
-    block = "task.model.stack.block"
-    learned = config.get("task.model.positions") == "layers.positions.embeddings.LearnedPositions"
-    alone = config.get(f"{block}.ffn_norm") == "None"
-    wanted = [
-        *SHARED_SETTINGS,
-        (f"ACTIVATION={names.activation}", f"{block}.ffn.activation", f"'{names.activation}'"),
-        (f"RESIDUAL={'parallel_shared_norm' if alone else 'sequential'}", f"{block}.parallel", str(alone)),
-        (
-            f"POSITIONS={'learned' if learned else 'alibi'}",
-            f"{block}.mixer.relative_bias",
-            "None" if learned else "layers.positions.alibi.Alibi",
-        ),
-    ]
-    for setting, path, value in wanted:
-        if config.get(path) != value:
-            yield (
-                f"Note: models of {names.name} files have {path} = {value} (got {config.get(path, 'none')}), so "
-                f"outputs differ. Use --set={setting} to match."
-            )
-
-
-def _rule_of(names: NameMap, row: str, hint: str) -> Rule:
-    for rule in names.rules:
-        if rule.ours == row:
-            return rule
-    raise UsageError(f"{names.name} files have no key for {row} of the experiment.{hint}")
-
-
-def _knob(names: NameMap, row: str, column: int) -> str:
-    """Returns a sentence with the setting that adds a row (1) or removes it (2), if the format has a knob for it."""
-    for knob in KNOBS:
-        if knob[0] in row and names.activation:
-            return f" Use --set={knob[column]}."
-    return ""
-
-
-def _letters(rule: Rule) -> str:
-    return rule.ours.rpartition("_")[2]
-
-
-def _keys(rule: Rule, row: WeightRow) -> list[str]:
-    """Returns the keys of a rule in a file, one per layer of the row."""
-    return [rule.theirs.format(i=i) for i in range(row.shape[0])] if "{i}" in rule.theirs else [rule.theirs]
-
-
-def _their_shape(rule: Rule, row: WeightRow) -> tuple[int, ...]:
-    if rule.axes is None:
-        return row.shape
-    sizes = dict(zip(_letters(rule), row.used, strict=True))
-    shape = [math.prod(sizes[letter] for letter in axis if letter.isalpha()) for axis in _axes(rule)]
-    return (*shape[:-1], shape[-1] * rule.part[1])
-
-
-def _axes(rule: Rule) -> list[str]:
-    return re.findall(r"\([^)]*\)|\w", rule.axes or "")
-
-
-def _check_format(names: NameMap, table: Mapping[str, WeightRow], arrays: Arrays, source: str) -> None:
-    known = {name: name_map(name, table).count_known(arrays) for name in FORMATS}
-    best = max(known, key=lambda name: (known[name], name == names.name))
-    if known[best] > known[names.name]:
-        raise UsageError(f"'{source}' looks like a {best} file, not like {names.name}. Use --format={best}.")
-    if not known[best]:
-        shown = ", ".join(sorted(arrays)[:3]) or "no keys"
-        raise UsageError(f"'{source}' has no key of {names.name} files (got {shown}).")
-
-
-def _check_layers(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str) -> None:
-    theirs = names.count_layers(found)
-    ours = {table[rule.ours].shape[0] for rule in names.rules if "{i}" in rule.theirs and rule.ours in table}
-    if theirs is not None and ours and ours != {theirs}:
-        raise UsageError(
-            f"'{source}' has {theirs} layers, but the experiment has {ours.pop()}. Use --set=NUM_LAYERS={theirs}."
+    def of_file(self, values: np.ndarray) -> np.ndarray:
+        """Returns the slice of the weight from the values of the tensor, padded with zeros, in the weight's dtype."""
+        row, rule = self.row, self.rule
+        if rule.axes is None:
+            return values.astype(row.dtype)
+        ours, (part, parts) = " ".join(rule.letters), rule.part
+        if parts > 1:
+            values = rearrange(values, f"{rule.axes} -> p {ours}", p=parts, **self.sizes)[part]
+        else:
+            values = rearrange(values, f"{rule.axes} -> {ours}", **self.sizes)
+        stored = row.shape[len(self.index) :]
+        return np.pad(values, [(0, full - size) for full, size in zip(stored, values.shape, strict=True)]).astype(
+            row.dtype
         )
 
-
-def _check_keys(names: NameMap, table: Mapping[str, WeightRow], found: Arrays, source: str, *, eight_bit: bool) -> None:
-    """Raises a UsageError for the first key of the file without a row, or row without its keys."""
-    layers = names.count_layers(found) or 0
-    expected = set()
-    for rule in names.rules:
-        row = table.get(rule.ours)
-        for key in [rule.theirs.format(i=i) for i in range(layers)] if "{i}" in rule.theirs else [rule.theirs]:
-            expected.add(key)
-            if row is not None and key not in found:
-                raise UsageError(f"'{source}' has no {key} for {rule.ours}.{_knob(names, rule.ours, 2)}")
-            if row is None and key in found and not _may_go(key, rule, found, source, eight_bit=eight_bit):
-                raise UsageError(
-                    f"'{source}' has {key}, but the experiment has no {rule.ours}.{_knob(names, rule.ours, 1)}"
-                )
-    for key in found:
-        if "adapter" in key:
-            raise UsageError(f"'{source}' has adapters ({key}), which are not supported. Use a file without them.")
-        if key not in expected:
-            raise UsageError(
-                f"'{source}' has the key {key}, which is unknown in {names.name} files. {did_you_mean(key, expected)}"
-            )
+    def of_weight(self, values: np.ndarray) -> np.ndarray:
+        """Returns the slice of the weight without padding, in the order of the rule's letters."""
+        if self.rule.axes is None:
+            return values
+        return values[tuple(slice(size) for size in self.sizes.values())]
 
 
-def _may_go(key: str, rule: Rule, found: Arrays, source: str, *, eight_bit: bool) -> bool:
-    """Returns whether a key may be dropped without effect: a bias of zeros, or a head equal to the embedding."""
-    if key != HEAD:
-        return "_bias_" in rule.ours and not found[key].any()
-    if eight_bit or np.array_equal(found[key], found[EMBEDDING]):
-        return True
-    raise UsageError(f"'{source}' has a {HEAD} that differs from its {EMBEDDING}. Use --set=TIE_EMBEDDINGS=false.")
+class Layout:
+    """The slots of all weights of an experiment in files of a format.
+
+    Args:
+      names: the name map of the format.
+      rows: the weight table of the experiment.
+    """
+
+    def __init__(self, names: NameMap, rows: Iterable[WeightRow]):
+        self.names, self.rows = names, {row.path: row for row in rows}
+        self._arrays = StackedArrays({path: row.shape for path, row in self.rows.items()})
+        self.slots = [slot for rule in names.rules for slot in self._slots_of(rule)]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers of the experiment in order."""
+        return self._arrays.layers
+
+    def row_of(self, rule: Rule, layer: Layer | None = None) -> WeightRow | None:
+        """Returns the row of a rule, in a layer if the rule is per layer; None if the experiment lacks it."""
+        if layer is None:
+            return self.rows.get(f"params/{rule.ours}") or self.rows.get(rule.ours)
+        path = self._arrays.paths.get(f"params/{rule.ours}", {}).get(layer.place)
+        return None if path is None else self.rows[path]
+
+    def _slots_of(self, rule: Rule) -> Iterator[Slot]:
+        is_per_layer = "{i}" in rule.theirs
+        for number, layer in enumerate(self.layers) if is_per_layer else [(0, None)]:
+            row = self.row_of(rule, layer)
+            if row is None:
+                continue
+            index = () if layer is None else (layer.index,)
+            if "{e}" not in rule.theirs:
+                yield Slot(rule.theirs.format(i=number), rule, row, index)
+                continue
+            for expert in range(row.used[0]):
+                yield Slot(rule.theirs.format(i=number, e=expert), rule, row, (*index, expert))
+
+    def by_row(self) -> dict[str, list[Slot]]:
+        """Returns the slots of each row, by its path."""
+        found: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            found.setdefault(slot.row.path, []).append(slot)
+        return found
+
+    def to_theirs(self, read: Reader) -> dict[str, Tensor]:
+        """Returns the tensors of a file with the weights that `read` returns; each is read when it is used.
+
+        Raises:
+          UsageError: parts of one tensor differ in shape.
+        """
+        by_key: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            by_key.setdefault(slot.key, []).append(slot)
+        tensors = {key: self._joined(key, slots, read) for key, slots in by_key.items()}
+        if self.names.writes_head:
+            tensors.setdefault(self.names.head, tensors[self.names.embedding])
+        return {self.names.full(key): self.names.turned(key, tensor) for key, tensor in tensors.items()}
+
+    def _joined(self, key: str, slots: list[Slot], read: Reader) -> Tensor:
+        shapes = {slot.shape for slot in slots}
+        if len(shapes) > 1:
+            sizes = ", ".join("x".join(map(str, tuple(slot.sizes.values()))) for slot in slots)
+            raise UsageError(f"Parts of {key} must have equal shapes in {self.names.name} files (got {sizes}).")
+        dtype = {"bfloat16": "BF16"}.get(slots[0].row.dtype, "F32")
+        return Tensor(shapes.pop(), lambda: _values(slots, read), dtype)
 
 
-def _filled(row: WeightRow, rule: Rule, found: Arrays, source: str, knobs: Collection[str]) -> np.ndarray:
-    """Returns the values of a row, padded with zeros."""
-    shape = _their_shape(rule, row)
-    for key in _keys(rule, row):
-        if found[key].shape != shape:
-            raise _misfit(key, rule, found[key].shape, shape, source, knobs)
+def _values(slots: list[Slot], read: Reader) -> np.ndarray:
+    """Returns the values of a tensor from those of its slots."""
+    parts = [slot.of_weight(read(slot.row, slot.index)) for slot in slots]
+    rule = slots[0].rule
     if rule.axes is None:
-        return found[rule.theirs].astype(row.dtype)
-    values = np.zeros(row.shape, row.dtype)
-    letters = _letters(rule)
-    index, parts = rule.part
-    for layer, key in enumerate(_keys(rule, row)):
-        part = np.split(found[key], parts, axis=-1)[index]
-        ours = rearrange(part, f"{rule.axes} -> {' '.join(letters)}", **dict(zip(letters, row.used, strict=True)))
-        used = tuple(slice(size) for size in row.used)
-        values[(layer, *used) if "{i}" in rule.theirs else used] = ours
-    return values
+        return parts[0]
+    if rule.part[1] == 1:
+        return rearrange(parts[0], f"{' '.join(rule.letters)} -> {rule.axes}")
+    return rearrange(np.stack(parts), f"p {' '.join(rule.letters)} -> {rule.axes}")
 
 
-def _cut(rule: Rule, row: WeightRow, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the foreign keys and arrays of a row, without padding."""
-    if rule.axes is None:
-        yield rule.theirs, values
-        return
-    used = tuple(slice(size) for size in row.used)
-    for layer, key in enumerate(_keys(rule, row)):
-        ours = values[(layer, *used) if "{i}" in rule.theirs else used]
-        yield key, rearrange(ours, f"{' '.join(_letters(rule))} -> {rule.axes}")
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Concatenates parts along the last dimension into a C-contiguous array."""
-    return np.array(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1), order="C")
-
-
-def _misfit(
-    key: str, rule: Rule, theirs: tuple[int, ...], ours: tuple[int, ...], source: str, knobs: Collection[str]
-) -> UsageError:
-    """Returns the error for a shape that differs, with the knobs to set."""
-    axes, fitting = _axes(rule), list[str]()
-    if len(theirs) == len(ours) == len(axes):
-        sizes = zip(axes, theirs, ours, strict=True)
-        fitting = [f"--set={SIZES[axis]}={size}" for axis, size, here in sizes if size != here and axis in SIZES]
-        fitting = [setting for setting in fitting if setting[6:].partition("=")[0] in knobs]
-    show = lambda shape: "x".join(map(str, shape)) or "one number"
-    hint = f" Use {' '.join(fitting)}." if fitting else ""
-    return UsageError(
-        f"{key} is {show(theirs)} in '{source}', but {show(ours)} in the experiment, for {rule.ours}.{hint}"
-    )
+def slice_of(arrays: Mapping[str, Any]) -> Reader:
+    """Returns a reader of arrays by the paths of their rows, on devices or in host memory: one slice at a time."""
+    return lambda row, index: np.asarray(arrays[row.path][index] if index else arrays[row.path])

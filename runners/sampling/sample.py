@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
 from runners.sampling.decoding_state import read_memory, write_memory
 from runners.session import Session
 from runners.training import report
 from runners.training.checkpoints import Checkpoints
-from tasks.decoding.generation import Memory, Sampler, generate, generate_in_place, pad_prompts
+from tasks.decoding.generation import Memory, Sampler, chunk_sizes, generate_in_chunks, pad_prompts
 from tasks.storage.files import Place, make_folder, write_whole
 from tasks.vocabularies.vocabulary import Vocabulary
 
@@ -113,8 +112,7 @@ class _Drawing:
 
     def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_id: int | None):
         self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
-        piece = min(STREAMED, options.new_tokens) if options.stream else options.new_tokens
-        self._sizes = [min(piece, options.new_tokens - start) for start in range(0, options.new_tokens, piece)]
+        self._sizes = chunk_sizes(options.new_tokens, STREAMED if options.stream else options.new_tokens)
         self._choices = {"sampler": options.sampler, "stop_id": stop_id}
         self.seconds = 0.0  # of decoding, compilation excluded
 
@@ -123,21 +121,18 @@ class _Drawing:
     ) -> Iterator[tuple[np.ndarray, Memory]]:
         """Yields chunks of new tokens, (rows, tokens), with the memory after them."""
         programs: dict[tuple[Any, int], Any] = {}
-        draw = generate
-        for size in self._sizes:
+
+        def run(draw: Any, tokens: Any, real: Any, size: int, memory: Memory | None) -> tuple[jax.Array, Memory]:
             arguments = (self._variables, tokens, real, self._rng)
             if (key := (draw, size)) not in programs:
                 choices = {**self._choices, "new_tokens": size, "capacity": capacity}
                 programs[key] = draw.lower(self._task, *arguments, memory=memory, **choices).compile()
             began = time.perf_counter()
-            drawn, memory = jax.block_until_ready(programs[key](*arguments, memory=memory))
+            result = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
-            assert memory is not None
-            if not drawn.is_fully_addressable:
-                drawn = multihost_utils.process_allgather(drawn, tiled=True)
-            yield np.asarray(drawn), memory
-            tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
-            draw = generate_in_place  # donates the memory, which this loop owns after the first chunk
+            return result
+
+        return generate_in_chunks(run, tokens, real, memory, self._sizes)
 
 
 class _Texts:

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,7 @@ from tasks.storage.jsonl import LineFile, read_lines
 from tasks.storage.staged_folder import StagedFolder
 
 METRICS = "metrics.jsonl"
+EVALS = "evals"  # split of the lines of evaluation tasks, whose scalars are named TASK/METRIC
 
 
 class MetricsLog:
@@ -25,7 +26,8 @@ class MetricsLog:
         self._file = LineFile(workdir / METRICS, (line for line in read(workdir) if line["step"] <= resume_at))
         self._events = StagedFolder(workdir / "tensorboard")
         self._worker = ThreadPoolExecutor(1)
-        self._clu: dict[str, Any] = {}
+        self._clu: dict[str, Any] = {}  # writers of TensorBoard events by split
+        self._new_writer: Callable[[str], Any] | None = None
         self._opened: Future[None] | None = None
         self._wandb = None
         if tensorboard and _installed("clu") and _installed("tensorflow"):
@@ -62,13 +64,14 @@ class MetricsLog:
             tensorflow()
             from clu import metric_writers
 
-        for split in ("train", "validation", "test"):
-            self._clu[split] = metric_writers.SummaryWriter(str(self._events.folder / split))
+        self._new_writer = lambda split: metric_writers.SummaryWriter(str(self._events.folder / split))
+        self._clu = {split: self._new_writer(split) for split in ("train", "validation", "test")}
 
     def _write_tensorboard(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        if self._clu:
-            self._clu[split].write_scalars(step, scalars)
-            self._clu[split].flush()
+        if self._new_writer is not None:
+            writer = self._clu.get(split) or self._clu.setdefault(split, self._new_writer(split))
+            writer.write_scalars(step, scalars)
+            writer.flush()
             self._events.copy(at_once=False)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from registry.tool import render
+from runners.evals import tables
 from runners.reports import page
 from runners.training import metrics_log
 from runners.training.workdir import EXPERIMENT
@@ -21,6 +22,7 @@ CURVES = (
 # Scalars of every run without a curve; all others are reported by layers.
 PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy", "param_norm", "tokens_seen", "mfu")
 PLAIN += ("tokens_per_second", "steps_per_second", "skipped_updates")
+MOST_TASK_CURVES = 30  # a group like mmlu has hundreds
 
 
 def write(workdir: Place) -> Place:
@@ -32,7 +34,8 @@ def write(workdir: Place) -> Place:
         f"<p class=doc>{page.text(' '.join([data.get('doc', ''), *('--set=' + o for o in data['overrides'])]))}</p>",
         _cards(data, lines),
         _figure(lines, CURVES) or "<p>No metrics yet.</p>",
-        _of_layers(lines),
+        _of_layers([line for line in lines if line["split"] != metrics_log.EVALS]),
+        _of_tasks([line for line in lines if line["split"] == metrics_log.EVALS]),
         _samples(workdir),
         "<h2>Weights</h2>",
         page.weights(data),
@@ -79,6 +82,29 @@ def _of_layers(lines: Sequence[dict[str, Any]]) -> str:
     return f"<h2>Reported by layers</h2>{figure}" if figure else ""
 
 
+def _of_tasks(lines: Sequence[dict[str, Any]]) -> str:
+    """Returns the last results of each evaluation task, and curves of the tasks that were run at several steps."""
+    if not lines:
+        return ""
+    last: dict[str, tuple[int, dict[str, float]]] = {}
+    for line in lines:
+        scalars = {name: value for name, value in line.items() if "/" in name and value is not None}
+        if scalars:
+            last[next(iter(scalars)).rpartition("/")[0]] = line["step"], scalars
+    rows = ((str(step), *cells) for task, (step, of) in last.items() for cells in tables.rows({task: of}))
+    shown = page.table(("step", *tables.COLUMNS), rows, ("step", *tables.NUMBERS))
+    return f"<h2>Evaluation tasks</h2>{shown}{_task_curves(lines)}"
+
+
+def _task_curves(lines: Sequence[dict[str, Any]]) -> str:
+    steps: dict[str, set[int]] = {}
+    for line in lines:
+        for name in (name for name in line if "/" in name and tables.is_result(name)):
+            steps.setdefault(name, set()).add(line["step"])
+    curves = [(name, name) for name, at in steps.items() if len(at) > 1]
+    return _figure(lines, curves[:MOST_TASK_CURVES], columns=3)
+
+
 def _figure(lines: Sequence[dict[str, Any]], curves: Sequence[tuple[str, str]], columns: int = 2) -> str:
     shown = [(key, label) for key, label in curves if any(line.get(key) is not None for line in lines)]
     if not shown:
@@ -92,6 +118,7 @@ def _figure(lines: Sequence[dict[str, Any]], curves: Sequence[tuple[str, str]], 
         for split, style in (
             ("train", {"lw": 1.2, "color": "#6b8fb5"}),
             ("validation", {"lw": 1.8, "color": "#c0392b", "marker": "o", "ms": 3}),
+            (metrics_log.EVALS, {"lw": 1.8, "color": "#2e8b57", "marker": "o", "ms": 3}),
         ):
             points = [
                 (line["step"], line[key]) for line in lines if line["split"] == split and line.get(key) is not None

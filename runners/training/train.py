@@ -17,6 +17,8 @@ from registry.experiment import owner
 from registry.records.snapshot import load
 from registry.values import show
 from runners.compiled_functions import Updates
+from runners.evals import tables
+from runners.evals.suite import TaskSuite
 from runners.processes.watchdog import Watchdog
 from runners.session import Session
 from runners.training import report
@@ -24,7 +26,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_start
 from runners.training.input_state import gathered, own, require_same_data
-from runners.training.metrics_log import MetricsLog, NullMetricsLog
+from runners.training.metrics_log import EVALS, MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, clock, summary
 from runners.training.warm_start import Origin, begin
@@ -123,6 +125,9 @@ class _Run:
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
         self.report_written = self.began
+        evals = session.test.evals
+        self.suite = None if evals is None else TaskSuite(session, evals, report=self.progress.print)
+        self.evaluated = -1  # step at which the tasks of the suite were run last
 
     def _tokens_so_far(self) -> TokenCount:
         """Returns the token count of the window of metrics in which training starts."""
@@ -299,8 +304,17 @@ class _Run:
         self.aside += time.perf_counter() - began
 
     def _evaluate(self, step: int) -> None:
-        if self.loss_step == step or "validation" not in self.session.test.inputs:
-            return
+        if "validation" in self.session.test.inputs and self.loss_step != step:
+            self._evaluate_loss(step)
+        if self.suite is not None and self.evaluated != step:
+            self._stop_if_bad(self.state.bad_step.item())
+            self.evaluated = step
+            outcome = self.suite.run(self.state.variables)
+            for scalars in outcome.scalars.values():
+                self.log.write(step, EVALS, scalars)
+            self.progress.print(f"step {step:>6} {EVALS}  {tables.line(outcome.scalars)}")
+
+    def _evaluate_loss(self, step: int) -> None:
         self._stop_if_bad(self.state.bad_step.item())
         scalars = evaluate(self.session, self.state.variables, "validation")
         self.loss, self.loss_step = scalars["loss"], step

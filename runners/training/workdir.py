@@ -21,16 +21,18 @@ from tasks.storage.files import Place, make_folder, place, write_whole
 from tasks.storage.locks import locked
 
 # A run can resume with other values of these: the sharding of weights, time limits, the intervals of logging,
-# evaluation and saving, and the number of steps do not change what is learned.
+# evaluation and saving, evaluation tasks, and the number of steps do not change what is learned.
 NOT_LEARNED = (
     *("MESH_AXES", "DEVICE_MESH_SHAPE", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
     *("ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
+    *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
 )
 NOT_LEARNED_PATHS = (
     *("task.zero", "train.step_timeout", "train.log_every", "train.eval_every", "train.save_every"),
-    *("train.keep_last", "train.keep_best", "train.num_steps"),
+    *("train.keep_last", "train.keep_best", "train.num_steps", "test.tasks"),
 )
+TEST = "test"  # path of the class that Test() builds, which depends on whether there are tasks
 LENGTH = "NUM_STEPS"
 SCHEDULE = "task.optimizer.schedule."  # may depend on the number of steps
 
@@ -204,7 +206,8 @@ def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: 
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
     free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
     free |= {row["path"]: row for row in difference["config"] if row["path"] in following}
-    paths = [row for row in difference["config"] if row["path"] not in following and not _is_placement(row["path"])]
+    paths = [row for row in difference["config"] if row["path"] not in (*following, TEST)]
+    paths = [row for row in paths if not _is_placement(row["path"])]
     difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]

@@ -1,27 +1,35 @@
 """Text generation: one pass over the prompt, then token by token from the cached state, in one compiled program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
 from tasks.decoding.sampler import Sampler
 from tasks.task import Task
 
 
-def pad_prompts(prompts: Sequence[Sequence[int]], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(
+    prompts: Sequence[Sequence[int]], allow_empty: bool = False, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns prompts of different lengths as one array, padded on the left, and a mask of real entries.
+
+    Args:
+      prompts: token ids.
+      allow_empty: whether a prompt may be empty.
+      length: columns of the arrays, at least as many as the longest prompt has tokens; None is its length.
 
     Raises:
       UsageError: a prompt is empty.
     """
     if not all(prompts) and not allow_empty:
         raise UsageError("A prompt is empty. Give at least one token.")
-    length = max(map(len, prompts))
+    length = max(map(len, prompts)) if length is None else length
     tokens = np.zeros((len(prompts), length), np.int32)
     real = np.zeros((len(prompts), length), np.int32)
     for row, prompt in enumerate(prompts):
@@ -159,3 +167,35 @@ _STATIC = ("task", "new_tokens", "sampler", "stop_id", "capacity")
 generate = jax.jit(_generate, static_argnames=_STATIC)
 generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
 """Like `generate`, but donates `memory`."""
+
+
+def generate_in_chunks(
+    run: Callable[[Any, np.ndarray | jax.Array, np.ndarray | jax.Array, int, Memory | None], tuple[jax.Array, Memory]],
+    tokens: np.ndarray | jax.Array,
+    real: np.ndarray | jax.Array,
+    memory: Memory | None,
+    sizes: Sequence[int],
+) -> Iterator[tuple[np.ndarray, Memory]]:
+    """Yields chunks of new tokens, int32 (B, size), in all processes, each with the memory after it.
+
+    Args:
+      run: calls `(function, tokens, real, size, memory)`, where the function is `generate` for the first chunk and
+        `generate_in_place` for the others, and returns its result.
+      tokens: int32 (B, S), prompts padded on the left.
+      real: int32 (B, S), 1 where `tokens` is prompt.
+      memory: state to continue from.
+      sizes: new tokens of each chunk.
+    """
+    function = generate
+    for size in sizes:
+        drawn, memory = run(function, tokens, real, size, memory)
+        if not drawn.is_fully_addressable:
+            drawn = multihost_utils.process_allgather(drawn, tiled=True)
+        yield np.asarray(drawn), memory
+        tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
+        function = generate_in_place  # donates the memory, which this loop owns after the first chunk
+
+
+def chunk_sizes(new_tokens: int, chunk: int) -> list[int]:
+    """Returns the sizes of chunks of at most `chunk` tokens, `new_tokens` in total."""
+    return [min(chunk, new_tokens - start) for start in range(0, new_tokens, chunk)]

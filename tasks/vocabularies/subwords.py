@@ -125,7 +125,7 @@ class _TokenizerVocabulary(_ReadOnce):
 
     @property
     def start_id(self) -> int | None:
-        return None
+        return self._tokens.start_id
 
     @property
     def is_text(self) -> bool:
@@ -154,7 +154,7 @@ class _TokenizerVocabulary(_ReadOnce):
 class HuggingFaceVocabulary(_TokenizerVocabulary):
     """A Hugging Face tokenizer: a `tokenizer.json`, a folder with one, or a name on the hub ("t5-base").
 
-    A document ends with the tokenizer's eos_token.
+    A document ends with the tokenizer's eos_token, and starts with its bos_token if the tokenizer adds that to texts.
     """
 
     name: str | None  # file, folder or name on the hub

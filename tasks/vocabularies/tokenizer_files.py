@@ -30,6 +30,7 @@ class Tokens:
     fingerprint: str
     forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model may find in plain text
     unknown_id: int | None = None  # replacement of forbidden tokens
+    start_id: int | None = None  # token that the tokenizer puts before a text
 
     def ids(self, encoding: Any) -> np.ndarray:
         """Returns the ids, int32 (N,), of an encoding, with forbidden tokens replaced."""
@@ -113,7 +114,7 @@ def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
     return Tokens(tokenizer, ids[END_OF_TEXT], counts, fingerprint_of("gpt2", vocabulary, merges))
 
 
-def _from_json(name: str, text: str, end: str | None) -> Tokens:
+def _from_json(name: str, text: str, end: str | int | None) -> Tokens:
     library = _library()
     try:
         return _parsed(text, end)
@@ -125,7 +126,7 @@ def _from_json(name: str, text: str, end: str | None) -> Tokens:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(text: str, end: str | None) -> Tokens:
+def _parsed(text: str, end: str | int | None) -> Tokens:
     library = _library()
     tokenizer = library.Tokenizer.from_str(text)
     content = json.loads(text)
@@ -136,14 +137,35 @@ def _parsed(text: str, end: str | None) -> Tokens:
     if (content.get("decoder") or {}).get("type") == "WordPiece":
         # No clean-up: it would remove spaces of text that is already printed.
         tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
-    ends = USUAL_ENDS if end is None else (end,)
-    stop_id = next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
-    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), fingerprint_of("huggingface", text, str(stop_id)))
+    stop_id = _id_of(tokenizer, end)
+    start_id = _start_in(tokenizer, content)
+    more = () if start_id is None else (str(start_id),)
+    print_of = fingerprint_of("huggingface", text, str(stop_id), *more)
+    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), print_of, start_id=start_id)
     if content["model"]["type"] == "Unigram":
         # Unigram models have special tokens among their pieces and find them in plain text.
         special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
         return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
     return read
+
+
+def _id_of(tokenizer: Any, end: str | int | None) -> int | None:
+    """Returns the id of an end-of-document token; None if the tokenizer lacks it."""
+    if isinstance(end, int):
+        return end if tokenizer.id_to_token(end) is not None else None
+    ends = USUAL_ENDS if end is None else (end,)
+    return next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
+
+
+def _start_in(tokenizer: Any, content: dict[str, Any]) -> int | None:
+    """Returns the special token that the tokenizer puts before each text, such as Llama's <s>; None for no token.
+
+    Tokenizers of encoders, which put a token at the end too, have none.
+    """
+    if content.get("post_processor") is None:
+        return None
+    plain, marked = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return marked[0] if len(marked) == len(plain) + 1 and marked[1:] == plain else None
 
 
 def _bytes(tokenizer: Any, content: dict[str, Any]) -> np.ndarray:
@@ -181,13 +203,15 @@ def _types(part: Any) -> set[str]:
     return set().union(*map(_types, part)) if isinstance(part, list) else set()
 
 
-def _end_in(folder: Place) -> str | None:
-    """Returns the eos_token that the files in the folder of a tokenizer.json name."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+def _end_in(folder: Place) -> str | int | None:
+    """Returns the end-of-document token that the files in the folder of a tokenizer.json name: its text or its id."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
         try:
-            token = json.loads((folder / name).read_text()).get("eos_token")
+            content = json.loads((folder / name).read_text())
+            token: Any = content.get("eos_token", content.get("eos_token_id"))
         except (OSError, ValueError, AttributeError):
             continue
+        token = token[0] if isinstance(token, list) and token else token  # a model may stop at several
         if token is not None:
             return token["content"] if isinstance(token, dict) else token
     return None

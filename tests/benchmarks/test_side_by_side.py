@@ -164,3 +164,15 @@ def test_a_line_that_fails_costs_no_other(page, capsys):
     assert not tables.sound
     assert [line.get("tokens/s") for line in lines_of(page, "decoding")] == [3.0, None, 4.0]
     assert lines_of(page, "decoding")[1]["note"] == "failed: RuntimeError no cuDNN"
+
+
+@pytest.mark.slow
+def test_a_llama_of_transformers_draws_the_same_tokens(page, monkeypatch):
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    arguments = ["--sizes", "tiny Llama", "--rows=2", "--prompt=6", "--new=8", "--rounds=1", "--publish"]
+    assert call(decoding, monkeypatch, *arguments) == 0
+    lines = lines_of(page, "decoding")
+    assert {line["decoder"]: line["same tokens"] for line in lines if line["decoder"] != "Vortaro, no cache"} == {
+        "Vortaro": "100.0%",
+        "transformers, generate": "100.0%",
+    }

@@ -24,9 +24,9 @@ def test_new_names_exist_and_old_ones_do_not():
 
 def test_modules_of_today_keep_their_names():
     files = [
-        file for root in ("layers", "tasks", "registry", "runners") for file in (renamed.ROOT / root).rglob("*.py")
+        file for root in ("layers", "tasks", "registry", "runners") for file in (renamed.FOLDER / root).rglob("*.py")
     ]
-    names = [".".join(file.relative_to(renamed.ROOT).with_suffix("").parts) for file in files]
+    names = [".".join(file.relative_to(renamed.FOLDER).with_suffix("").parts) for file in files]
     for name in (name for name in names if not name.endswith(".__init__")):
         assert renamed.with_todays_names(f"{name}.Name") == f"{name}.Name"
 
@@ -93,3 +93,10 @@ def test_a_module_of_a_user_with_old_names_gets_the_new_ones(tmp_path, monkeypat
     monkeypatch.delitem(sys.modules, "written_before", raising=False)
     with pytest.raises(UsageError, match=sentence):
         resolve("written_before.Old")
+
+
+def test_modules_inside_a_package_with_the_name_of_an_old_module_are_unchanged():
+    for name in ("layers.positions.rotary_scaling.Llama3Scaling", "layers.attention.vq.VQAttention"):
+        assert renamed.with_todays_names(name) == name
+    old = "layers.positions.LearnedPositions"
+    assert renamed.with_todays_names(old) == "layers.positions.embeddings.LearnedPositions"

@@ -63,7 +63,7 @@ MISFITS = {
     ),
     "width": (PLAIN, ["MODEL_DIM=96"], "wte.weight is 40x48 in"),
     "context": (PLAIN, ["SEQ_LEN=32"], "for positions/position_tm. Use --set=SEQ_LEN=16."),
-    "hidden": (PLAIN, ["FFN_DIM=96"], "in the experiment, for stack/block/ffn/ffn_in_bias_f. Use --set=FFN_DIM=192."),
+    "hidden": (PLAIN, ["FFN_DIM=96"], "in the experiment, for stack/block/ffn/ffn_in_mf. Use --set=FFN_DIM=192."),
     "a shape": (
         PLAIN | {"blocks.1.attn.key.weight": np.zeros((40, 48), np.float32)},
         [],
@@ -160,7 +160,8 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
     ("arguments", "message"),
     [
         (["imprt"], "Unknown verb 'imprt'. Did you mean 'import'"),
-        (["import"], "import requires --format."),
+        (["import"], "import requires --from."),
+        (["import", "--from=x.safetensors"], "import requires --format."),
         ([*IMPORT[:2], "--exp=gpt2.Gpt2Small"], "import requires --from."),
         (IMPORT[:3], "import requires --exp."),
         ([*IMPORT, "--format=gtp2"], "Unknown format 'gtp2'. Did you mean 'gpt2'"),
@@ -172,6 +173,14 @@ IMPORT = ["import", "--format=gpt2", "--from=x.safetensors", "--exp=gpt2.Gpt2Sma
         (["export", "--format=gpt2", "--to=x.safetensors"], "Train first"),
         (["export", "--format=gpt2", "--to=x.safetensors", "--smoke"], "--smoke is a flag of import (got export)."),
         (["export", "--format=gpt2"], "export requires --to."),
+        (["export", "--to=x.safetensors"], "export requires --format."),
+        (["export", "--format=gpt2", "--to=x.safetensors", "--shard_gb=1"], "--shard_gb is for folders (got --to=x.sa"),
+        (["export", "--to=folder", "--shard_gb=0"], "--shard_gb must be above 0 (got 0)."),
+        (
+            ["export", "--to=folder", "--dtype=float16"],
+            "Unknown dtype 'float16'. Did you mean 'bfloat16' or 'float32'?",
+        ),
+        ([*IMPORT, "--dtype=float32"], "--dtype is a flag of export (got import)."),
     ],
 )
 def test_bad_requests(tmp_path, capsys, monkeypatch, arguments, message):

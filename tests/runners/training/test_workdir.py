@@ -36,6 +36,12 @@ def record(folder):
     [
         (["SCHEDULE=constant"], ["SCHEDULE=constant", "LOG_EVERY=7"], "LOG_EVERY = 7 (was 5)."),
         ([], ["SAVE_EVERY=7", "EVAL_EVERY=none"], "EVAL_EVERY = None (was 10), SAVE_EVERY = 7 (was 10)."),
+        (
+            ["EVAL_LIMIT=2", "EVAL_TASKS=a"],
+            ["EVAL_TASKS=a,b"],
+            "EVAL_TASKS = ('a', 'b') (was ('a',)), EVAL_LIMIT = None (was 2).",
+        ),
+        (["EVAL_TASKS=a"], [], "EVAL_TASKS = () (was ('a',))."),
         ([], ["train.log_every=7", "train.keep_last=3", "train.keep_best=0"], None),
         ([], ["train.num_steps=60"], None),
         (["SCHEDULE=constant"], ["SCHEDULE=constant", "NUM_STEPS=60"], "NUM_STEPS = 60 (was 30)."),

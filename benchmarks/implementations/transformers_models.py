@@ -1,4 +1,4 @@
-"""GPT2LMHeadModel of Hugging Face's transformers, on torch."""
+"""GPT2LMHeadModel and LlamaForCausalLM of Hugging Face's transformers, on torch."""
 
 import logging
 from typing import Any
@@ -6,16 +6,39 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from benchmarks.implementations.torch_gpt2 import updater
-from benchmarks.implementations.work import Decoder, Gpt2Size, Trainer
+from benchmarks.implementations.work import Decoder, Gpt2Size, LlamaSize, Trainer
 
 
 def load(size: Gpt2Size, weights: str) -> Any:
-    """Loads the model with the weights of a file in GPT-2's format."""
+    """Loads the model with the weights of a file in the size's format."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    config = GPT2Config(
+    model: Any = AutoModelForCausalLM.from_config(_config(size))
+    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"weights differ: {missing}, {unexpected}")
+    model.tie_weights()
+    return model
+
+
+def _config(size: Gpt2Size) -> Any:
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    if isinstance(size, LlamaSize):
+        return LlamaConfig(
+            vocab_size=size.vocab,
+            hidden_size=size.width,
+            intermediate_size=size.hidden,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            num_key_value_heads=size.kv_heads,
+            max_position_embeddings=size.context,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            **ids,
+        )
+    return GPT2Config(
         vocab_size=size.vocab,
         n_positions=size.context,
         n_embd=size.width,
@@ -24,15 +47,8 @@ def load(size: Gpt2Size, weights: str) -> Any:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
+        **ids,
     )
-    model = GPT2LMHeadModel(config)
-    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise ValueError(f"weights differ: {missing}, {unexpected}")
-    model.tie_weights()
-    return model
 
 
 def trainer(size: Gpt2Size, weights: str, options: set[str]) -> Trainer:

@@ -1,0 +1,1 @@
+"""Tests of evaluation on tasks of lm-evaluation-harness."""
