@@ -55,7 +55,10 @@ def is_file(options: argparse.Namespace) -> bool:
 def _family(options: argparse.Namespace, session: "Session") -> Any:
     from registry.hugging_face.representation import representing_family
 
-    return representing_family(session.experiment, options.format)
+    try:
+        return representing_family(session.experiment, options.format)
+    except UsageError as error:
+        raise UsageError(f"{error} For a file of another format, give --format and --to=FILE.safetensors.") from error
 
 
 def _tensors(options: argparse.Namespace, session: "Session", layout: "Layout") -> tuple[int, dict[str, Any]]:
