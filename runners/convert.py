@@ -40,6 +40,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _check_target(options)
     elif options.format is not None or not _is_model_folder(options.source):
         _require(options, "format", "exp")
+    elif options.smoke:
+        raise UsageError(f"--smoke does not fit the sizes in the config.json of '{options.source}'. Remove it.")
     options.command = ("python", "-m", "runners.convert", *arguments)
     return options
 

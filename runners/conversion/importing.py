@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
     """Imports as the flags of runners.convert select; returns the exit code."""
     from runners.conversion.fitting import fitted, notes
     from runners.conversion.foreign_files import read_weights
+    from runners.conversion.model_folder import PATH
     from runners.conversion.name_maps import name_map
     from runners.conversion.renaming import Layout, name_of
     from runners.session import Session
@@ -41,8 +42,9 @@ def run(options: argparse.Namespace) -> int:
     names = name_map(options.format or options.model_type, [name_of(row) for row in table])
     layout = Layout(names, table)
     tensors = fitted(layout, file, source, type(experiment).knobs())
-    if f"VOCABULARY_PATH={source}" in settings:
-        experiment = _with_own_tokenizer(options, settings)
+    if any(setting.startswith(f"{PATH}={source}") for setting in settings):
+        settings = _with_own_tokenizer(options, settings)
+        experiment = _resolved(options, settings)
         session = Session(experiment)
     workdir = _write_run(options, session, lambda: _loaded(session, layout, tensors))
     if settings:
@@ -67,11 +69,18 @@ def _of_model_folder(options: argparse.Namespace) -> list[str]:
     Raises:
       UsageError: its config.json is not supported, or describes another model than --exp.
     """
-    from registry.hugging_face import families
+    from registry.hugging_face import families, keys
     from registry.hugging_face.entry import stated
     from registry.hugging_face.representation import require_same_model
-    from runners.conversion.model_folder import has_tokenizer
+    from runners.conversion.model_folder import vocabulary_settings
+    from runners.conversion.name_maps import MAPS
 
+    model_type = keys.load(options.source).get("model_type")
+    if model_type in MAPS and model_type not in families.FAMILIES:
+        raise UsageError(
+            f"The config.json of {model_type} models is not read (got '{options.source}'). "
+            f"Give --format={model_type} and --exp, the experiment with its sizes."
+        )
     family, knobs = families.read(options.source)
     options.model_type = family.model_type
     named = {setting.partition("=")[0] for setting in options.set}
@@ -82,8 +91,7 @@ def _of_model_folder(options: argparse.Namespace) -> list[str]:
     else:
         require_same_model(_resolved(options, []), family, knobs, options.source)
     if not named & {"VOCABULARY", "DATA"}:
-        has = has_tokenizer(options.source)
-        settings += ["VOCABULARY=huggingface", f"VOCABULARY_PATH={options.source}"] if has else ["DATA=synthetic"]
+        settings += vocabulary_settings(options.source)
     return [setting for setting in settings if setting.partition("=")[0] not in named]
 
 
@@ -93,21 +101,20 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else show(value)
 
 
-def _with_own_tokenizer(options: argparse.Namespace, settings: list[str]) -> "Experiment":
-    """Copies the tokenizer into the run folder, and returns the experiment that reads it there.
+def _with_own_tokenizer(options: argparse.Namespace, settings: list[str]) -> list[str]:
+    """Copies the tokenizer into the run folder; returns the settings with its path there.
 
     Raises:
       UsageError: a file cannot be read or written.
     """
-    from runners.conversion.model_folder import copy_tokenizer
+    from runners.conversion.model_folder import PATH, copy_tokenizer
 
     own = place(options.workdir) / TOKENIZER
     try:
         copy_tokenizer(Path(options.source), own)
     except OSError as error:
         raise UsageError(f"The tokenizer cannot be copied to '{own}': {error.strerror or error}.") from error
-    settings[settings.index(f"VOCABULARY_PATH={options.source}")] = f"VOCABULARY_PATH={own}"
-    return _resolved(options, settings)
+    return [setting.replace(f"{PATH}={options.source}", f"{PATH}={own}", 1) for setting in settings]
 
 
 def _loaded(session: "Session", layout: Any, tensors: Mapping[str, Any]) -> Any:

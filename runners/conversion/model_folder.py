@@ -13,12 +13,14 @@ from registry.hugging_face import families
 from runners.conversion.tensors import Tensor, size_in_bytes, write_safetensors
 from tasks.storage.files import TEMPORARY, Place, make_folder, write_whole
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
+SENTENCEPIECE, SENTENCEPIECE_CLASS = "tokenizer.model", "SentencePieceBackend"  # which reads it by the library itself
+PATH = "VOCABULARY_PATH"
 # Files of tokenizers; the first three are enough, each alone.
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS = ("tokenizer.json", SENTENCEPIECE, "vocab.json")
 TOKENIZER_FILES = (
     *TOKENIZERS,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
+    *(TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
     GENERATION,  # names the end token by id
 )
 
@@ -28,9 +30,21 @@ def is_model_folder(path: str) -> bool:
     return (Path(path) / CONFIG).is_file()
 
 
-def has_tokenizer(folder: str) -> bool:
-    """Returns whether a folder has the files of a tokenizer."""
-    return any((Path(folder) / name).is_file() for name in TOKENIZERS)
+def vocabulary_settings(folder: str) -> list[str]:
+    """Returns the settings of the vocabulary in a folder; those of plain token ids if it has no tokenizer."""
+    has = {name for name in TOKENIZERS if (Path(folder) / name).is_file()}
+    if not has:
+        return ["DATA=synthetic"]
+    if has == {SENTENCEPIECE} and _tokenizer_class(folder) == SENTENCEPIECE_CLASS:
+        return ["VOCABULARY=sentencepiece", f"{PATH}={folder}/{SENTENCEPIECE}"]
+    return ["VOCABULARY=huggingface", f"{PATH}={folder}"]
+
+
+def _tokenizer_class(folder: str) -> Any:
+    try:
+        return json.loads((Path(folder) / TOKENIZER_CONFIG).read_text()).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def copy_tokenizer(source: Place, target: Place) -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, missing_package
-from runners.conversion.model_folder import copy_tokenizer
+from runners.conversion.model_folder import SENTENCEPIECE, SENTENCEPIECE_CLASS, TOKENIZER_CONFIG, copy_tokenizer
 from tasks.storage.files import place, write_whole
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, Vocabulary
 
-CONFIG = "tokenizer_config.json"
 SPECIAL = ("<pad>", "</s>", "<unk>")  # of bytes after three special tokens
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
@@ -30,17 +29,17 @@ def write_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:
     if isinstance(vocabulary, HuggingFaceVocabulary):
         _copy(str(vocabulary.name), folder)
     elif isinstance(vocabulary, SentencePieceVocabulary):
-        write_whole(folder / "tokenizer.model", place(str(vocabulary.path)).read_bytes())
-        # Reads the model by the library itself; the other classes make a tokenizer whose normalization differs.
-        _write(folder / CONFIG, {"tokenizer_class": "SentencePieceBackend"})
+        write_whole(folder / SENTENCEPIECE, place(str(vocabulary.path)).read_bytes())
+        # The other classes make a tokenizer whose normalization differs.
+        _write(folder / TOKENIZER_CONFIG, {"tokenizer_class": SENTENCEPIECE_CLASS})
     elif isinstance(vocabulary, Gpt2Vocabulary):
         from tasks.vocabularies.tokenizer_files import END_OF_TEXT
 
         _write(folder / "tokenizer.json", _gpt2(vocabulary))
-        _write(folder / CONFIG, {**FAST, "eos_token": END_OF_TEXT})
+        _write(folder / TOKENIZER_CONFIG, {**FAST, "eos_token": END_OF_TEXT})
     elif isinstance(vocabulary, ByteVocabulary):
         _write(folder / "tokenizer.json", _bytes(vocabulary.special_tokens))
-        _write(folder / CONFIG, {**FAST, **({"eos_token": SPECIAL[1]} if vocabulary.special_tokens else {})})
+        _write(folder / TOKENIZER_CONFIG, {**FAST, **({"eos_token": SPECIAL[1]} if vocabulary.special_tokens else {})})
     elif vocabulary.is_text:
         raise UsageError(f"A tokenizer cannot be written for {vocabulary.describe()}. Export to a file.")
 
@@ -63,8 +62,8 @@ def _copy(name: str, folder: Path) -> None:
         except ImportError as error:
             raise missing_package(f"Tokenizer '{name}'", "transformers", "hf") from error
         transformers.AutoTokenizer.from_pretrained(name, local_files_only=True).save_pretrained(folder)
-    if not (folder / CONFIG).exists():
-        _write(folder / CONFIG, FAST)
+    if not (folder / TOKENIZER_CONFIG).exists():
+        _write(folder / TOKENIZER_CONFIG, FAST)
 
 
 def _gpt2(vocabulary: Gpt2Vocabulary) -> dict[str, Any]:

@@ -188,6 +188,17 @@ def test_auto_tokenizer_encodes_as_the_vocabulary(tmp_path, make):
     assert len(theirs) == vocabulary.size
 
 
+def test_a_sentencepiece_model_goes_out_and_comes_back(tmp_path, capsys):
+    theirs, run = model_folder(tmp_path / "theirs"), tmp_path / "run"
+    path = vocabularies.sentence_piece(tmp_path / "words.model")
+    assert bring_in(theirs, run, "--set=VOCABULARY=sentencepiece", f"--set=VOCABULARY_PATH={path}") == 0
+    assert send_out(run, tmp_path / "ours") == 0
+    assert bring_in(tmp_path / "ours", tmp_path / "again") == 0
+    own = tmp_path / "again" / "tokenizer" / "tokenizer.model"
+    assert f"VOCABULARY=sentencepiece, VOCABULARY_PATH={own}" in capsys.readouterr().out
+    assert own.read_bytes() == path.read_bytes()
+
+
 def test_a_text_starts_with_the_token_that_the_tokenizer_adds(tmp_path):
     from tokenizers import Tokenizer, processors
 
@@ -247,6 +258,10 @@ def test_refused_folders(tmp_path, capsys):
     model_folder(folder)
     (folder / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer" in refused(capsys, bring_in(folder, run))
+    model_folder(folder)
+    assert "--smoke does not fit the sizes in the config.json" in refused(capsys, bring_in(folder, run, "--smoke"))
+    model_folder(folder, model_type="gpt2")
+    assert "Give --format=gpt2 and --exp, the experiment" in refused(capsys, bring_in(folder, run))
     assert not run.exists()
 
 
