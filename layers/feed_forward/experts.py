@@ -25,6 +25,8 @@ from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
 
+LARGEST_GROUP = 1024  # tokens of a group with slots for all of them
+
 
 class MixtureOfExperts(nn.Module):
     """Routes tokens to experts in groups, each with a fixed number of slots (Lepikhin et al. 2021, GShard).
@@ -58,7 +60,9 @@ class MixtureOfExperts(nn.Module):
     num_experts: int
     initializer: Initializer  # of the router and the matrices into the hidden layer
     out_initializer: Initializer  # of the matrices out of the hidden layer
-    num_groups: int = 1  # groups that a batch is cut into; tokens compete for slots only within their group
+    # Groups that a batch is cut into; tokens compete for slots only within their group. With slots for all tokens, the
+    # least number: groups are cut further, because the memory of slots grows with the square of their size.
+    num_groups: int = 1
     capacity: int = 0  # least number of slots per expert and group
     # Slots of all experts per token of the group; 0 uses `capacity` alone, None has a slot for every token.
     capacity_factor: float | None = 2.0
@@ -94,7 +98,7 @@ class MixtureOfExperts(nn.Module):
                 f"(got {self.jitter})."
             )
         tokens = math.prod(x.shape[:2])
-        groups = math.gcd(self._own_groups(), tokens)
+        groups = self._groups(tokens)
         x_gsm = constrain(x.reshape(groups, tokens // groups, -1), self.activations, "group_gsm")
         real_gs = jnp.ones(x_gsm.shape[:2], bool)
         if segment_ids is not None:
@@ -115,6 +119,15 @@ class MixtureOfExperts(nn.Module):
         with jax.named_scope(OVERHEAD):
             y_gsm = jnp.einsum("gsec,gecm->gsm", combine_gsec, returned)
         return constrain(y_gsm, self.activations, "group_gsm").reshape(x.shape)
+
+    def _groups(self, tokens: int) -> int:
+        """Returns the number of groups that `tokens` are cut into: a divisor of it, a multiple of the own groups if
+        these divide it. With slots for all tokens, groups have at most LARGEST_GROUP tokens."""
+        groups = math.gcd(self._own_groups(), tokens)
+        if self.capacity_factor is not None:
+            return groups
+        size = tokens // groups
+        return tokens // next(part for part in range(min(size, LARGEST_GROUP), 0, -1) if size % part == 0)
 
     def _own_groups(self) -> int:
         """Returns the number of groups of the local rows: all groups, or those of one device of a manual axis."""

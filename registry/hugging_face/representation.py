@@ -47,26 +47,28 @@ def differences(experiment: Experiment, family: Family) -> Iterator[str]:
     """Yields what differs between the experiment's model and the one that the family's config.json describes."""
     try:
         _, knobs = from_content(family.config(experiment), "config.json")
-        ours, described = _model(experiment), _described(family, knobs)
+        found = list(model_differences(experiment, family, knobs))
     except UsageError as error:
         yield str(error).rstrip(".")
         return
-    for path in sorted({*ours, *described}):
-        if ours.get(path) != described.get(path):
-            want, have = described.get(path, "no such field"), ours.get(path, "no such field")
-            yield f"{path} is {want} there (got {have})"
+    yield from (f"{path} is {theirs} there (got {ours})" for path, theirs, ours in found)
 
 
 def require_same_model(experiment: Experiment, family: Family, knobs: Knobs, source: str) -> None:
     """Raises a UsageError unless the experiment's model is that of the knobs, which `source` describes."""
-    ours, theirs = _model(experiment), _described(family, knobs)
+    for path, theirs, ours in model_differences(experiment, family, knobs):
+        raise UsageError(
+            f"'{source}' has another model than {type(experiment).__name__}: {path} is {theirs} there (got {ours}). "
+            f"Choose another --exp, or none."
+        )
+
+
+def model_differences(experiment: Experiment, family: Family, knobs: Knobs) -> Iterator[tuple[str, str, str]]:
+    """Yields the fields in which the family's model of these knobs differs: path, its value, the experiment's."""
+    theirs, ours, none = _described(family, knobs), _model(experiment), "no such field"
     for path in sorted({*ours, *theirs}):
         if ours.get(path) != theirs.get(path):
-            want, have = theirs.get(path, "no such field"), ours.get(path, "no such field")
-            raise UsageError(
-                f"'{source}' has another model than {type(experiment).__name__}: {path} is {want} there (got {have}). "
-                f"Choose another --exp, or none."
-            )
+            yield path, theirs.get(path, none), ours.get(path, none)
 
 
 def _described(family: Family, knobs: Knobs) -> dict[str, str]:

@@ -48,8 +48,10 @@ def run(options: argparse.Namespace) -> int:
 def is_file(options: argparse.Namespace) -> bool:
     """Returns whether --to names a file, not the folder of a Hugging Face model."""
     from registry.hugging_face.families import FAMILIES
+    from runners.conversion.foreign_files import PICKLES
 
-    return Path(options.to).suffix != "" or (options.format is not None and options.format not in FAMILIES)
+    is_named_so = Path(options.to).suffix in (".safetensors", *PICKLES)
+    return is_named_so or (options.format is not None and options.format not in FAMILIES)
 
 
 def _family(options: argparse.Namespace, session: "Session") -> Any:
@@ -99,5 +101,5 @@ def _write_folder(options: argparse.Namespace, session: "Session", family: Any, 
     dtype = options.dtype or type(session.experiment).knobs()["PARAM_DTYPE"]
     with model_folder.new_folder(options.to) as folder:
         write_tokenizer(vocabulary, folder)
-        model_folder.write_configs(folder, session.experiment, family, dtype, special_ids(vocabulary))
+        model_folder.write_configs(folder, session.experiment, family, dtype, special_ids(vocabulary, folder))
         model_folder.write_weights(folder, tensors, DTYPES[dtype], int(options.shard_gb * 1e9))

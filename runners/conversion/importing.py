@@ -1,20 +1,19 @@
 """Imports weights of other code bases into a new run folder."""
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layers.errors import UsageError
 from runners.flags import check_module_flags
-from tasks.storage.files import Place, place
+from tasks.storage.files import Place, place, write_whole
 
 if TYPE_CHECKING:  # imports jax
     from registry.experiment import Experiment
     from runners.conversion.foreign_files import ForeignWeights
     from runners.session import Session
-
-TOKENIZER = "tokenizer"  # folder of a run folder with the files of an imported tokenizer
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from runners.session import Session
 
     refuse_checkpoints(options.workdir)
-    source = options.source
+    source = options.source = _folder_of(options)
     if options.format is None:
         settings, file = _of_model_folder(options), read_weights(source)
         experiment = _resolved(options, settings)
@@ -49,11 +48,17 @@ def run(options: argparse.Namespace) -> int:
     workdir = _write_run(options, session, lambda: _loaded(session, layout, tensors))
     if settings:
         print(f"From {'config.json' if options.format is None else 'the file'}: {', '.join(settings)}.", flush=True)
-    for note in notes(names, experiment):
+    for note in (*notes(names, experiment), *_changes(options, experiment)):
         print(note, flush=True)
     size = sum(row.size for row in table)
     print(f"Imported {size:,} weights of {source} as step 0 of {session.name} in '{workdir}'.", flush=True)
     return 0
+
+
+def _folder_of(options: argparse.Namespace) -> str:
+    """Returns --from; the folder of a config.json."""
+    path = Path(options.source)
+    return str(path.parent) if options.format is None and path.name == "config.json" else options.source
 
 
 def _resolved(options: argparse.Namespace, settings: list[str]) -> "Experiment":
@@ -95,6 +100,16 @@ def _of_model_folder(options: argparse.Namespace) -> list[str]:
     return [setting for setting in settings if setting.partition("=")[0] not in named]
 
 
+def _changes(options: argparse.Namespace, experiment: "Experiment") -> Iterator[str]:
+    """Yields notes on what --set has changed in the model of a folder."""
+    from registry.hugging_face import families
+    from registry.hugging_face.representation import model_differences
+
+    if options.format is None:
+        for path, theirs, ours in model_differences(experiment, *families.read(options.source)):
+            yield f"Note: {path} is {theirs} in '{options.source}' (got {ours}), so outputs differ."
+
+
 def _text(value: Any) -> str:
     from registry.values import show
 
@@ -107,11 +122,14 @@ def _with_own_tokenizer(options: argparse.Namespace, settings: list[str]) -> lis
     Raises:
       UsageError: a file cannot be read or written.
     """
-    from runners.conversion.model_folder import PATH, copy_tokenizer
+    from runners.conversion.model_folder import GENERATION, PATH, copy_tokenizer, with_ids_of_config
+    from runners.training.workdir import TOKENIZER
 
     own = place(options.workdir) / TOKENIZER
+    generation = with_ids_of_config(Path(options.source))
     try:
         copy_tokenizer(Path(options.source), own)
+        write_whole(own / GENERATION, json.dumps(generation, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"The tokenizer cannot be copied to '{own}': {error.strerror or error}.") from error
     return [setting.replace(f"{PATH}={options.source}", f"{PATH}={own}", 1) for setting in settings]

@@ -9,12 +9,13 @@ from typing import Any
 
 from layers.errors import UsageError
 from registry.experiment import Experiment
-from registry.hugging_face import families
+from registry.hugging_face import families, keys
 from runners.conversion.tensors import Tensor, size_in_bytes, write_safetensors
 from tasks.storage.files import TEMPORARY, Place, make_folder, write_whole
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 SENTENCEPIECE, SENTENCEPIECE_CLASS = "tokenizer.model", "SentencePieceBackend"  # which reads it by the library itself
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PATH = "VOCABULARY_PATH"
 # Files of tokenizers; the first three are enough, each alone.
 TOKENIZERS = ("tokenizer.json", SENTENCEPIECE, "vocab.json")
@@ -26,8 +27,8 @@ TOKENIZER_FILES = (
 
 
 def is_model_folder(path: str) -> bool:
-    """Returns whether the path is a folder with a config.json."""
-    return (Path(path) / CONFIG).is_file()
+    """Returns whether the path is a folder with a config.json, or that file."""
+    return (Path(path) / CONFIG).is_file() or (Path(path).name == CONFIG and Path(path).is_file())
 
 
 def vocabulary_settings(folder: str) -> list[str]:
@@ -45,6 +46,26 @@ def _tokenizer_class(folder: str) -> Any:
         return json.loads((Path(folder) / TOKENIZER_CONFIG).read_text()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """Returns the content of generation_config.json; empty if the folder has none.
+
+    Raises:
+      UsageError: it is not a JSON object.
+    """
+    file = folder / GENERATION
+    return keys.load(file) if file.is_file() else {}
+
+
+def with_ids_of_config(folder: Path) -> dict[str, Any]:
+    """Returns the content of a folder's generation_config.json with the special ids of its config.json.
+
+    Raises:
+      UsageError: a file is not a JSON object.
+    """
+    config, settings = keys.load(folder), read_generation(folder)
+    return {name: config[name] for name in SPECIAL_IDS if config.get(name) is not None} | settings
 
 
 def copy_tokenizer(source: Place, target: Place) -> None:
@@ -120,10 +141,9 @@ def write_configs(
       experiment: the experiment.
       family: the family that can represent it.
       dtype: of the weights: bfloat16 or float32.
-      ids: bos_token_id and eos_token_id of the vocabulary.
+      ids: bos_token_id, eos_token_id and pad_token_id.
     """
     keys = family.config(experiment) | {"dtype": dtype, "torch_dtype": dtype, "use_cache": True, **ids}
     (folder / CONFIG).write_text(json.dumps(keys, indent=2) + "\n")
-    generation = folder / GENERATION
-    settings = json.loads(generation.read_text()) if generation.exists() else {"do_sample": True}
-    generation.write_text(json.dumps(ids | settings, indent=2) + "\n")
+    settings = read_generation(folder) or {"do_sample": True}
+    (folder / GENERATION).write_text(json.dumps(ids | settings, indent=2) + "\n")

@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, missing_package
-from runners.conversion.model_folder import SENTENCEPIECE, SENTENCEPIECE_CLASS, TOKENIZER_CONFIG, copy_tokenizer
+from runners.conversion.model_folder import (
+    SENTENCEPIECE,
+    SENTENCEPIECE_CLASS,
+    TOKENIZER_CONFIG,
+    copy_tokenizer,
+    read_generation,
+)
 from tasks.storage.files import place, write_whole
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, Vocabulary
@@ -14,10 +20,14 @@ SPECIAL = ("<pad>", "</s>", "<unk>")  # of bytes after three special tokens
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Returns bos_token_id and eos_token_id of the configs: those that the vocabulary has."""
-    ids = {"bos_token_id": vocabulary.start_id, "eos_token_id": vocabulary.stop_id}
-    return {name: number for name, number in ids.items() if number is not None}
+def special_ids(vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
+    """Returns the special ids of the configs: those of a generation_config.json in the folder, else the vocabulary's.
+
+    An id that neither has is None, because transformers would choose one by the model's class.
+    """
+    own = {"bos_token_id": vocabulary.start_id, "eos_token_id": vocabulary.stop_id, "pad_token_id": None}
+    stated = read_generation(folder)
+    return {name: stated.get(name, number) for name, number in own.items()}
 
 
 def write_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:

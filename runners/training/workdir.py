@@ -33,6 +33,7 @@ NOT_LEARNED_PATHS = (
     *("train.keep_last", "train.keep_best", "train.num_steps", "test.tasks"),
 )
 TEST = "test"  # path of the class that Test() builds, which depends on whether there are tasks
+TOKENIZER = "tokenizer"  # folder of a run folder with the files of an imported tokenizer
 LENGTH = "NUM_STEPS"
 SCHEDULE = "task.optimizer.schedule."  # may depend on the number of steps
 
@@ -180,7 +181,18 @@ def recorded(path: str) -> Snapshot:
         raise UsageError(
             f"'{path}' is not a run folder (it has no {EXPERIMENT}). Give --exp=NAME, or the workdir of a run."
         )
-    return load(place(path))
+    record = load(place(path))
+    return {**record, "overrides": [_found(override, place(path)) for override in record["overrides"]]}
+
+
+def _found(override: str, folder: Place) -> str:
+    """Returns an override; one that names the run's own tokenizer, at the path of then, names it at today's path."""
+    name, _, value = override.partition("=")
+    _, separator, inside = value.rpartition(f"/{TOKENIZER}")
+    own = f"{folder}/{TOKENIZER}{inside}"
+    if name != "VOCABULARY_PATH" or not separator or place(value).exists() or not place(own).exists():
+        return override
+    return f"{name}={own}"
 
 
 def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:

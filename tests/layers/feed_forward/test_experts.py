@@ -162,6 +162,15 @@ def test_top_k_equals_all_experts_with_zero_gates(gates, count):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "number", "expected"),
+    [(4096, 1, 4), (4096, 8, 8), (8 * 4000, 8, 32), (4001, 8, 4001), (96, 8, 8)],
+)
+def test_groups_with_slots_for_all_tokens_are_small(tokens, number, expected):
+    assert layer(capacity_factor=None, num_groups=number)._groups(tokens) == expected
+    assert layer(capacity_factor=2.0, num_groups=number)._groups(tokens) == np.gcd(tokens, number)
+
+
 def test_groups_change_nothing_with_slots_for_all_tokens():
     made = [layer(routing="top_k", capacity_factor=None, num_groups=number) for number in (1, 8)]
     variables = variables_of(made[0])

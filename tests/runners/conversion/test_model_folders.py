@@ -69,6 +69,7 @@ def test_a_folder_with_its_tokenizer_trains_on_eight_devices_and_goes_back(tmp_p
     output = capsys.readouterr().out
     assert f"VOCABULARY=huggingface, VOCABULARY_PATH={run / 'tokenizer'}" in output
     shutil.move(theirs, tmp_path / "moved")  # the run has its own copy of the tokenizer
+    shutil.move(run, run := tmp_path / "renamed")
     assert run_main([f"--workdir={run}", "--mode=sample", "--prompt=the cat", "--max_new_tokens=4"]) == 0
     assert "the cat" in capsys.readouterr().out
     assert run_main([f"--workdir={run}", "--no-tensorboard"]) == 0
@@ -188,6 +189,34 @@ def test_auto_tokenizer_encodes_as_the_vocabulary(tmp_path, make):
     assert len(theirs) == vocabulary.size
 
 
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@pytest.mark.parametrize("with_tokenizer", [True, False])
+def test_special_ids_go_back(tmp_path, with_tokenizer):
+    ids = {"bos_token_id": 7, "eos_token_id": [3, 9], "pad_token_id": None}
+    theirs = model_folder(tmp_path / "theirs", **ids)
+    if with_tokenizer:
+        vocabularies.byte_pairs(theirs)
+        (theirs / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [3, 9]}))
+    assert bring_in(theirs / "config.json", tmp_path / "run") == 0
+    assert send_out(tmp_path / "run", tmp_path / "ours-3.2") == 0
+    expected = ids if with_tokenizer else dict.fromkeys(IDS)
+    config = json.loads((tmp_path / "ours-3.2" / "config.json").read_text())
+    assert {name: config[name] for name in IDS} == expected
+    generation = json.loads((tmp_path / "ours-3.2" / "generation_config.json").read_text())
+    assert {name: generation[name] for name in IDS} == expected
+    assert generation.get("temperature") == (0.6 if with_tokenizer else None)
+
+
+def test_a_change_of_the_model_is_noted(tmp_path, capsys):
+    theirs = model_folder(tmp_path / "theirs")
+    assert bring_in(theirs, tmp_path / "run", "--set=ROTARY_BASE=5") == 0
+    out = capsys.readouterr().out
+    assert out.count("Note: ") == 1
+    assert f"mixer.rotary_base is 10000.0 in '{theirs}' (got 5.0), so outputs differ." in out
+
+
 def test_a_sentencepiece_model_goes_out_and_comes_back(tmp_path, capsys):
     theirs, run = model_folder(tmp_path / "theirs"), tmp_path / "run"
     path = vocabularies.sentence_piece(tmp_path / "words.model")
@@ -258,6 +287,9 @@ def test_refused_folders(tmp_path, capsys):
     model_folder(folder)
     (folder / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer" in refused(capsys, bring_in(folder, run))
+    vocabularies.byte_pairs(folder)
+    (folder / "generation_config.json").write_text("[1]")
+    assert "is not a JSON object (got a list)" in refused(capsys, bring_in(folder, run))
     model_folder(folder)
     assert "--smoke does not fit the sizes in the config.json" in refused(capsys, bring_in(folder, run, "--smoke"))
     model_folder(folder, model_type="gpt2")
