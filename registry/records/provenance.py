@@ -21,7 +21,16 @@ OTHER_PACKAGES = (  # recorded if installed: other dependencies, then accelerato
     *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "matplotlib", "rich", "safetensors"),
     *("ml-dtypes", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12"),
     *("nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
-    *("apache-beam", "clu", "datasets", "gcsfs", "google-cloud-storage", "google-crc32c", "importlib-resources"),
+    *(
+        "apache-beam",
+        "clu",
+        "datasets",
+        "gcsfs",
+        "google-cloud-storage",
+        "google-crc32c",
+        "importlib-resources",
+        "lm-eval",
+    ),
     *("s3fs", "sentencepiece", "seqio", "tensorboard", "tensorflow", "tensorflow-datasets", "tensorflow-text"),
     *("tokenizers", "torch", "transformers", "wandb", "webdataset", "zstandard"),
 )

@@ -66,10 +66,13 @@ class TfCursor:
         return True
 
     def _open(self) -> Any:
-        tensorflow()
+        tf = tensorflow()
         from clu.data.dataset_iterator import TfDatasetIterator
 
-        self._iterator = TfDatasetIterator(self._make(), checkpoint=True)
+        # Without the autotuner's thread: TensorFlow 2.21 sometimes waits for it forever when an iterator is deleted.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        self._iterator = TfDatasetIterator(self._make().with_options(options), checkpoint=True)
         self._next, self._last, self._snapshot = 0, None, None
         return self._iterator
 
