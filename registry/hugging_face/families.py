@@ -21,7 +21,7 @@ def _length(default: int) -> Same:
 
 
 def _epsilon(name: str, default: float) -> Same:
-    return Same(name, "NORM_EPSILON", default, float)
+    return Same(name, "NORM_EPSILON", default, float, least=0.0)
 
 
 def _tied(default: bool) -> Same:
@@ -37,7 +37,7 @@ def _head_dim(default: int | None) -> Same:
 
 
 def _dropout(name: str, knob: str) -> Same:
-    return Same(name, knob, 0.0, float)
+    return Same(name, knob, 0.0, float, least=0.0)
 
 
 LLAMA_LIKE: dict[str, Any] = {"NORM": "rms", "FFN": "gated", "POSITIONS": "rotary", "RESIDUAL": "sequential"}
@@ -64,6 +64,16 @@ GEMMA_KEYS: tuple[Relation, ...] = (
     _tied(True),
     InverseRoot("query_pre_attn_scalar", 256),
 )
+QWEN_KEYS: tuple[Relation, ...] = (
+    *SHARED_WITH_LLAMA,
+    _kv_heads(32),
+    _length(32_768),
+    _epsilon("rms_norm_eps", 1e-6),
+    _tied(False),
+    Rotary(),
+    Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
+    Only("use_mrope", False),
+)
 MOE: dict[str, Any] = {"ROUTING": "top_k", "CAPACITY_FACTOR": None}
 
 FAMILIES = {
@@ -83,7 +93,9 @@ FAMILIES = {
                 _epsilon("rms_norm_eps", 1e-6),
                 _tied(False),
                 Rotary(),
-                Only("pretraining_tp", 1),
+                Only("rope_interleaved", False),
+                Without(("is_llama_config", "max_sequence_length")),
+                Without(("pretraining_tp",)),  # changes the order of sums only
             ),
         ),
         Family(
@@ -117,7 +129,7 @@ FAMILIES = {
                 Rotary(base=1_000_000.0),
                 Windows(),
                 Experts(("num_local_experts",), 8, 2),
-                Same("router_jitter_noise", "JITTER", 0.0, float),
+                Same("router_jitter_noise", "JITTER", 0.0, float, least=0.0),
                 Without(("output_router_logits",)),
             ),
         ),
@@ -126,33 +138,14 @@ FAMILIES = {
             "Qwen2ForCausalLM",
             "registry.experiments.qwen.Qwen2",
             LLAMA_LIKE,
-            (
-                *SHARED_WITH_LLAMA,
-                Biases(always=("qkv",)),
-                _kv_heads(32),
-                _length(32_768),
-                _epsilon("rms_norm_eps", 1e-6),
-                _tied(False),
-                Rotary(),
-                Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
-            ),
+            (Biases(always=("qkv",)), *QWEN_KEYS),
         ),
         Family(
             "qwen3",
             "Qwen3ForCausalLM",
             "registry.experiments.qwen.Qwen3",
             LLAMA_LIKE | {"QK_NORM": "rms"},
-            (
-                *SHARED_WITH_LLAMA,
-                Biases((ATTENTION_BIAS,)),
-                _kv_heads(32),
-                _head_dim(128),
-                _length(32_768),
-                _epsilon("rms_norm_eps", 1e-6),
-                _tied(False),
-                Rotary(),
-                Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
-            ),
+            (_head_dim(128), Biases((ATTENTION_BIAS,)), *QWEN_KEYS),
         ),
         Family(
             "qwen3_moe",
@@ -179,6 +172,9 @@ FAMILIES = {
                     dense_key="mlp_only_layers",
                     step_key="decoder_sparse_step",
                 ),
+                Only("qkv_bias", False),
+                Only("use_qk_norm", True),
+                Only("shared_expert_intermediate_size", 0),
                 Without(("output_router_logits", "max_window_layers")),
             ),
         ),
@@ -270,8 +266,8 @@ def from_content(content: Mapping[str, Any], source: str) -> tuple[Family, Knobs
     config = Config(content, source)
     if config.model_type not in FAMILIES and isinstance(content.get("text_config"), dict):
         raise UsageError(
-            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported, because it is not for text "
-            f"alone. Save its text_config as a config.json of its own and give that."
+            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported: its models read images or "
+            f"sound, too. Choose a model of text alone, such as one of type gemma3_text."
         )
     if config.model_type not in FAMILIES:
         raise UsageError(

@@ -62,6 +62,8 @@ class InitialStddev:
 
     def knobs(self, config: Config) -> Knobs:
         stddev = config.read("initializer_range", 0.02, float)
+        if stddev < 0:
+            raise config.refuse("initializer_range", "It must be at least 0.")
         return {"INIT_STDDEV": stddev, "EMBEDDING_STDDEV": stddev}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class Windows:
             if self.switch and window is None:
                 has_window = [False] * layers
         else:
-            if len(given) != layers or set(given) - {FULL, SLIDING}:
+            if len(given) != layers or any(each not in (FULL, SLIDING) for each in given):
                 raise config.refuse(
                     "layer_types", f"It must have {FULL} or {SLIDING} num_hidden_layers = {layers} times."
                 )
