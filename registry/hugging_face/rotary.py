@@ -131,7 +131,7 @@ def _band(kind: str, found: dict[str, Any], longest: int | None) -> Knobs:
         raise KeyError("original_max_position_embeddings")
     length = _above_0(longest if length is None else length, "original_max_position_embeddings")
     if not length.is_integer():
-        raise ValueError(f"Its original_max_position_embeddings must be a whole number (got {length:g}).")
+        raise ValueError(f"Its original_max_position_embeddings must be an integer (got {length:g}).")
     if kind == "llama3":
         names = ("low_freq_factor", "high_freq_factor")
         values = [found.pop(name) for name in names]

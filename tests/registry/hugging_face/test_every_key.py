@@ -155,7 +155,7 @@ def test_refusals_of_a_llama(change, message):
         ("yarn", {"beta_fast": 0.5}, "Its beta_slow must be below beta_fast = 0.5 (got 1)."),
         ("yarn", {"attention_factor": -1}, "Its attention_factor must be a finite number above 0 (got -1)."),
         ("yarn", {"mscale": -1, "mscale_all_dim": 1}, "Its mscale must be a finite number above 0 (got -1)."),
-        ("yarn", {"original_max_position_embeddings": 0.5}, "must be a whole number (got 0.5)."),
+        ("yarn", {"original_max_position_embeddings": 0.5}, "must be an integer (got 0.5)."),
         ("llama3", {"low_freq_factor": 4}, "Its low_freq_factor must be below high_freq_factor = 4 (got 4)."),
         ("llama3", {"low_freq_factor": 0}, "Its low_freq_factor must be a finite number above 0 (got 0)."),
         ("linear", {"rope_theta": 0}, "Its rope_theta must be a finite number above 0 (got 0)."),
@@ -171,7 +171,7 @@ def test_wrong_numbers_of_scaling_are_refused_by_their_key(form, kind, change, m
     assert message in str(error.value)
 
 
-def test_types_of_layers_and_windows_that_are_no_names_are_refused():
+def test_objects_in_the_place_of_types_of_layers_are_refused():
     for given in ([["x"]] * 4, [{}] * 4, [None] * 4):
         with pytest.raises(UsageError, match="It must have full_attention or sliding_attention num_hidden_layers = 4"):
             model_of({**version_4("qwen2"), "layer_types": given})
