@@ -62,7 +62,6 @@ class Mixtral(Mistral):
     ROUTING = "top_k"
     CAPACITY_FACTOR = None
     NUM_EXPERTS = 8
-    AUX_LOSS = 0.02
     ROTARY_BASE = 1_000_000.0
 
 
@@ -78,6 +77,7 @@ class Mixtral8x7B(Mixtral):
     NUM_HEADS = 32
     CONTEXT_LEN = 32_768
     NUM_GROUPS = 128
+    AUX_LOSS = 0.00125  # router_aux_loss_coef = 0.02 of transformers
     GRADIENT_ACCUMULATION = 32
 
 
@@ -93,5 +93,5 @@ class Mixtral8x22B(Mixtral):
     NUM_HEADS = 48
     CONTEXT_LEN = 65_536
     NUM_GROUPS = 256
-    AUX_LOSS = 0.001
+    AUX_LOSS = 3.57142857142857e-05  # router_aux_loss_coef = 0.001 of transformers
     GRADIENT_ACCUMULATION = 16

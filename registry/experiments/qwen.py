@@ -214,7 +214,6 @@ class Qwen3Moe(Qwen3):
     CAPACITY_FACTOR = None
     NUM_EXPERTS = 128
     NUM_KV_HEADS = 4
-    AUX_LOSS = 0.001
 
     smoke_table: ClassVar[dict[str, Any]] = {"EXPERTS_PER_TOKEN": 3}
 
@@ -229,6 +228,7 @@ class Qwen3_30B_A3B(Qwen3Moe):
     NUM_HEADS = 32
     EXPERT_DIM = 768
     NUM_GROUPS = 128
+    AUX_LOSS = 0.000166666666666667  # router_aux_loss_coef = 0.001 of transformers
     GRADIENT_ACCUMULATION = 32
 
 
@@ -242,4 +242,5 @@ class Qwen3_235B_A22B(Qwen3Moe):
     NUM_HEADS = 64
     EXPERT_DIM = 1536
     NUM_GROUPS = 256
+    AUX_LOSS = 8.51063829787234e-05  # router_aux_loss_coef = 0.001 of transformers
     GRADIENT_ACCUMULATION = 16

@@ -6,7 +6,8 @@ from typing import Any
 from layers.errors import UsageError
 from registry import index
 from registry.experiment import Experiment, cls_key
-from registry.hugging_face.families import FAMILIES, Family
+from registry.hugging_face.families import FAMILIES
+from registry.hugging_face.family import Family
 from registry.hugging_face.keys import Knobs
 
 # Stated even if the value is that of another knob in the base, because another value of that knob would change it.

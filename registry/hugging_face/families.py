@@ -1,117 +1,19 @@
-"""Families of Hugging Face's models: the keys of their config.json, and the knobs that all their models share."""
+"""The families of Hugging Face's models, and the reading of a config.json."""
 
-import dataclasses
-import functools
-import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
-from registry.experiment import knob_types
+from registry.hugging_face.experts import Experts
+from registry.hugging_face.family import SHARED, Family
 from registry.hugging_face.keys import Config, Knobs, Only, Relation, Same, Without, load
-from registry.hugging_face.relations import (
-    Activation,
-    Biases,
-    Experts,
-    InitialStddev,
-    InverseRoot,
-    Parallel,
-    Rotary,
-    Windows,
-    shortest,
-)
-from registry.values import convert
+from registry.hugging_face.relations import Activation, Biases, InverseRoot, Parallel, Windows
+from registry.hugging_face.rotary import Rotary
 
-# Keys that transformers has for all families.
-SHARED: tuple[Relation, ...] = (
-    Without(("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "cache_implementation")),
-    Without(("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "problem_type", "return_dict")),
-    Without(("output_attentions", "output_hidden_states", "attn_implementation", "_attn_implementation")),
-    Only("is_encoder_decoder", False),
-    Only("is_decoder", False),
-    Only("chunk_size_feed_forward", 0),
-    Same("hidden_size", "MODEL_DIM"),
-    Same("num_hidden_layers", "NUM_LAYERS"),
-    Same("vocab_size", "VOCAB_SIZE"),
-    Same("num_attention_heads", "NUM_HEADS"),
-    InitialStddev(),
-)
+__all__ = ["FAMILIES", "SHARED", "Family", "from_content", "read"]
+
 HIDDEN = Same("intermediate_size", "FFN_DIM")
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A model_type of transformers."""
-
-    model_type: str
-    architecture: str  # the class of its causal language models
-    base: str  # module and class of the template or entry's base whose knobs its models share
-    shared: Mapping[str, Any]  # knobs that all its models have and no key determines
-    relations: tuple[Relation, ...]
-
-    def names(self) -> set[str]:
-        """Returns all keys that its files may have."""
-        own = {name for relation in (*SHARED, *self.relations) for name in relation.names}
-        return {"model_type", "architectures", *own}
-
-    def knobs(self, config: Config) -> Knobs:
-        """Returns the knobs of the model that the file describes.
-
-        Raises:
-          UsageError: a key is unknown, missing or of another type, or its value is not supported.
-        """
-        for architecture in config.read("architectures", None, list, nullable=True) or []:
-            if architecture != self.architecture:
-                raise config.refuse("architectures", f"Only {self.architecture} is.")
-        found = dict(self.shared)
-        types = _knob_types(self.base)
-        for relation in (*SHARED, *self.relations):
-            knobs = relation.knobs(config)
-            _require_valid(knobs, types, relation, config)
-            found |= knobs
-        config.require_all_read(self.names())
-        return _with_local_bases(found)
-
-    def config(self, experiment: Any) -> dict[str, Any]:
-        """Returns the config.json of an experiment's model, which describes it if `knobs` returns the same model."""
-        keys: dict[str, Any] = {"architectures": [self.architecture], "model_type": self.model_type}
-        for relation in (*SHARED, *self.relations):
-            keys |= relation.keys(experiment)
-        return keys
-
-    def base_class(self) -> Any:
-        """Returns the class of `base`."""
-        return _class(self.base)
-
-
-def _require_valid(knobs: Knobs, types: Mapping[str, Any], relation: Relation, config: Config) -> None:
-    """Raises a UsageError, which names the key, for a value that the knob does not take."""
-    for name, value in knobs.items():
-        try:
-            convert(value, types[name], name)
-        except UsageError as error:
-            wrong = [each for each in (value if isinstance(value, tuple) else (value,)) if not _fits(each, types[name])]
-            keys = [key for key in relation.names if any(config.has_value(key, each) for each in wrong)]
-            raise config.refuse((*keys, *relation.names)[0], str(error)) from error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    try:
-        convert(value, hint, "")
-    except UsageError:
-        return False
-    return True
-
-
-@functools.cache
-def _knob_types(base: str) -> dict[str, Any]:
-    return knob_types(_class(base))
-
-
-def _class(name: str) -> Any:
-    module, _, cls = name.rpartition(".")
-    return getattr(importlib.import_module(module), cls)
 
 
 def _length(default: int) -> Same:
@@ -119,7 +21,7 @@ def _length(default: int) -> Same:
 
 
 def _epsilon(name: str, default: float) -> Same:
-    return Same(name, "NORM_EPSILON", default, float)
+    return Same(name, "NORM_EPSILON", default, float, least=0.0)
 
 
 def _tied(default: bool) -> Same:
@@ -135,7 +37,7 @@ def _head_dim(default: int | None) -> Same:
 
 
 def _dropout(name: str, knob: str) -> Same:
-    return Same(name, knob, 0.0, float)
+    return Same(name, knob, 0.0, float, least=0.0)
 
 
 LLAMA_LIKE: dict[str, Any] = {"NORM": "rms", "FFN": "gated", "POSITIONS": "rotary", "RESIDUAL": "sequential"}
@@ -162,6 +64,16 @@ GEMMA_KEYS: tuple[Relation, ...] = (
     _tied(True),
     InverseRoot("query_pre_attn_scalar", 256),
 )
+QWEN_KEYS: tuple[Relation, ...] = (
+    *SHARED_WITH_LLAMA,
+    _kv_heads(32),
+    _length(32_768),
+    _epsilon("rms_norm_eps", 1e-6),
+    _tied(False),
+    Rotary(),
+    Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
+    Only("use_mrope", False),
+)
 MOE: dict[str, Any] = {"ROUTING": "top_k", "CAPACITY_FACTOR": None}
 
 FAMILIES = {
@@ -181,7 +93,9 @@ FAMILIES = {
                 _epsilon("rms_norm_eps", 1e-6),
                 _tied(False),
                 Rotary(),
-                Only("pretraining_tp", 1),
+                Only("rope_interleaved", False),
+                Without(("is_llama_config", "max_sequence_length")),
+                Without(("pretraining_tp",)),  # changes the order of sums only
             ),
         ),
         Family(
@@ -215,7 +129,7 @@ FAMILIES = {
                 Rotary(base=1_000_000.0),
                 Windows(),
                 Experts(("num_local_experts",), 8, 2),
-                Same("router_jitter_noise", "JITTER", 0.0, float),
+                Same("router_jitter_noise", "JITTER", 0.0, float, least=0.0),
                 Without(("output_router_logits",)),
             ),
         ),
@@ -224,33 +138,14 @@ FAMILIES = {
             "Qwen2ForCausalLM",
             "registry.experiments.qwen.Qwen2",
             LLAMA_LIKE,
-            (
-                *SHARED_WITH_LLAMA,
-                Biases(always=("qkv",)),
-                _kv_heads(32),
-                _length(32_768),
-                _epsilon("rms_norm_eps", 1e-6),
-                _tied(False),
-                Rotary(),
-                Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
-            ),
+            (Biases(always=("qkv",)), *QWEN_KEYS),
         ),
         Family(
             "qwen3",
             "Qwen3ForCausalLM",
             "registry.experiments.qwen.Qwen3",
             LLAMA_LIKE | {"QK_NORM": "rms"},
-            (
-                *SHARED_WITH_LLAMA,
-                Biases((ATTENTION_BIAS,)),
-                _kv_heads(32),
-                _head_dim(128),
-                _length(32_768),
-                _epsilon("rms_norm_eps", 1e-6),
-                _tied(False),
-                Rotary(),
-                Windows(default=4096, by_layer=True, switch=True, first_key="max_window_layers", first=28),
-            ),
+            (_head_dim(128), Biases((ATTENTION_BIAS,)), *QWEN_KEYS),
         ),
         Family(
             "qwen3_moe",
@@ -277,6 +172,9 @@ FAMILIES = {
                     dense_key="mlp_only_layers",
                     step_key="decoder_sparse_step",
                 ),
+                Only("qkv_bias", False),
+                Only("use_qk_norm", True),
+                Only("shared_expert_intermediate_size", 0),
                 Without(("output_router_logits", "max_window_layers")),
             ),
         ),
@@ -368,8 +266,8 @@ def from_content(content: Mapping[str, Any], source: str) -> tuple[Family, Knobs
     config = Config(content, source)
     if config.model_type not in FAMILIES and isinstance(content.get("text_config"), dict):
         raise UsageError(
-            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported, because it is not for text "
-            f"alone. Save its text_config as a config.json of its own and give that."
+            f"model_type = {json.dumps(config.model_type)} in '{source}' is not supported: its models read images or "
+            f"sound, too. Choose a model of text alone, such as one of type gemma3_text."
         )
     if config.model_type not in FAMILIES:
         raise UsageError(
@@ -378,12 +276,3 @@ def from_content(content: Mapping[str, Any], source: str) -> tuple[Family, Knobs
         )
     family = FAMILIES[config.model_type]
     return family, family.knobs(config)
-
-
-def _with_local_bases(knobs: Knobs) -> Knobs:
-    """Fits the pairs of rotary knobs, of layers with and without a window, to the pattern of windows."""
-    windows = knobs.get("ATTENTION_WINDOW")
-    pairs = {name: value for name, value in knobs.items() if name.startswith("ROTARY_") and isinstance(value, tuple)}
-    if isinstance(windows, tuple):
-        return knobs | {name: shortest([pair[each is None] for each in windows]) for name, pair in pairs.items()}
-    return knobs | {name: pair[windows is None] for name, pair in pairs.items()}

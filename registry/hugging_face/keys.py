@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,15 +32,14 @@ class Config:
         return self._content.get(name) is not None
 
     def has_value(self, name: str, value: Any) -> bool:
-        """Returns whether the key has this value."""
-        found = self._content.get(name)
-        return found == value and isinstance(found, bool) == isinstance(value, bool)
+        """Returns whether the key has this value, or is an object that contains it."""
+        return _has_value(self._content.get(name), value)
 
     def read(self, name: str, default: Any, kind: type | tuple[type, ...], *, nullable: bool = False) -> Any:
         """Returns the value of a key; `default` if it is missing, None if it is null and may be.
 
         Raises:
-          UsageError: a required key is missing, or the value is of another type.
+          UsageError: a required key is missing, or the value is of another type or not finite.
         """
         self._unread.pop(name, None)
         if name not in self._content:
@@ -50,7 +50,9 @@ class Config:
         if value is None and nullable:
             return None
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) <= sys.float_info.max:
+                raise UsageError(f"{name} in '{self.source}' must be finite (got {json.dumps(value)}).")
             return float(value)
         if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):
             names = " or ".join(each.__name__ for each in kinds)
@@ -69,8 +71,14 @@ class Config:
         for name in self._unread:
             raise UsageError(
                 f"'{self.source}' has the key {name}, which is unknown for {self.model_type} models. "
-                f"{did_you_mean(name, known)}"
+                f"{did_you_mean(name, known)} Remove it if it has no effect on the model."
             )
+
+
+def _has_value(found: Any, value: Any) -> bool:
+    if isinstance(found, dict):
+        return any(_has_value(each, value) for each in found.values())
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
 
 
 class Relation(Protocol):
@@ -117,13 +125,17 @@ class Same:
     default: Any = REQUIRED  # transformers' value of a missing key
     kind: type = int
     nullable: bool = False  # whether null is a value of the knob
+    least: float | None = None  # smallest value; None for any
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
     def knobs(self, config: Config) -> Knobs:
-        return {self.knob: config.read(self.name, self.default, self.kind, nullable=self.nullable)}
+        value = config.read(self.name, self.default, self.kind, nullable=self.nullable)
+        if self.least is not None and value is not None and value < self.least:
+            raise config.refuse(self.name, f"It must be at least {self.least:g}.")
+        return {self.knob: value}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         value = value_of(experiment, self.knob)
@@ -134,28 +146,25 @@ class Same:
 
 @dataclasses.dataclass(frozen=True)
 class Only:
-    """A key of which one value is supported; transformers' value of a missing key, if that is not `missing`."""
+    """A key of which one value is supported, which is also that of a missing key."""
 
     name: str
     value: Any
     advice: str = ""
-    missing: Any = REQUIRED
-    written: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
     def knobs(self, config: Config) -> Knobs:
-        missing = self.value if self.missing is REQUIRED else self.missing
-        found = config.read(self.name, missing, object, nullable=True)
+        found = config.read(self.name, self.value, object, nullable=True)
         if found != self.value or isinstance(found, bool) != isinstance(self.value, bool):
             raise config.refuse(self.name, self.advice or f"Only {json.dumps(self.value)} is.")
         return {}
 
     def keys(self, experiment: Any) -> dict[str, Any]:
         del experiment
-        return {self.name: self.value} if self.written else {}
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

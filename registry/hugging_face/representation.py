@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from layers.errors import UsageError, did_you_mean
 from registry.build import config_of
 from registry.experiment import Experiment
-from registry.hugging_face.families import FAMILIES, Family, from_content
+from registry.hugging_face.families import FAMILIES, from_content
+from registry.hugging_face.family import Family
 from registry.hugging_face.keys import Knobs
 from registry.records.snapshot import flat
 

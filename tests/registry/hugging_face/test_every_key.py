@@ -121,21 +121,62 @@ def test_every_key_of_rope_scaling_counts(model_type, scaling):
     [
         ({"model_type": "phi3"}, "model_type = \"phi3\" in 'config.json' is not supported."),
         ({"model_type": "qwen4"}, "Did you mean 'qwen3' or 'qwen2'"),
-        ({"model_type": "gemma3", "text_config": {}}, "Save its text_config as a config.json of its own"),
+        ({"model_type": "gemma3", "text_config": {}}, "its models read images or sound, too. Choose a model"),
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, "rope_type and type differ"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "must be linear, llama3 or yarn (got dynamic)"),
         ({"rope_scaling": {"type": "linear"}}, "Scaling of type linear needs factor"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "Its values must be numbers"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, 'Its factor must be a finite number above 0 (got "2").'),
         ({"architectures": ["LlamaForSequenceClassification"]}, "Only LlamaForCausalLM is"),
         ({"hidden_size": "32"}, "hidden_size in 'config.json' must be of type int (got \"32\")"),
         ({"hidden_act": "swiglu"}, 'hidden_act = "swiglu"'),
-        ({"pretraining_tp": 2}, "pretraining_tp = 2 in 'config.json' is not supported for llama models. Only 1 is."),
+        ({"rope_interleaved": True}, "rope_interleaved = true in 'config.json' is not supported for llama models."),
+        ({"quantization_config": {"bits": 4}}, "Quantized weights are not supported."),
+        ({"rope_theta": float("inf")}, "rope_theta in 'config.json' must be finite (got Infinity)."),
+        ({"rope_theta": float("nan")}, "rope_theta in 'config.json' must be finite (got NaN)."),
+        ({"rope_theta": 10**400}, "rope_theta in 'config.json' must be finite"),
+        ({"rope_theta": 0}, "rope_theta = 0 in 'config.json' is not supported for llama models. It must be above 0."),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps = -1e-06 in 'config.json' is not supported for llama models. It must"),
+        ({"attention_dropout": -0.1}, "It must be at least 0."),
+        ({"initializer_range": -0.1}, "It must be at least 0."),
     ],
 )
 def test_refusals_of_a_llama(change, message):
     with pytest.raises(UsageError) as error:
         model_of({**version_4("llama"), **change})
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("yarn", {"factor": 0}, "Its factor must be a finite number above 0 (got 0)."),
+        ("yarn", {"factor": float("nan")}, "Its factor must be a finite number above 0 (got NaN)."),
+        ("yarn", {"beta_fast": 0.5}, "Its beta_slow must be below beta_fast = 0.5 (got 1)."),
+        ("yarn", {"attention_factor": -1}, "Its attention_factor must be a finite number above 0 (got -1)."),
+        ("yarn", {"mscale": -1, "mscale_all_dim": 1}, "Its mscale must be a finite number above 0 (got -1)."),
+        ("yarn", {"original_max_position_embeddings": 0.5}, "must be an integer (got 0.5)."),
+        ("llama3", {"low_freq_factor": 4}, "Its low_freq_factor must be below high_freq_factor = 4 (got 4)."),
+        ("llama3", {"low_freq_factor": 0}, "Its low_freq_factor must be a finite number above 0 (got 0)."),
+        ("linear", {"rope_theta": 0}, "Its rope_theta must be a finite number above 0 (got 0)."),
+        ("linear", {"partial_rotary_factor": 0.5}, "Its partial_rotary_factor must be 1."),
+    ],
+)
+def test_wrong_numbers_of_scaling_are_refused_by_their_key(form, kind, change, message):
+    content = version_4("llama")
+    del content["rope_scaling"]
+    with pytest.raises(UsageError) as error:
+        model_of({**content, form: SCALINGS[kind] | change})  # pyright: ignore[reportOptionalOperand]
+    assert f"{form} = " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_objects_in_the_place_of_types_of_layers_are_refused():
+    for given in ([["x"]] * 4, [{}] * 4, [None] * 4):
+        with pytest.raises(UsageError, match="It must have full_attention or sliding_attention num_hidden_layers = 4"):
+            model_of({**version_4("qwen2"), "layer_types": given})
+    with pytest.raises(UsageError, match=r"rope_parameters = .* It must have full_attention and sliding_attention"):
+        model_of({**version_4("gemma3_text"), "rope_parameters": {"full_attention": 3}})
 
 
 def test_null_is_the_derived_value():

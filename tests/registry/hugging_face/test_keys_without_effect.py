@@ -25,6 +25,14 @@ VALUES = {
     "classifier_dropout": [0.5],
     "_name_or_path": ["elsewhere"],
     "transformers_version": ["4.40.0"],
+    "_attn_implementation_autoset": [True],
+    "gradient_checkpointing": [True],
+    "tokenizer_class": ["LlamaTokenizer"],
+    "unsloth_fixed": [True],
+    "unsloth_version": ["2025.1.1"],
+    "is_llama_config": [True],
+    "max_sequence_length": [7],
+    "pretraining_tp": [2],
 }
 # `max_window_layers` of qwen3_moe is not in its config class, the dtypes are those of stored weights, and `return_dict`
 # is the form of the output (transformers 5.23 fails if it is false).
