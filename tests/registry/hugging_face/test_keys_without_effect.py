@@ -39,6 +39,7 @@ VALUES = {
 OTHERS = {"max_window_layers", "dtype", "torch_dtype", "return_dict"}
 
 
+@pytest.mark.slow  # make test-slow installs torch
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_logits_and_weights_are_the_same(model_type):
     torch = pytest.importorskip("torch", reason=TORCH)

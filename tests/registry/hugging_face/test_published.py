@@ -40,6 +40,7 @@ def test_totals_are_those_of_the_docstring(name):
     assert totals.stored()[name]["parameters"] == documented(name)
 
 
+@pytest.mark.slow  # make test-slow installs torch
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_model_in_pytorch_has_as_many(name):
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install -c constraints.txt -e '.[torch]'")
