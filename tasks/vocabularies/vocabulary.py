@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -77,16 +77,18 @@ class DefaultProperties:
     """The properties of a vocabulary that follow from others, unless its files state them."""
 
     @property
-    def stop_ids(self: Vocabulary) -> tuple[int, ...]:
-        return () if self.stop_id is None else (self.stop_id,)
+    def stop_ids(self) -> tuple[int, ...]:
+        vocabulary: Any = self
+        return () if vocabulary.stop_id is None else (vocabulary.stop_id,)
 
     @property
     def named_start_id(self) -> int | None:
         return None
 
     @property
-    def needed_rows(self: Vocabulary) -> int:
-        return self.size
+    def needed_rows(self) -> int:
+        vocabulary: Any = self
+        return vocabulary.size
 
 
 def fingerprint_of(*parts: bytes | str) -> str:
