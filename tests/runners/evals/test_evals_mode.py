@@ -139,7 +139,7 @@ def test_wrong_task_files(trained, tmp_path, what):
     ("old", "new", "message"),
     [
         ('doc_to_choice: "{{choices}}"', 'doc_to_choice: "{{[country * (1 + 40 * (answer == 1))] * 2}}"', "at most 32"),
-        ("{{country}}:", "{{country if answer == 0 else 1 / 0}}:", "task 'wrong' cannot be"),
+        ("{{country}}:", "{{country if answer == 0 else 1 / 0}}:", "task 'wrong' cannot build its requests: division"),
     ],
     ids=["long continuation", "template"],
 )
