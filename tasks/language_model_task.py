@@ -68,18 +68,21 @@ class LanguageModelTask:
 
     @functools.cached_property
     def _token_bytes(self) -> np.ndarray:
-        """Bytes of text for each token, float32 (V,).
+        """Bytes of text for each row of the embedding, float32 (V,).
+
+        Special tokens that neither texts nor their ends use may have no row: Gemma 3 1B has 262,144 rows, and its
+        tokenizer a token 262144.
 
         Raises:
-          UsageError: the vocabulary cannot be read, or has more tokens than the model.
+          UsageError: the vocabulary cannot be read, or needs more rows than the model has.
         """
         counts, rows = self.vocabulary.token_bytes(), self.model.embedding.vocab_size
-        if len(counts) > rows:
+        if self.vocabulary.needed_rows > rows:
             raise UsageError(
                 f"VOCAB_SIZE = {rows} is smaller than the vocabulary, {self.vocabulary.describe()} "
                 f"({len(counts):,} tokens). Set VOCAB_SIZE={len(counts)}."
             )
-        return counts
+        return np.pad(counts[:rows], (0, max(0, rows - len(counts))))
 
     @functools.cached_property
     def metric_names(self) -> list[str]:

@@ -76,7 +76,7 @@ class Run:
 
         Args:
           prompt: text, or several texts.
-          max_new_tokens: tokens to sample; fewer if the vocabulary's stop token is sampled.
+          max_new_tokens: tokens to sample; fewer if a stop token of the vocabulary is sampled.
           seed: seed of the sampler.
           rules: fields of tasks.decoding.sampler.Sampler, like temperature=0.8 or top_k=40.
         Raises:
@@ -88,14 +88,14 @@ class Run:
         check_room(self._session, tokens.shape[1], max_new_tokens)
         chosen: dict[str, Any] = {
             "sampler": Sampler(**rules),
-            "stop_id": task.vocabulary.stop_id,
+            "stop_ids": task.vocabulary.stop_ids,
             "new_tokens": max_new_tokens,
             "capacity": tokens.shape[1] + max_new_tokens,
         }
         with self._session.placed():
             drawn, _ = generate(task, self.variables, tokens, real, jax.random.key(seed), **chosen)
         rows = zip(prompts, np.asarray(drawn).tolist(), strict=True)
-        made = [task.vocabulary.decode([*ids, *until_stop(new, task.vocabulary.stop_id)]) for ids, new in rows]
+        made = [task.vocabulary.decode([*ids, *until_stop(new, task.vocabulary.stop_ids)]) for ids, new in rows]
         return made[0] if isinstance(prompt, str) else made
 
     def __repr__(self) -> str:

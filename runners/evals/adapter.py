@@ -72,13 +72,14 @@ def _model_class() -> Any:
 
         @property
         def prefix_token_id(self) -> int:
-            start, stop = self._vocabulary.start_id, self._vocabulary.stop_id
-            if start is None and stop is None:
+            named, start, stop = self._vocabulary.named_start_id, self._vocabulary.start_id, self._vocabulary.stop_id
+            found = next((number for number in (named, start, stop) if number is not None), None)
+            if found is None:
                 raise UsageError(
                     f"Texts without a context need a start or end token, which {self._vocabulary.describe()} lacks. "
                     f"Use a vocabulary with one."
                 )
-            return next(number for number in (start, stop) if number is not None)
+            return found
 
         @property
         def max_gen_toks(self) -> int:
@@ -116,12 +117,8 @@ def _model_class() -> Any:
 
         def _answers(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
             """Returns the log-probability of each continuation, and whether greedy decoding gives it."""
-            for _, continuation in pairs:
-                if len(continuation) > self.max_length:
-                    raise UsageError(
-                        f"A continuation must have at most {self.max_length} tokens, the positions that the model is "
-                        f"made for (got {len(continuation)}). Remove the document or the task."
-                    )
+            for pair in pairs:
+                self._require_length(pair)
             require_same_requests(self._session, pairs)
             sequences = [[*context, *continuation][-(self.max_length + 1) :] for context, continuation in pairs]
             scored = [number for number, (_, continuation) in enumerate(pairs) if continuation]
@@ -149,16 +146,36 @@ def _model_class() -> Any:
             rolled = utils.get_rolling_token_windows(token_list=ids, prefix_token=self.prefix_token_id, **sizes)
             return [utils.make_disjoint_window(window) for window in rolled]
 
-        def check(self, requests: Iterable[Any]) -> None:
-            """Raises a UsageError if a request has options that the decoding loop lacks, or generates too much."""
-            self._generations([request for request in requests if request.request_type == "generate_until"])
+        def check(self, requests: Iterable[Any]) -> list[list[int] | Pair]:
+            """Returns the token ids of all requests.
+
+            Raises:
+              UsageError: a request has options that the decoding loop lacks, generates too much, or has a continuation
+                longer than the model.
+            """
+            generated, found = [], list[list[int] | Pair]()
+            for request in requests:
+                if request.request_type == "generate_until":
+                    generated.append(request)
+                elif request.request_type == "loglikelihood":
+                    pair = self._pair(*request.args)
+                    self._require_length(pair, f" of the evaluation task '{request.task_name}'")
+                    found.append(pair)
+                else:
+                    found += self._windows(*request.args)
+            return [*found, *self._prompts(generated, self._generations(generated))]
+
+        def _require_length(self, pair: Pair, subject: str = "") -> None:
+            """Raises a UsageError if a continuation has more tokens than the model has positions."""
+            if len(pair[1]) > self.max_length:
+                raise UsageError(
+                    f"A continuation{subject} must have at most {self.max_length} tokens, the positions that the model "
+                    f"is made for (got {len(pair[1])}). Remove the document or the task."
+                )
 
         def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
             settings = self._generations(requests)
-            prompts = [
-                (self.tok_encode(request.args[0]) or [self.prefix_token_id])[-(self.max_length - chosen.new_tokens) :]
-                for request, chosen in zip(requests, settings, strict=True)
-            ]
+            prompts = self._prompts(requests, settings)
             require_same_requests(self._session, prompts)
             texts = [""] * len(requests)
             for chosen in dict.fromkeys(settings):
@@ -170,6 +187,13 @@ def _model_class() -> Any:
                 self.cache_hook.add_partial("generate_until", request.args, text)
             self.report(f"Continued {len(requests):,} prompts in {self._continuer.count()}.")
             return texts
+
+        def _prompts(self, requests: Sequence[Any], settings: Sequence[Generation]) -> list[list[int]]:
+            """Returns the token ids of prompts, without the first ones of those that are too long."""
+            return [
+                (self.tok_encode(request.args[0]) or [self.prefix_token_id])[-(self.max_length - chosen.new_tokens) :]
+                for request, chosen in zip(requests, settings, strict=True)
+            ]
 
         def _generations(self, requests: Sequence[Any]) -> list[Generation]:
             """Returns the settings of requests, each of which leaves room for a prompt."""

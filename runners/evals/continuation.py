@@ -14,7 +14,7 @@ from tasks.decoding.generation import Memory, chunk_sizes, generate_in_chunks, p
 from tasks.decoding.sampler import Sampler
 from tasks.vocabularies.vocabulary import Vocabulary
 
-CHUNK = 32  # new tokens between two searches for stop strings; the loop on the devices stops only at the stop token
+CHUNK = 32  # new tokens between two searches for stop strings; the loop on the devices stops only at stop tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Continuer:
         return words
 
     def __call__(self, variables: Any, prompts: Sequence[Sequence[int]], settings: Generation) -> list[list[int]]:
-        """Returns the new token ids of each prompt, up to the stop token or the first stop string, which they include.
+        """Returns the new token ids of each prompt, up to a stop token or the first stop string, which they include.
 
         Called by all processes with the same prompts. Equal prompts are continued once, unless that is random.
         """
@@ -78,7 +78,7 @@ class Continuer:
         rng = jax.random.fold_in(jax.random.key(self._seed), self._batches)
         choices: dict[str, Any] = {
             "sampler": settings.sampler,
-            "stop_id": self._session.task.vocabulary.stop_id,
+            "stop_ids": self._session.task.vocabulary.stop_ids,
             "capacity": batch.length + settings.new_tokens,
         }
 
@@ -97,7 +97,7 @@ class Continuer:
 
 
 class _StoppingText:
-    """Token ids up to the stop token, or to the first token with which their text contains a stop string."""
+    """Token ids up to a stop token, or to the first token with which their text contains a stop string."""
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str]):
         self._vocabulary, self._stops = vocabulary, stops
@@ -110,8 +110,9 @@ class _StoppingText:
             return
         before = len(self.ids)
         self.ids += drawn.tolist()
-        if self._vocabulary.stop_id in self.ids:
-            del self.ids[self.ids.index(self._vocabulary.stop_id) + 1 :]
+        end = next((i for i, number in enumerate(self.ids) if number in self._vocabulary.stop_ids), None)
+        if end is not None:
+            del self.ids[end + 1 :]
             self.has_ended = True
         if self._stops_in(self.ids):
             end = next(end for end in range(before + 1, len(self.ids) + 1) if self._stops_in(self.ids[:end]))

@@ -12,7 +12,7 @@ import numpy as np
 from layers.errors import UsageError, VortaroError, first_line
 from runners.evals import adapter
 from runners.evals.library import harness, quiet_harness
-from runners.evals.task_files import first_requests, load_tasks
+from runners.evals.task_files import all_requests, load_tasks
 from runners.session import Session
 from tasks.programs import EvalTasks
 
@@ -37,7 +37,8 @@ class TaskSuite:
       batch_tokens: positions of a batch; None depends on the training batch (runners.evals.placement).
       report: prints a line on each kind of request.
     Raises:
-      UsageError: the harness is not installed, the model does not fit, or a task cannot be loaded.
+      UsageError: the harness is not installed, the model does not fit, or a task cannot be loaded or has a request
+        that cannot be built or computed. All requests are built, so that a run does not end late.
     """
 
     def __init__(
@@ -52,7 +53,13 @@ class TaskSuite:
         with self._same_error_in_all(session), _seeded():
             self._model = adapter.session_model(session, batch_tokens, report)
             self._loaded = load_tasks(tasks)
-            self._model.check(first_requests(self._loaded["tasks"]))
+            self._seed_examples()
+            requests = self._model.check(all_requests(self._loaded["tasks"], tasks.limit))
+        adapter.require_same_requests(session, requests)
+
+    def _seed_examples(self) -> None:
+        for task in self._loaded["tasks"].values():
+            task.set_fewshot_seed(seed=EXAMPLES_SEED)
 
     @contextlib.contextmanager
     def _same_error_in_all(self, session: Session) -> Iterator[None]:
@@ -74,8 +81,7 @@ class TaskSuite:
         self._model.variables = variables
         try:
             with quiet_harness(), _seeded():
-                for task in self._loaded["tasks"].values():
-                    task.set_fewshot_seed(seed=EXAMPLES_SEED)
+                self._seed_examples()
                 evaluate = harness("The evaluation of tasks").evaluator.evaluate
                 options: dict[str, Any] = {"limit": self._tasks.limit, "bootstrap_iters": BOOTSTRAP}
                 results = evaluate(lm=self._model, task_dict=self._loaded, **options)

@@ -136,16 +136,19 @@ def _set_examples(task: Any, wanted: int | None) -> None:
         task.set_config(key="num_fewshot", value=wanted or 0)
 
 
-def first_requests(tasks: Mapping[str, Any]) -> list[Any]:
-    """Returns the requests of one document of each task, so that errors in task files are found before a run starts.
+def all_requests(tasks: Mapping[str, Any], limit: int | None) -> list[Any]:
+    """Returns the requests of each task, so that errors in task files are found before a run starts.
 
+    Args:
+      tasks: the tasks by name.
+      limit: first documents of each task; None is all of them.
     Raises:
       UsageError: a template of a task file does not fit its data, or a task has no document.
     """
     for name, task in tasks.items():
         try:
             with quiet_harness():
-                task.build_all_requests(limit=1, rank=0, world_size=1)
+                task.build_all_requests(limit=limit, rank=0, world_size=1)
         except Exception as error:  # task files contain code and templates
             raise UsageError(
                 f"The evaluation task '{name}' cannot build its requests: {_reason(error)}. Correct its task file."

@@ -1,6 +1,7 @@
 """Sampling text from a checkpoint."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ class SampleOptions:
     copies: int = 1  # samples per prompt
     seed: int = 0
     stream: bool = False  # show the text as it is drawn; for one sample
-    stop: bool = True  # end a sample at the vocabulary's stop token
+    stop: bool = True  # end a sample at a stop token of the vocabulary
     checkpoint: str = "last"
     load_state: str | None = None  # file of a decoding state to continue from
     save_state: str | None = None  # file that the final decoding state is written to
@@ -61,10 +62,10 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
             print(f"Continuing after the {past_tokens} tokens of {options.load_state}:", flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
         check_room(session, past_tokens + tokens.shape[1], options.new_tokens)
-        stop_id = vocabulary.stop_id if options.stop else None
+        stop_ids = vocabulary.stop_ids if options.stop else ()
         capacity = past_capacity + tokens.shape[1] + options.new_tokens
-        drawing = _Drawing(session, state.variables, options, stop_id)
-        texts = _Texts(vocabulary, prompts, stop_id, streams=options.stream)
+        drawing = _Drawing(session, state.variables, options, stop_ids)
+        texts = _Texts(vocabulary, prompts, stop_ids, streams=options.stream)
         for drawn, after in drawing.pieces(tokens, real, memory, capacity):
             memory = after
             if texts.add(drawn):
@@ -110,10 +111,10 @@ STREAMED = 8  # tokens per chunk when streaming
 class _Drawing:
     """Decoding of all new tokens at once, or in chunks when streaming."""
 
-    def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_id: int | None):
+    def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_ids: tuple[int, ...]):
         self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
         self._sizes = chunk_sizes(options.new_tokens, STREAMED if options.stream else options.new_tokens)
-        self._choices = {"sampler": options.sampler, "stop_id": stop_id}
+        self._choices = {"sampler": options.sampler, "stop_ids": stop_ids}
         self.seconds = 0.0  # of decoding, compilation excluded
 
     def pieces(
@@ -138,8 +139,10 @@ class _Drawing:
 class _Texts:
     """Text of the samples, printed chunk by chunk if `streams`, else at the end."""
 
-    def __init__(self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_id: int | None, streams: bool):
-        self._vocabulary, self._prompts, self._stop_id, self._streams = vocabulary, prompts, stop_id, streams
+    def __init__(
+        self, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], stop_ids: tuple[int, ...], streams: bool
+    ):
+        self._vocabulary, self._prompts, self._stop_ids, self._streams = vocabulary, prompts, stop_ids, streams
         self._ids: list[list[int]] = [[] for _ in prompts]
         self._shown = ""
         if streams:
@@ -151,11 +154,11 @@ class _Texts:
             ids += row
         if self._streams:
             self._show()
-        return self._stop_id is not None and all(self._stop_id in ids for ids in self._ids)
+        return all(not set(self._stop_ids).isdisjoint(ids) for ids in self._ids)
 
     def _texts(self) -> list[str]:
         rows = zip(self._prompts, self._ids, strict=True)
-        return [self._vocabulary.decode([*prompt, *until_stop(ids, self._stop_id)]) for prompt, ids in rows]
+        return [self._vocabulary.decode([*prompt, *until_stop(ids, self._stop_ids)]) for prompt, ids in rows]
 
     def _show(self) -> None:
         text = self._texts()[0].rstrip("\ufffd")  # an incomplete character
@@ -169,9 +172,9 @@ class _Texts:
         parts = (("" if len(texts) == 1 else f"--- sample {i + 1}\n") + body for i, body in enumerate(texts))
         text = "\n".join(parts)
         print(text[len(self._shown) :] if text.startswith(self._shown) else text)
-        return text, sum(len(until_stop(ids, self._stop_id)) for ids in self._ids)
+        return text, sum(len(until_stop(ids, self._stop_ids)) for ids in self._ids)
 
 
-def until_stop(ids: list[int], stop_id: int | None) -> list[int]:
+def until_stop(ids: list[int], stop_ids: tuple[int, ...]) -> list[int]:
     """Returns the ids before the first stop token; all of them if there is none."""
-    return ids[: ids.index(stop_id)] if stop_id in ids else ids
+    return list(itertools.takewhile(lambda number: number not in stop_ids, ids))

@@ -93,8 +93,8 @@ def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
     return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
 
 
-def _is_stop(token: jax.Array, stop_id: int | None) -> jax.Array:
-    return jnp.zeros_like(token, bool) if stop_id is None else token == stop_id
+def _is_stop(token: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
+    return jnp.isin(token, jnp.array(stop_ids, jnp.int32))
 
 
 def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
@@ -113,7 +113,7 @@ def _generate(
     *,
     new_tokens: int,
     sampler: Sampler,
-    stop_id: int | None = None,
+    stop_ids: tuple[int, ...] = (),
     memory: Memory | None = None,
     capacity: int | None = None,
 ) -> tuple[jax.Array, Memory]:
@@ -127,7 +127,8 @@ def _generate(
       rng: key for sampling.
       new_tokens: number of tokens to generate.
       sampler: draws tokens from logits.
-      stop_id: a row that has drawn it is filled with it; the loop ends when all rows have drawn it.
+      stop_ids: a row that has drawn one of them is filled with it (after the end of the loop, with the first of
+        them); the loop ends when all rows have drawn one.
       memory: state to continue from; prompts must then be without padding, and may be empty.
       capacity: positions of the state, those in `memory` included; None is the number read in this call.
 
@@ -141,7 +142,7 @@ def _generate(
     if counts is None and sampler.repetition_penalty != 1:
         counts = jnp.zeros(logits.shape, jnp.int32)
     first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
-    drawn = jnp.full((rows, new_tokens), 0 if stop_id is None else stop_id, jnp.int32).at[:, 0].set(first)
+    drawn = jnp.full((rows, new_tokens), stop_ids[0] if stop_ids else 0, jnp.int32).at[:, 0].set(first)
 
     def unfinished(carry):
         step, *_, stopped = carry
@@ -152,18 +153,18 @@ def _generate(
         last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
         logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), positions[:, -1:] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
-        token = jnp.where(stopped, drawn[:, step], token)
-        stopped |= _is_stop(token, stop_id)
+        token = jnp.where(stopped, last[:, 0], token)
+        stopped |= _is_stop(token, stop_ids)
         return step + 1, drawn.at[:, step].set(token), state, _counted(counts, token), stopped
 
     variables, state, stored = _for_the_loop(task, variables, state, new_tokens)
-    carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_id))
+    carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_ids))
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
     return drawn, Memory(stored(state), last, positions[:, -1] + steps, before + steps, counts)
 
 
-_STATIC = ("task", "new_tokens", "sampler", "stop_id", "capacity")
+_STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity")
 generate = jax.jit(_generate, static_argnames=_STATIC)
 generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
 """Like `generate`, but donates `memory`."""

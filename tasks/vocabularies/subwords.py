@@ -14,10 +14,10 @@ import numpy as np
 from layers.errors import UsageError, missing_package
 from tasks.storage.files import place
 from tasks.vocabularies.tokenizer_files import Tokens, gpt2_tokens, hugging_face_tokens
-from tasks.vocabularies.vocabulary import Vocabulary, fingerprint_of
+from tasks.vocabularies.vocabulary import DefaultProperties, Vocabulary, fingerprint_of
 
 
-class _ReadOnce:
+class _ReadOnce(DefaultProperties):
     """Excludes file content from pickles: each process reads the files again."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,8 +124,20 @@ class _TokenizerVocabulary(_ReadOnce):
         return self._tokens.stop_id
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._tokens.stop_ids
+
+    @property
     def start_id(self) -> int | None:
         return self._tokens.start_id
+
+    @property
+    def named_start_id(self) -> int | None:
+        return self._tokens.named_start_id
+
+    @property
+    def needed_rows(self) -> int:
+        return self._tokens.needed_rows
 
     @property
     def is_text(self) -> bool:
@@ -155,6 +167,7 @@ class HuggingFaceVocabulary(_TokenizerVocabulary):
     """A Hugging Face tokenizer: a `tokenizer.json`, a folder with one, or a name on the hub ("t5-base").
 
     A document ends with the tokenizer's eos_token, and starts with its bos_token if the tokenizer adds that to texts.
+    A generated text ends with the eos_token or with any token of eos_token_id in generation_config.json.
     """
 
     name: str | None  # file, folder or name on the hub

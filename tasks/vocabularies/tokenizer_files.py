@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from tasks.vocabularies.vocabulary import fingerprint_of
 END_OF_TEXT = "<|endoftext|>"
 # End-of-document tokens to look for if the files of a tokenizer do not name its eos_token.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+NAMES_OF_TOKENS, GENERATION = ("tokenizer_config.json", "special_tokens_map.json"), "generation_config.json"
+HUB_NAME = r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"  # each part of NAME or OWNER/NAME
+HUB_SECONDS = 10  # after which the hub counts as unreachable
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # Hugging Face's names, and OpenAI's
 
 
@@ -31,6 +35,19 @@ class Tokens:
     forbidden: np.ndarray | None = None  # int32 (N,): special tokens that the model may find in plain text
     unknown_id: int | None = None  # replacement of forbidden tokens
     start_id: int | None = None  # token that the tokenizer puts before a text
+    other_ends: tuple[int, ...] = ()  # tokens other than stop_id that end a generated text
+    named_start_id: int | None = None  # token that the files name as bos_token
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids of all tokens that end a generated text, `stop_id` first."""
+        return () if self.stop_id is None else (self.stop_id, *self.other_ends)
+
+    @property
+    def needed_rows(self) -> int:
+        """One more than the largest id of a token that texts, starts or ends use."""
+        used = (*np.flatnonzero(self.bytes_v).tolist(), *self.stop_ids, self.start_id, self.unknown_id)
+        return 1 + max((number for number in used if number is not None), default=-1)
 
     def ids(self, encoding: Any) -> np.ndarray:
         """Returns the ids, int32 (N,), of an encoding, with forbidden tokens replaced."""
@@ -51,10 +68,11 @@ def hugging_face_tokens(name: str) -> Tokens:
         folder = where if where.is_dir() else where.parent
         file = folder / "tokenizer.json" if where.is_dir() else where
         if not file.is_file():
-            if not where.is_dir() and (name.endswith(".json") or name.startswith(("/", ".", "~")) or "://" in name):
+            if not where.is_dir() and not _may_be_on_hub(name):
                 raise UsageError(f"The tokenizer '{name}' cannot be read: no such file or folder.")
-            return _by_transformers(name, local=where.is_dir())
-        return _from_json(name, file.read_text(), _end_in(folder))
+            return _by_transformers(name, _generation_ends(folder) if where.is_dir() else None)
+        named = (_end_in(folder), _generation_ends(folder), _named_start(folder))
+        return _from_json(name, file.read_text(), *named)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text file"
         raise UsageError(f"The tokenizer '{name}' cannot be read: {reason}.") from error
@@ -114,10 +132,10 @@ def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
     return Tokens(tokenizer, ids[END_OF_TEXT], counts, fingerprint_of("gpt2", vocabulary, merges))
 
 
-def _from_json(name: str, text: str, end: str | int | None) -> Tokens:
+def _from_json(name: str, text: str, end: str | int | None, ends: tuple[int, ...], start: str | None) -> Tokens:
     library = _library()
     try:
-        return _parsed(text, end)
+        return _parsed(text, end, ends, start)
     except Exception as error:  # the library raises bare exceptions
         if isinstance(error, UsageError):
             raise
@@ -126,7 +144,15 @@ def _from_json(name: str, text: str, end: str | int | None) -> Tokens:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(text: str, end: str | int | None) -> Tokens:
+def _parsed(text: str, end: str | int | None, ends: tuple[int, ...], start: str | None) -> Tokens:
+    """Builds a tokenizer.
+
+    Args:
+      text: content of tokenizer.json.
+      end: the token that ends a document; None looks for the usual ones.
+      ends: ids of tokens that end a generated text.
+      start: the bos_token that the files name.
+    """
     library = _library()
     tokenizer = library.Tokenizer.from_str(text)
     content = json.loads(text)
@@ -139,13 +165,24 @@ def _parsed(text: str, end: str | int | None) -> Tokens:
         tokenizer.decoder = library.decoders.WordPiece(prefix=content["decoder"]["prefix"], cleanup=False)
     stop_id = _id_of(tokenizer, end)
     start_id = _start_in(tokenizer, content)
+    others = tuple(number for number in ends if number != stop_id and tokenizer.id_to_token(number) is not None)
     more = () if start_id is None else (str(start_id),)
-    print_of = fingerprint_of("huggingface", text, str(stop_id), *more)
-    read = Tokens(tokenizer, stop_id, _bytes(tokenizer, content), print_of, start_id=start_id)
+    if stop_id is not None and others:
+        more += (f"ends {sorted(others)}",)
+    read = Tokens(
+        tokenizer,
+        stop_id,
+        _bytes(tokenizer, content),
+        fingerprint_of("huggingface", text, str(stop_id), *more),
+        start_id=start_id,
+        unknown_id=_unknown_in(tokenizer, content["model"]),
+        other_ends=others,
+        named_start_id=None if start is None else tokenizer.token_to_id(start),
+    )
     if content["model"]["type"] == "Unigram":
         # Unigram models have special tokens among their pieces and find them in plain text.
         special = [token["id"] for token in content.get("added_tokens") or () if token["special"]]
-        return dataclasses.replace(read, forbidden=np.array(special), unknown_id=content["model"]["unk_id"])
+        return dataclasses.replace(read, forbidden=np.array(special))
     return read
 
 
@@ -155,6 +192,12 @@ def _id_of(tokenizer: Any, end: str | int | None) -> int | None:
         return end if tokenizer.id_to_token(end) is not None else None
     ends = USUAL_ENDS if end is None else (end,)
     return next((number for token in ends if (number := tokenizer.token_to_id(token)) is not None), None)
+
+
+def _unknown_in(tokenizer: Any, model: dict[str, Any]) -> int | None:
+    """Returns the id of the token of unknown text; None if the model lacks it."""
+    token = model.get("unk_token")
+    return model.get("unk_id") if token is None else tokenizer.token_to_id(token)
 
 
 def _start_in(tokenizer: Any, content: dict[str, Any]) -> int | None:
@@ -203,23 +246,56 @@ def _types(part: Any) -> set[str]:
     return set().union(*map(_types, part)) if isinstance(part, list) else set()
 
 
+def _json_in(folder: Place, name: str) -> dict[str, Any]:
+    """Returns the content of a JSON file; empty if it cannot be read or is not a dictionary."""
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _end_in(folder: Place) -> str | int | None:
     """Returns the end-of-document token that the files in the folder of a tokenizer.json name: its text or its id."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
-        try:
-            content = json.loads((folder / name).read_text())
-            token: Any = content.get("eos_token", content.get("eos_token_id"))
-        except (OSError, ValueError, AttributeError):
-            continue
+    for name in (*NAMES_OF_TOKENS, GENERATION):
+        content = _json_in(folder, name)
+        token: Any = content.get("eos_token", content.get("eos_token_id"))
         token = token[0] if isinstance(token, list) and token else token  # a model may stop at several
         if token is not None:
             return token["content"] if isinstance(token, dict) else token
     return None
 
 
+def _generation_ends(folder: Place) -> tuple[int, ...]:
+    """Returns the ids at which transformers ends a generated text, in the order of generation_config.json."""
+    ends = _json_in(folder, GENERATION).get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    return tuple(dict.fromkeys(number for number in ends if isinstance(number, int) and number >= 0))
+
+
+def _named_start(folder: Place) -> str | None:
+    """Returns the text of the bos_token that the files in the folder of a tokenizer.json name; None for no token."""
+    for name in NAMES_OF_TOKENS:
+        token: Any = _json_in(folder, name).get("bos_token")
+        if token is not None:
+            return token["content"] if isinstance(token, dict) else token
+    return None
+
+
+def _may_be_on_hub(name: str) -> bool:
+    """Returns whether a name that is not a local path has the form NAME or OWNER/NAME of the hub."""
+    parts = name.split("/")
+    return len(parts) <= 2 and not name.endswith(".json") and all(re.fullmatch(HUB_NAME, part) for part in parts)
+
+
 @functools.lru_cache(maxsize=8)
-def _by_transformers(name: str, local: bool) -> Tokens:
-    """Loads a tokenizer from the hub, or from a folder whose files transformers can convert."""
+def _by_transformers(name: str, ends: tuple[int, ...] | None) -> Tokens:
+    """Loads a tokenizer from the hub, or from a folder whose files transformers can convert.
+
+    Args:
+      name: the folder, or the name on the hub.
+      ends: ids that end a generated text, from the folder; None for a name on the hub.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else: warnings about libraries that are not installed
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else: a warning per retry without a network
     try:
@@ -231,21 +307,35 @@ def _by_transformers(name: str, local: bool) -> Tokens:
         try:
             found = load(name, local_files_only=True)
         except (OSError, ValueError):
-            if local:
+            if ends is not None:
                 raise
+            _require_hub(name)
             found = load(name)
     except Exception as error:  # any error of the hub, the network or third-party files
-        if local:
+        if ends is not None:
             raise UsageError(
                 f"The folder '{name}' has no tokenizer.json and no other tokenizer files that transformers can read. "
                 f"Set VOCABULARY_PATH to a folder written by tokenizer.save_pretrained()."
             ) from error
         raise UsageError(
-            f"The tokenizer '{name}' is not on the hub or in its local cache: {first_line(error, 120)}."
+            f"The tokenizer '{name}' is neither a local path nor on the hub or in its local cache: "
+            f"{first_line(error, 120)}. Correct VOCABULARY_PATH."
         ) from error
     if not getattr(found, "is_fast", False):
         raise UsageError(f"The tokenizer '{name}' has no fast form (tokenizer.json), the only supported one.")
-    return _from_json(name, found.backend_tokenizer.to_str(), found.eos_token)
+    return _from_json(name, found.backend_tokenizer.to_str(), found.eos_token, ends or (), found.bos_token)
+
+
+def _require_hub(name: str) -> None:
+    """Raises the hub's error if it cannot be reached or lacks the name, in one request without retries."""
+    import huggingface_hub
+
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=HUB_SECONDS)
+    except huggingface_hub.errors.HfHubHTTPError as error:  # the hub answers: other errors may not concern the files
+        is_gated = isinstance(error, huggingface_hub.errors.GatedRepoError)
+        if isinstance(error, huggingface_hub.errors.RepositoryNotFoundError) and not is_gated:
+            raise
 
 
 def _library() -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,8 +23,23 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids of all tokens that end a generated text, `stop_id` first; empty if there is none."""
+        ...
+
+    @property
     def start_id(self) -> int | None:
         """Id of the token that starts every text, if the model was trained with one."""
+        ...
+
+    @property
+    def named_start_id(self) -> int | None:
+        """Id of the start token that the files of a vocabulary name, although texts may lack it; None if unknown."""
+        ...
+
+    @property
+    def needed_rows(self) -> int:
+        """Embedding rows that hold all tokens of texts and all start and end tokens; at most `size`."""
         ...
 
     @property
@@ -58,6 +73,24 @@ class Vocabulary(Protocol):
         ...
 
 
+class DefaultProperties:
+    """The properties of a vocabulary that follow from others, unless its files state them."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        vocabulary: Any = self
+        return () if vocabulary.stop_id is None else (vocabulary.stop_id,)
+
+    @property
+    def named_start_id(self) -> int | None:
+        return None
+
+    @property
+    def needed_rows(self) -> int:
+        vocabulary: Any = self
+        return vocabulary.size
+
+
 def fingerprint_of(*parts: bytes | str) -> str:
     """Returns the first 32 hexadecimal digits of the SHA-256 of the parts in order, with their lengths."""
     digest = hashlib.sha256()
@@ -68,7 +101,7 @@ def fingerprint_of(*parts: bytes | str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteVocabulary:
+class ByteVocabulary(DefaultProperties):
     """The 256 byte values of UTF-8 text.
 
     Without special tokens, byte 0 (which text does not contain) ends a document. With three, as in T5 and seqio, 0 is
@@ -116,7 +149,7 @@ class ByteVocabulary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IdVocabulary:
+class IdVocabulary(DefaultProperties):
     """Token ids without text, as in synthetic data; their text form is numbers separated by spaces."""
 
     size: int  # ids 0 ... size - 1

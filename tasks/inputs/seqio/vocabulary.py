@@ -11,11 +11,11 @@ from layers.errors import UsageError
 from tasks.inputs.seqio.library import libraries
 from tasks.inputs.seqio.registered import feature_of, find_task
 from tasks.vocabularies.subwords import piece_bytes
-from tasks.vocabularies.vocabulary import IdVocabulary, Vocabulary, fingerprint_of
+from tasks.vocabularies.vocabulary import DefaultProperties, IdVocabulary, Vocabulary, fingerprint_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SeqioVocabulary:
+class SeqioVocabulary(DefaultProperties):
     """The vocabulary of a seqio Task's or Mixture's "targets", looked up on first use.
 
     Texts start with seqio's padding token 0, because its feature converters prepend it.

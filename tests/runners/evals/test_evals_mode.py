@@ -135,6 +135,25 @@ def test_wrong_task_files(trained, tmp_path, what):
     refused(evaluated(trained, "--tasks=wrong", f"--task_path={folder}"), message)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('doc_to_choice: "{{choices}}"', 'doc_to_choice: "{{[country * (1 + 40 * (answer == 1))] * 2}}"', "at most 32"),
+        ("{{country}}:", "{{country if answer == 0 else 1 / 0}}:", "task 'wrong' cannot build its requests: division"),
+    ],
+    ids=["long continuation", "template"],
+)
+def test_a_late_document_is_checked_before_training(tmp_path, old, new, message):
+    """The first document is correct."""
+    folder = evals.task_files(tmp_path / "tasks")
+    evals.wrong_file(folder, old, new)
+    knobs = ["EVAL_TASKS=wrong", f"EVAL_TASK_PATH={folder}"]
+    flags = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", *(f"--set={knob}" for knob in knobs)]
+    done = commands.inside(tmp_path, "runners.main", "--workdir=run", *flags, **OFFLINE)
+    refused(done, message)
+    assert "step" not in done.stdout
+
+
 def test_a_task_that_generates_too_much(trained, tmp_path):
     folder = evals.task_files(tmp_path / "tasks")
     evals.wrong_file(folder, "max_gen_toks: 6", "max_gen_toks: 32", evals.ANSWERS)

@@ -167,6 +167,33 @@ def test_greedy_texts(models, choices):
     assert len(set(own)) > 2
 
 
+def test_greedy_texts_end_at_each_end_token(models, monkeypatch):
+    """As with a list in eos_token_id of generation_config.json; some greedy texts contain the second one."""
+    theirs, own = models
+    arguments = [(prompt, {"max_gen_toks": 12}) for prompt in PROMPTS]
+    free = own.generate_until(requests("generate_until", arguments))
+    stop_id, other = own.eot_token_id, own.tok_encode("the", add_special_tokens=False)[-1]
+    monkeypatch.setattr(theirs.model.generation_config, "eos_token_id", [stop_id, other])
+    monkeypatch.setattr(type(own._vocabulary), "stop_ids", property(lambda self: (stop_id, other)))
+    expected, found = (model.generate_until(requests("generate_until", arguments)) for model in models)
+    assert found == expected
+    assert found != free
+
+
+def test_the_prefix_is_the_named_start_token(models, monkeypatch):
+    """Also one that the tokenizer does not put before texts."""
+    theirs, own = models
+    assert own.prefix_token_id == theirs.prefix_token_id
+    [named] = own.tok_encode("t", add_special_tokens=False)
+    monkeypatch.setattr(type(own._vocabulary), "named_start_id", property(lambda self: named))
+    before = theirs.tokenizer.bos_token
+    theirs.tokenizer.bos_token = "t"
+    try:
+        assert own.prefix_token_id == theirs.prefix_token_id == named
+    finally:
+        theirs.tokenizer.bos_token = before
+
+
 def test_white_space_as_context_counts_as_no_context(models):
     _, own = models
     asked = [PAIRS["only white space as context"], ("", " \nthe cat")]

@@ -21,11 +21,11 @@ def variables():
     return train_losses(30, LEARNING_RATE=1e-2)[1].variables
 
 
-def run(variables, prompts, new_tokens=12, sampler=None, seed=0, stop_id=None):
+def run(variables, prompts, new_tokens=12, sampler=None, seed=0, stop_ids=()):
     tokens, real = pad_prompts(prompts)
     sampler = sampler or Sampler(temperature=0.0)
     drawn, _ = generate(
-        TASK, variables, tokens, real, jax.random.key(seed), new_tokens=new_tokens, sampler=sampler, stop_id=stop_id
+        TASK, variables, tokens, real, jax.random.key(seed), new_tokens=new_tokens, sampler=sampler, stop_ids=stop_ids
     )
     return np.asarray(drawn).tolist()
 
@@ -62,11 +62,23 @@ def test_one_compiled_loop_for_any_number_of_tokens():
 def test_stop_ends_a_row_and_fills_it(variables):
     free = run(variables, [[1, 3], [2, 3]])
     stop = free[0][3]
-    stopped = run(variables, [[1, 3], [2, 3]], stop_id=stop)
+    stopped = run(variables, [[1, 3], [2, 3]], stop_ids=(stop,))
     end = free[0].index(stop)
     assert stopped[0] == free[0][: end + 1] + [stop] * (11 - end)
     end = free[1].index(stop) if stop in free[1] else 11
     assert stopped[1][: end + 1] == free[1][: end + 1]
+
+
+def test_each_stop_id_ends_a_row(variables):
+    prompts, sampler = [[1, 3], [2, 3], [9]], Sampler(temperature=1.0)
+    free = run(variables, prompts, sampler=sampler)
+    first, other = free[0][3], free[1][5]
+    unused = next(number for number in range(100) if all(number not in row for row in free))
+    stopped = run(variables, prompts, sampler=sampler, stop_ids=(unused, first, other))
+    for row, whole in zip(stopped, free, strict=True):
+        end = next((i for i, number in enumerate(whole) if number in (first, other)), len(whole) - 1)
+        assert row[: end + 1] == whole[: end + 1]
+        assert {*row[end + 1 :]} <= {whole[end], unused}
 
 
 def test_same_seed_same_sample(variables):

@@ -114,7 +114,7 @@ def test_streamed_text_is_the_text(made, capsys, name, size):
     low = 3 if name in ("fallback", "bytes3") else 0
     for prompt in ("the", " the 日本", ""):
         ids = [rng.randrange(low, vocabulary.size) for _ in range(40)] + vocabulary.encode(" 日本語 cat")
-        texts = _Texts(vocabulary, [vocabulary.encode(prompt)], None, streams=True)
+        texts = _Texts(vocabulary, [vocabulary.encode(prompt)], (), streams=True)
         for start in range(0, len(ids), size):
             texts.add(np.array([ids[start : start + size]]))
         whole, count = texts.finish()
