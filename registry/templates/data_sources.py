@@ -62,11 +62,6 @@ class DataSources(Experiment):
         """Returns the config of the vocabulary."""
         raise NotImplementedError
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        raise NotImplementedError
-
     def token_rows(self, kind: str, place: str | None, **sizes: Any) -> fdl.Config:
         """Returns endless shuffled rows of one source. `place` replaces DATA_PATH or DATASET, as the kind requires."""
         named = {"VALIDATION_PATH": self.VALIDATION_PATH, "TEST_PATH": self.TEST_PATH}
@@ -116,14 +111,13 @@ class DataSources(Experiment):
                 **self._held_out_files("files", place),
             }
             files = fdl.Config(TokenFiles, files=self._named(kind, "DATA_PATH", place), **common)
-            return fdl.Config(StoredTokens, source=files, vocabulary=vocabulary, rows=self.vocab_size)
+            return fdl.Config(StoredTokens, source=files, vocabulary=vocabulary)
         return fdl.Config(
             CachedDocuments,
             source=self.documents(kind, place),
             vocabulary=vocabulary,
             fractions=self.SPLIT_FRACTIONS,
             folder=self.CACHE_DIR,
-            **({"rows": self.vocab_size} if kind in HAVE_COLUMNS else {}),  # which may hold token ids
         )
 
     def paper_source(self, kind: str, path: str | None) -> fdl.Config:

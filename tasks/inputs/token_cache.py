@@ -49,7 +49,6 @@ class CachedDocuments:
     vocabulary: Vocabulary
     fractions: tuple[float, ...] = (0.9, 0.05, 0.05)  # of the documents, if the source has no splits
     stop_tokens: bool = True  # append the vocabulary's stop token to each document
-    rows: int | None = None  # of the model's embedding, which may lack special tokens of the vocabulary; None: has all
     folder: str | None = None  # parent folder of caches, also gs:// or s3://; None is the user's cache folder
 
     def tokens(self, split: str) -> Tokens:
@@ -73,8 +72,6 @@ class CachedDocuments:
             stop_id=stop_id if documents else None,
             start_id=stop_id if start_id is None else start_id,
             stops_end=self._stops,
-            vocabulary_size=self.rows,
-            name=self.describe(),
             byte_counts=ByteCounts(sum(part.text_bytes for part in stored), sum(part.counted_bytes for part in stored)),
         )
 

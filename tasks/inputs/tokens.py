@@ -76,8 +76,7 @@ class Tokens:
             wrong = ids.max() if ids.max() >= self._vocabulary_size else ids.min()
             raise UsageError(
                 f"Between positions {start:,} and {stop:,}, {self._name} has the token {wrong}, but the vocabulary has "
-                f"tokens 0 to {self._vocabulary_size - 1:,}. Set the VOCABULARY (or TOKEN_DTYPE) that it was made "
-                f"with, and its VOCAB_SIZE."
+                f"tokens 0 to {self._vocabulary_size - 1:,}. Set the VOCABULARY (or TOKEN_DTYPE) that it was made with."
             )
         return ids.astype(np.int32) + self._offset if self._offset else ids.astype(np.int32)
 

@@ -20,7 +20,6 @@ class StoredTokens:
 
     source: TokenFiles
     vocabulary: Vocabulary
-    rows: int | None = None  # of the model's embedding, which may lack special tokens of the vocabulary
 
     def tokens(self, split: str) -> Tokens:
         """Returns the split's ids, memory-mapped.
@@ -42,7 +41,7 @@ class StoredTokens:
             stop_id=self.vocabulary.stop_id,
             start_id=self.vocabulary.start_id,
             stops_end=not ends,
-            vocabulary_size=self.vocabulary.size if self.rows is None else min(self.vocabulary.size, self.rows),
+            vocabulary_size=self.vocabulary.size,
             name=self.describe(),
         )
 
