@@ -15,7 +15,7 @@ EXTRAS = tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 .PHONY: help venv demo test test-slow test-tpu test-cluster lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
-	@echo "make test   set up, run the tests (10 to 20 minutes on two cores)"
+	@echo "make test   set up, run the tests (15 to 30 minutes on two cores)"
 	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, long trainings, models of transformers on torch, all documented commands"
 	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"

@@ -33,11 +33,16 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=256, help="new tokens")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    lines = [line for size in options.sizes for rows in options.rows for line in _measured(options, size, rows)]
     facts = {"machine": machine(), "prompt": options.prompt, "new tokens": options.new, "turns": options.rounds}
-    same = all(float(str(line["same tokens"]).rstrip("%")) > 99 for line in lines if "ratio" in line)
-    show("decoding", lines, facts, options.publish and same)
-    return int(not same)
+    all_same = True
+    for table, of_table in {"decoding": SIZES, "decoding-llama": LLAMA_SIZES}.items():
+        sizes = [size for size in options.sizes if size in of_table]
+        lines = [line for size in sizes for rows in options.rows for line in _measured(options, size, rows)]
+        same = all(float(str(line["same tokens"]).rstrip("%")) > 99 for line in lines if "ratio" in line)
+        if lines:
+            show(table, lines, facts, options.publish and same)
+        all_same = all_same and same
+    return int(not all_same)
 
 
 def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[str, object]]:
