@@ -9,6 +9,7 @@ from registry.hugging_face.families import FAMILIES, from_content
 from registry.hugging_face.family import Family
 from registry.hugging_face.keys import Knobs
 from registry.records.snapshot import flat
+from registry.values import show
 
 # Fields of modules without effect on the logits of a trained model: initial values, regularization, placement,
 # precision, and how the same result is computed.
@@ -78,5 +79,9 @@ def _described(family: Family, knobs: Knobs) -> dict[str, str]:
 
 
 def _model(experiment: Experiment) -> dict[str, str]:
-    fields = flat(config_of(experiment, "task").model, "task.model")
-    return {path: value for path, value in fields if not set(path.split(".")) & set(WITHOUT_EFFECT)}
+    fields = dict(flat(config_of(experiment, "task").model, "task.model"))
+    for path, value in fields.items():
+        size = fields.get(path.removesuffix(".scale") + ".head_dim")
+        if path.endswith(".scale") and value == "None" and size is not None:
+            fields[path] = show(int(size) ** -0.5)  # the default of attention
+    return {path: value for path, value in fields.items() if not set(path.split(".")) & set(WITHOUT_EFFECT)}
