@@ -17,7 +17,6 @@ from runners.flags import Parser, parse_with_modules, prepare_devices, run_app
 VERBS = {"import": ("source", "workdir"), "export": ("workdir", "to")}  # required flags
 ONLY = {"import": ("source", "exp", "smoke"), "export": ("to", "checkpoint", "dtype", "shard_gb")}  # of one verb
 FLAGS = {"source": "--from"}
-DTYPES = ("float32", "bfloat16")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,7 +59,7 @@ def _is_model_folder(path: str) -> bool:
 
 def _check_target(options: argparse.Namespace) -> None:
     """Raises a UsageError unless --to fits --format, and the values of --dtype and --shard_gb are valid."""
-    from runners.conversion.exporting import is_file
+    from runners.conversion.exporting import DTYPES, is_file
 
     if options.dtype is not None and options.dtype not in DTYPES:
         raise UsageError(f"Unknown dtype '{options.dtype}'. {did_you_mean(options.dtype, DTYPES)}")

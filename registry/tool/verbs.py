@@ -58,12 +58,8 @@ def _run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="show: also what is as in the template, and the config")
     parser.add_argument("--update", action="store_true", help="golden: write the files")
-    parser.add_argument(
-        "--from",
-        dest="source",
-        metavar="PATH",
-        help="new: a config.json of Hugging Face, or its folder, to be the base",
-    )
+    meaning = "new: a config.json of Hugging Face, or its folder, to be the base"
+    parser.add_argument("--from", dest="source", metavar="PATH", help=meaning)
     parser.add_argument("--sections", metavar="LIST", help="golden: only these sections, as in weights,totals")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:

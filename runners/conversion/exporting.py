@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # imports jax
     from runners.conversion.renaming import Layout
     from runners.session import Session
 
-DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+DTYPES = {"float32": "F32", "bfloat16": "BF16"}  # by --dtype, their names in safetensors files
 
 
 def run(options: argparse.Namespace) -> int:

@@ -166,7 +166,7 @@ def test_wrong_numbers_of_scaling_are_refused_by_their_key(form, kind, change, m
     content = version_4("llama")
     del content["rope_scaling"]
     with pytest.raises(UsageError) as error:
-        model_of({**content, form: SCALINGS[kind] | change})  # pyright: ignore[reportOptionalOperand]
+        model_of({**content, form: {**(SCALINGS[kind] or {}), **change}})
     assert f"{form} = " in str(error.value)
     assert message in str(error.value)
 
