@@ -44,13 +44,14 @@ def plain(dim=DIM, base=BASE):
     return base ** (-jnp.arange(dim // 2, dtype=jnp.float32) / (dim // 2))
 
 
+@pytest.mark.slow  # needs torch, which make test-slow installs
 @pytest.mark.parametrize("name", CASES)
 def test_frequencies_are_those_of_transformers(name):
     scaling, parameters = CASES[name]
-    why = "transformers is not installed; pip install -c constraints.txt -e '.[hf,torch]'"
+    pytest.importorskip("torch", reason="torch is not installed; pip install -c constraints.txt -e '.[torch]'")
+    why = "transformers is not installed; pip install -c constraints.txt -e '.[hf]'"
     utils = pytest.importorskip("transformers.modeling_rope_utils", reason=why)
-    configs = pytest.importorskip("transformers", reason=why)
-    config = configs.LlamaConfig(
+    config = pytest.importorskip("transformers", reason=why).LlamaConfig(
         hidden_size=2 * DIM,
         num_attention_heads=2,
         max_position_embeddings=65_536,
