@@ -205,7 +205,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _stored(name: str) -> dict[str, Any] | None:
     """Returns the snapshot in a run folder or file of that name; None for the name of an experiment."""
-    from registry.records.snapshot import load
+    from registry.records.record import load
     from tasks.storage.files import place
 
     path = place(name)
