@@ -18,7 +18,7 @@ import vortaro.command_line
 from layers.specs import Specs
 from registry import templates
 from registry.experiment import Experiment, doc_line
-from registry.tool.knob_docs import meanings
+from registry.records.knob_docs import meanings
 from registry.values import show, show_type
 from runners.main import mode_module, mode_parser
 from runners.modes import MODES

@@ -12,7 +12,7 @@ from layers.errors import VortaroError
 from registry.checks import check as check_experiment
 from registry.index import entries as all_entries
 from registry.records import diff as differences
-from registry.records.snapshot import load as load_snapshot
+from registry.records.record import load as load_snapshot
 from registry.resolve import resolve
 from registry.values import show
 from tasks.storage.files import place

@@ -3,7 +3,7 @@
 from typing import Any
 
 from registry.records.provenance import made_by
-from registry.records.snapshot import Snapshot
+from registry.records.record import Snapshot
 
 Difference = dict[str, Any]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layers.roots import FOLDER, ROOTS
-from registry.records.snapshot import Snapshot
+from registry.records.record import Snapshot
 from registry.user_code import package_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages

@@ -14,16 +14,13 @@ from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.config_paths import field_text, is_row, walk
-from registry.earlier.renamed import with_todays_knobs, with_todays_names
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
+from registry.records.record import Snapshot
 from registry.user_code import building
 from registry.values import show
-from tasks.storage.files import Place
 from tasks.weight_table import WeightRow, WeightTable, shards
 from tasks.zero import placed_table
-
-Snapshot = dict[str, Any]
 
 
 def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Snapshot:
@@ -110,32 +107,6 @@ def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> 
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
     slots = [(leaf, spec) for leaf, spec in leaves if leaf.shape]  # scalars count updates and are not slots of a weight
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in slots)
-
-
-def load(path: Place) -> Snapshot:
-    """Returns the snapshot in a file, or in a run folder's experiment.json.
-
-    Raises:
-      UsageError: it does not exist, or cannot be read.
-    """
-    file = path / "experiment.json" if path.is_dir() else path
-    if not file.exists():
-        raise UsageError(f"'{path}' is not a run folder (it has no experiment.json). Give the --workdir of a run.")
-    try:
-        loaded = json.loads(with_todays_names(file.read_text()))
-        if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
-            raise ValueError("it does not contain an experiment")
-        return with_todays_knobs(_with_texts(loaded), str(file))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
-
-
-def _with_texts(loaded: Snapshot) -> Snapshot:
-    """Returns a snapshot printed by `show --json` with texts as values; other snapshots are unchanged."""
-    if "config_text" not in loaded:
-        return loaded
-    knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
-    return {**loaded, "knobs": knobs, "config": loaded["config_text"]}
 
 
 def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:

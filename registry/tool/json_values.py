@@ -6,7 +6,7 @@ Snapshots (experiment.json, golden files) store values as the text that `show` r
 import ast
 from typing import Any
 
-from registry.records.snapshot import Snapshot
+from registry.records.record import Snapshot
 
 
 def value(text: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.tree import Tree
 
+from registry.records.quantities import amount, mesh_text, size
 from registry.tool.tables import Table
 
 PIPE_WIDTH = 200
@@ -33,28 +34,6 @@ def table(
     return Table(columns, rows, title=title, right=right, **more)
 
 
-def amount(number: int) -> str:
-    """Formats a count in four digits: 820.4 k, 137.7 B."""
-    return _in_units(number, 1000, ("", " k", " M", " B", " T"))
-
-
-def size(number: int) -> str:
-    """Formats bytes in binary units, four digits."""
-    return _in_units(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
-
-
-def _in_units(number: int, base: int, units: Sequence[str]) -> str:
-    """Formats the number in the largest unit in which it rounds to at least 1: 999,999 is 1 M, not 1000 k."""
-    power = 0
-    while power < len(units) - 1 and abs(float(_digits(number, base**power))) >= base:
-        power += 1
-    return f"{_digits(number, base**power)}{units[power]}"
-
-
-def _digits(number: int, unit: int) -> str:
-    return str(number) if unit == 1 else f"{number / unit:.4g}"
-
-
 def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
     """Formats both numbers by `show` (`amount` or `size`); exactly if they differ but would look equal."""
     if a == b or show(a) != show(b):
@@ -75,11 +54,6 @@ def percent(share: float) -> str:
     """Formats a share in percent with one decimal, or as many as distinguish it from 0 and 100%."""
     digits = next((n for n in range(1, 12) if share in (0, 1) or float(f"{share:.{n + 2}f}") not in (0, 1)), 12)
     return f"{share:.{digits}%}"
-
-
-def mesh_text(mesh: dict[str, int]) -> str:
-    """Formats a mesh: `data=2 model=4`."""
-    return " ".join(f"{axis}={n}" for axis, n in mesh.items())
 
 
 def entries(rows: list[dict[str, Any]]) -> None:
@@ -127,7 +101,7 @@ def summary(
     Args:
       data: a snapshot.
       doc: the docstring of the class.
-      groups: the group of each knob (registry.tool.knob_docs).
+      groups: the group of each knob (registry.records.knob_docs).
       meanings: the meaning of each knob.
       is_complete: prints all knobs, and the config.
     """

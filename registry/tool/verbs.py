@@ -163,7 +163,7 @@ def _show(options: argparse.Namespace) -> int:
     """Shows what differs from the template; --all shows all knobs and the resolved config."""
     from registry.records.snapshot import snapshot
     from registry.tool import json_values
-    from registry.tool.knob_docs import groups, meanings
+    from registry.records.knob_docs import groups, meanings
 
     (name,) = _names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
@@ -205,7 +205,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _stored(name: str) -> dict[str, Any] | None:
     """Returns the snapshot in a run folder or file of that name; None for the name of an experiment."""
-    from registry.records.snapshot import load
+    from registry.records.record import load
     from tasks.storage.files import place
 
     path = place(name)
@@ -307,7 +307,7 @@ def _explain(options: argparse.Namespace) -> int:
     """Shows the class and line that set a knob, a config field or a weight's spec."""
     from registry.explain import explain
     from registry.tool import json_values
-    from registry.tool.knob_docs import meanings
+    from registry.records.knob_docs import meanings
 
     name, path = _names(options, 2, 2, "a name and a path")
     experiment = _resolve(options, name)

@@ -12,11 +12,10 @@ from absl import logging
 
 from registry.experiment import Experiment
 from registry.records import provenance
-from registry.records.snapshot import load
+from registry.records.record import EXPERIMENT, load
 from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 
-EXPERIMENT = "experiment.json"
 FIRST = ("versions", "code", "command", "parent", "starts")  # keys that later starts do not change
 
 

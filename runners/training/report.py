@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from registry.records.record import EXPERIMENT
 from registry.tool import render
 from runners.evals import tables
 from runners.reports import page
 from runners.training import metrics_log
-from runners.training.workdir import EXPERIMENT
 from tasks.storage.files import Place, write_whole
 
 REPORT = "report.html"

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
-from registry.records.snapshot import load
+from registry.records.record import load
 from registry.values import show
 from runners.compiled_functions import Updates
 from runners.evals import tables

@@ -12,10 +12,11 @@ from registry.build import build, config_of, to_json
 from registry.experiment import Experiment, doc_line
 from registry.overrides import METHODS
 from registry.records.diff import diff
-from registry.records.snapshot import Snapshot, flat_config, load, snapshot, with_todays_fields
+from registry.records.record import EXPERIMENT, Snapshot, load
+from registry.records.snapshot import flat_config, snapshot, with_todays_fields
 from registry.tool import render
 from runners.processes.coordination import ProcessGroup
-from runners.training.history import EXPERIMENT, Start, first_record
+from runners.training.history import Start, first_record
 from tasks.storage import lease
 from tasks.storage.files import Place, make_folder, place, write_whole
 from tasks.storage.locks import locked

@@ -6,7 +6,7 @@ import pytest
 
 from layers.errors import UsageError
 from registry.earlier import renamed
-from registry.records.snapshot import load as load_snapshot
+from registry.records.record import load as load_snapshot
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
 from tasks.storage.files import place

@@ -1,0 +1,37 @@
+"""Records of experiments in files: experiment.json of run folders, golden files, output of `show --json`. No jax."""
+
+import json
+from typing import Any
+
+from layers.errors import UsageError
+from registry.earlier.renamed import with_todays_knobs, with_todays_names
+from tasks.storage.files import Place
+
+Snapshot = dict[str, Any]  # an experiment as plain data: registry.records.snapshot.snapshot makes one
+EXPERIMENT = "experiment.json"  # the record of a run folder
+
+
+def load(path: Place) -> Snapshot:
+    """Returns the snapshot in a file, or in a run folder's experiment.json.
+
+    Raises:
+      UsageError: it does not exist, or cannot be read.
+    """
+    file = path / EXPERIMENT if path.is_dir() else path
+    if not file.exists():
+        raise UsageError(f"'{path}' is not a run folder (it has no {EXPERIMENT}). Give the --workdir of a run.")
+    try:
+        loaded = json.loads(with_todays_names(file.read_text()))
+        if not isinstance(loaded, dict) or not {"experiment", "knobs", "config", "weights"} <= set(loaded):
+            raise ValueError("it does not contain an experiment")
+        return with_todays_knobs(_with_texts(loaded), str(file))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{file}' cannot be read as an experiment: {error}.") from error
+
+
+def _with_texts(loaded: Snapshot) -> Snapshot:
+    """Returns a snapshot printed by `show --json` with texts as values; other snapshots are unchanged."""
+    if "config_text" not in loaded:
+        return loaded
+    knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
+    return {**loaded, "knobs": knobs, "config": loaded["config_text"]}
