@@ -14,7 +14,7 @@ from rich.table import Table
 from layers.errors import UsageError
 from registry.build import build, config_of
 from registry.experiment import Experiment
-from runners.reports import page
+from registry.pages import page
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.inputs.rows import TokensInput

@@ -8,12 +8,12 @@ import jax
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
+from registry.pages import page
 from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.chips import CHIPS, Chip
 from runners.planner.cost import Plan, Step, cost
 from runners.planner.topologies import parse_topology, topology_devices
-from runners.reports import page
 from runners.reports.results import make_folder, title
 from runners.session import Session
 from runners.virtual_devices import make_virtual_devices

@@ -8,6 +8,7 @@ const HUES = {
 };
 const DASHES = ["solid", "dash", "dot", "dashdot"]; // each repeats the hues
 const PLOT = { displayModeBar: false, responsive: false, doubleClick: "reset" };
+const [FAINT, PALER] = [0.45, 0.12]; // opacity of lines of less interest, and of those not pointed at
 const NEAR = "300px"; // figures are drawn when they are this near to the visible part of the page
 
 const figures = {
@@ -38,14 +39,13 @@ const figures = {
     return size >= 1e6 || size < 1e-3 ? value.toExponential(3) : String(Number(value.toPrecision(5)));
   },
 
-  axis(title, { isLog = false, isDate = false, ...more } = {}) {
+  axis(title, { isLog = false, ...more } = {}) {
     const line = vortaro.color("line");
     return {
       title: { text: figures.plain(title), standoff: 8, font: { size: 12, color: vortaro.color("soft") } },
       type: isLog ? "log" : "linear",
       gridcolor: line, linecolor: vortaro.color("line-strong"), tickcolor: line, zeroline: false, automargin: true,
       tickfont: { size: 11, color: vortaro.color("soft") }, exponentformat: "power", nticks: 7,
-      ...(isLog ? { dtick: undefined, minor: { showgrid: false } } : {}),
       ...more,
     };
   },
@@ -160,7 +160,7 @@ const figures = {
 
   trace(chart, one) {
     const color = figures.color(one.color);
-    const opacity = figures.isFaded(chart, one) ? 0.12 : one.faint ? 0.45 : 1;
+    const opacity = one.faint ? FAINT : 1;
     const name = figures.plain(one.name);
     if (chart.kind === "bars") {
       const text = `${name}: ${figures.plain(one.text ?? figures.number(one.x[0]))}<extra></extra>`;
@@ -173,10 +173,6 @@ const figures = {
       type: "scatter", mode: one.points ? "lines+markers" : "lines", x: one.x, y: one.y, name, meta: name, line, opacity,
       marker: { color, symbol: symbols, size: sizes }, hovertemplate: "%{meta}: %{y:.5~g}<extra></extra>",
     };
-  },
-
-  isFaded(chart, one) {
-    return chart.chosen !== undefined && chart.chosen !== null && chart.chosen !== one.name;
   },
 
   /** Connects the buttons of a static chart, and draws it. */
@@ -197,7 +193,7 @@ const figures = {
     const list = figure.querySelector("ul.legend");
     chart.series.forEach((one, index) => {
       const set = (opacities) => plot.data && Plotly.restyle(plot, { opacity: opacities });
-      const all = (fade) => chart.series.map((other, at) => (fade && at !== index ? 0.12 : other.faint ? 0.45 : 1));
+      const all = (fade) => chart.series.map((other, at) => (fade && at !== index ? PALER : other.faint ? FAINT : 1));
       list?.append(figures.key(one.name, one.color, { dashed: one.dashed }, (isOn) => set(all(isOn))));
     });
   },
@@ -205,8 +201,8 @@ const figures = {
   /** Returns an entry of a legend; `highlight(isOn)` is called when it is pointed at, focused or left. */
   key(name, color, { dashed = false, pressed = null, press = null } = {}, highlight) {
     const swatch = vortaro.element("span", { class: dashed ? "swatch dashed" : "swatch", "aria-hidden": "true" });
-    const button = vortaro.element("button", { type: "button", "aria-pressed": pressed }, swatch, name);
-    const paint = () => swatch.style.setProperty("--color", figures.color(color));
+    const button = vortaro.element("button", { type: "button", "aria-pressed": pressed }, ...(color === null ? [] : [swatch]), name);
+    const paint = () => color !== null && swatch.style.setProperty("--color", figures.color(color));
     paint();
     vortaro.onTheme(paint);
     for (const event of ["mouseenter", "focus"]) button.addEventListener(event, () => highlight(true));
