@@ -20,6 +20,15 @@ class Run:
         self.folder, self.name = folder, str(folder)
 
     @functools.cached_property
+    def problem(self) -> str | None:
+        """A sentence on why its record cannot be read; None if it can."""
+        try:
+            assert {"experiment", "knobs", "config", "weights"} <= self.record.keys()
+        except (OSError, ValueError, AssertionError, AttributeError) as error:
+            return f"'{self.folder / EXPERIMENT}' cannot be read ({error})."
+        return None
+
+    @functools.cached_property
     def record(self) -> Mapping[str, Any]:
         """Its experiment.json."""
         return json.loads((self.folder / EXPERIMENT).read_text())

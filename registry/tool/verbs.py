@@ -161,9 +161,9 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace) -> int:
     """Shows what differs from the template; --all shows all knobs and the resolved config."""
+    from registry.records.knob_docs import groups, meanings
     from registry.records.snapshot import snapshot
     from registry.tool import json_values
-    from registry.records.knob_docs import groups, meanings
 
     (name,) = _names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
@@ -306,8 +306,8 @@ def _tree(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     """Shows the class and line that set a knob, a config field or a weight's spec."""
     from registry.explain import explain
-    from registry.tool import json_values
     from registry.records.knob_docs import meanings
+    from registry.tool import json_values
 
     name, path = _names(options, 2, 2, "a name and a path")
     experiment = _resolve(options, name)

@@ -5,6 +5,7 @@ const AXES = { step: "step", tokens: "tokens", flops: "FLOPs", seconds: "trainin
 const CLOCK = [[7200, 3600, "h"], [180, 60, "min"], [0, 1, "s"]]; // from so many seconds on: divisor, unit
 const SPLITS = ["train", "validation", "evals"];
 const SMOOTHED = "train"; // means over few batches; evaluations are not smoothed
+const EXACT = ["learning_rate", "sequence_length", "skipped_updates"]; // set, not measured: not smoothed
 const PALE = 0.12;
 
 class Curves {
@@ -149,7 +150,7 @@ class Curves {
         const [steps, values] = series;
         const divisor = axis === "seconds" ? this.clock[1] : 1;
         const places = place(run.data.axes, axis, steps).map((at) => (at === null ? null : at / divisor));
-        const isSmooth = smooth > 0 && split === SMOOTHED && steps.length > 2;
+        const isSmooth = smooth > 0 && split === SMOOTHED && !EXACT.includes(metric) && steps.length > 2;
         found.push({ run, split, x: places, y: isSmooth ? smoothed(values, smooth) : values, raw: isSmooth ? values : null });
       }
     }
@@ -164,7 +165,7 @@ class Curves {
     const title = state.x === "seconds" ? `${AXES.seconds}, ${this.clock[2]}` : AXES[state.x];
     const format = { step: ",d", tokens: ".4~s", flops: ".4~s", seconds: ".3~f" }[state.x];
     const ticks = state.x === "seconds" ? {} : { tickformat: "~s" };
-    const x = figures.axis(title, { isLog: state.logx, hoverformat: format, ...ticks });
+    const x = figures.axis(title, { isLog: state.logx, hoverformat: format, rangemode: "nonnegative", ...ticks });
     const y = figures.axis("", { isLog: this.isLog(metric), fixedrange: true });
     x.unifiedhovertitle = { text: `<b>${title} %{x}</b>` };
     if (this.range) Object.assign(x, { range: [...this.range] });
