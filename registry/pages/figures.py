@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from registry.pages.page import ASSETS, PLOTLY, render, script_data, table, text
 
-SCRIPTS = (PLOTLY, f"{ASSETS}/figures.js")  # for `scripts` of a page with charts
+SCRIPTS = (PLOTLY, f"{ASSETS}/readout.js", f"{ASSETS}/figures.js")  # for `scripts` of a page with charts
 HUES = 7  # colors of assets/figures.js, before they repeat with another dash pattern
 
 

@@ -19,6 +19,8 @@ from tasks.storage.files import Place, make_folder, write_whole
 RUNS = "runs.html"
 FOLDER = "runs"  # of the pages and data of each run
 VERSIONS = "version.json"  # in FOLDER: which state of a run its page shows, by name
+RESULTS = ("state", "step", "best loss", "loss", "bits per byte", "train loss")  # columns before the knobs
+AMOUNTS = ("tokens", "time", "parameters")  # columns after them
 MOST_FIRST = 8  # runs that are chosen until a reader chooses others, the latest ones
 
 
@@ -110,13 +112,11 @@ class RunPages:
         rows = [row for row in self.rows.values() if not row.problem]
         problems = [row for row in self.rows.values() if row.problem]
         rows.sort(key=lambda row: row.started, reverse=True)
-        knobs = differing([row.knobs for row in rows])
-        columns = [name for name in dict.fromkeys(name for row in rows for name in row.cells) if name != "entry"]
-        if len({row.entry for row in rows}) > 1:
-            columns.insert(1, "entry")
+        entries = ("entry",) if len({row.entry for row in rows}) > 1 else ()
+        columns = (*entries, *RESULTS, *differing([row.knobs for row in rows]), *AMOUNTS)
         axes = [name for name in AXES if any(name in row.outline["axes"] for row in rows)]
         notes = "".join(f"<p class=note>{text(row.title)}: {text(row.problem)}</p>" for row in problems)
-        table = render("runs.jinja", rows=rows, columns=columns, knobs=knobs, folder=FOLDER, first=MOST_FIRST)
+        table = render("runs.jinja", rows=rows, columns=columns, folder=FOLDER, first=MOST_FIRST)
         parts = [
             figures.style(),
             "<h1>Runs</h1>",
@@ -188,7 +188,7 @@ def row_of(run: Run, title: str, found: str, short: Mapping[str, Any]) -> Row:
         "state": Cell(run.state, run.state, run.state),
         "step": Cell(f"{train.get('step', 0):,}{steps}", str(train.get("step", 0)), "n"),
         "best loss": _number(min(losses, default=None)),
-        "last loss": _number(validation.get("loss")),
+        "loss": _number(validation.get("loss")),
         "train loss": _number(train.get("loss")),
         "bits per byte": _number(validation.get("bits_per_byte")),
         "tokens": Cell(amount(int(tokens)), str(tokens), "n") if tokens else Cell("-"),

@@ -15,6 +15,7 @@ class Curves {
     this.several = several;
     this.runs = []; // {name, label, color, data}
     this.hidden = new Set(); // splits
+    this.kept = null; // name of the run that a click highlights
     this.pointed = null; // name of the run or split that is highlighted
     this.range = null; // of x, after a zoom
     this.ownLog = new Map(); // metric -> logarithmic, where it differs from the choice for all
@@ -24,7 +25,8 @@ class Curves {
     form.addEventListener("input", () => this.onInput());
     form.addEventListener("submit", (event) => event.preventDefault());
     form.querySelector("button[data-reset]").addEventListener("click", () => this.zoom(null));
-    this.splitList = form.querySelector("ul.legend");
+    this.splitList = form.querySelector("ul.splits");
+    this.runList = form.querySelector("ul.chosen");
   }
 
   openFigure(figure) {
@@ -98,7 +100,24 @@ class Curves {
       this.shownSplits = shown.join();
       this.splitList.replaceChildren(...shown.map((split) => this.splitKey(split)));
     }
+    if (this.runList && runs.map((run) => run.name).join() !== this.shownRuns) {
+      this.shownRuns = runs.map((run) => run.name).join();
+      this.runList.replaceChildren(...runs.map((run) => this.runKey(run)));
+    }
     this.redraw();
+  }
+
+  /** Returns the entry of a run in the legend; a click keeps it highlighted. */
+  runKey(run) {
+    const press = (isOn) => {
+      this.kept = isOn ? run.name : null;
+      for (const other of this.runList.querySelectorAll("[aria-pressed=true]")) {
+        if (other.textContent !== run.label) other.setAttribute("aria-pressed", "false");
+      }
+      this.point(this.kept);
+    };
+    const options = { pressed: this.kept === run.name, press, dashed: figures.dash(run.color) !== "solid" };
+    return figures.key(run.label, run.color, options, (isOn) => this.point(isOn ? run.name : null));
   }
 
   splitKey(split) {
@@ -114,7 +133,7 @@ class Curves {
 
   /** Highlights a run or a split; the others become pale. */
   point(name) {
-    this.pointed = name;
+    this.pointed = name ?? this.kept;
     cancelAnimationFrame(this.frame);
     this.frame = requestAnimationFrame(() => this.redraw());
   }
@@ -163,15 +182,14 @@ class Curves {
     const state = this.state;
     const name = figure.querySelector(".name").textContent;
     const title = state.x === "seconds" ? `${AXES.seconds}, ${this.clock[2]}` : AXES[state.x];
-    const format = { step: ",d", tokens: ".4~s", flops: ".4~s", seconds: ".3~f" }[state.x];
     const ticks = state.x === "seconds" ? {} : { tickformat: "~s" };
-    const x = figures.axis(title, { isLog: state.logx, hoverformat: format, rangemode: "nonnegative", ...ticks });
+    const x = figures.axis(title, { isLog: state.logx, rangemode: "nonnegative", ...ticks });
     const y = figures.axis("", { isLog: this.isLog(metric), fixedrange: true });
-    x.unifiedhovertitle = { text: `<b>${title} %{x}</b>` };
     if (this.range) Object.assign(x, { range: [...this.range] });
     const within = this.range && fit(lines, this.range, state.logx, this.isLog(metric));
     if (within) Object.assign(y, { range: within });
-    const traces = lines.flatMap((line) => this.traces(line));
+    const hasEvaluations = lines.some((line) => line.split !== "train");
+    const traces = lines.flatMap((line) => this.traces(line, this.several && hasEvaluations));
     figures.show(plot, traces, figures.layout(x, y));
     const shown = lines.map((line) => this.nameOf(line)).join(", ");
     plot.setAttribute("aria-label", `${name} by ${title}: ${shown || "no values"}. Arrow keys show values.`);
@@ -190,22 +208,22 @@ class Curves {
     return this.several ? `${run.label}${split === "train" ? "" : ` ${split}`}` : split;
   }
 
-  traces(line) {
+  /** Returns the lines of plotly for a line; `isBusy` if training curves shall not hide those of evaluations. */
+  traces(line, isBusy) {
     const number = this.several ? line.run.color : SPLITS.indexOf(line.split);
     const color = figures.color(number);
     const isPale = this.pointed !== null && ![line.run.name, line.split].includes(this.pointed);
     const hasPoints = line.split !== "train" || line.x.length === 1;
-    const meta = figures.plain(this.nameOf(line));
+    const meta = this.nameOf(line);
     const shared = { type: "scatter", x: line.x, connectgaps: false };
     const width = this.pointed !== null && !isPale ? 2.6 : hasPoints ? 2.2 : 1.7;
     const main = {
-      ...shared, y: line.y, name: meta, meta, mode: hasPoints ? "lines+markers" : "lines", opacity: isPale ? PALE : 1,
+      ...shared, y: line.y, meta, mode: hasPoints ? "lines+markers" : "lines", opacity: isPale ? PALE : isBusy && !hasPoints && this.pointed === null ? 0.6 : 1,
       line: { color, width, dash: this.several ? figures.dash(number) : "solid" },
       marker: { color, size: line.x.length > 60 ? 3.5 : 5.5, symbol: line.split === "evals" ? "diamond" : "circle" },
-      hovertemplate: "%{meta}: %{y:.5~g}<extra></extra>",
     };
     if (!line.raw) return [main];
-    return [{ ...shared, y: line.raw, name: meta, mode: "lines", opacity: isPale ? 0.05 : 0.25, line: { color, width: 1 }, hoverinfo: "skip" }, main];
+    return [{ ...shared, y: line.raw, mode: "lines", opacity: isPale ? 0.05 : 0.25, line: { color, width: 1 }, hoverinfo: "skip" }, main];
   }
 
   /** Fills the table below a figure: last, lowest and highest value of each line, as recorded. */
@@ -221,7 +239,7 @@ class Curves {
       const last = (line.raw ?? line.y).findLastIndex((value) => value !== null);
       const numbers = [line.x[last], values.at(-1), Math.min(...values), Math.max(...values)];
       const name = vortaro.element("th", { scope: "row" }, this.nameOf(line));
-      return vortaro.element("tr", {}, name, ...numbers.map((number) => cell(figures.number(number), true)));
+      return vortaro.element("tr", {}, name, ...numbers.map((number) => cell(figures.value(number), true)));
     });
     const table = vortaro.element("table", {}, vortaro.element("thead", {}, vortaro.element("tr", {}, ...head)), vortaro.element("tbody", {}, ...rows));
     const name = this.plots.get(metric).figure.querySelector(".name").textContent;

@@ -1,4 +1,4 @@
-// Figures by plotly: colors, axes, hover by mouse, finger and arrow keys, and charts whose data is in the page.
+// Figures by plotly: colors, axes, arrow keys, legends, and charts whose data is in the page.
 "use strict";
 
 // The hues of Okabe and Ito, which color-blind readers tell apart, darker on white and lighter on black.
@@ -31,7 +31,14 @@ const figures = {
     return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("%{", "% {");
   },
 
-  /** Formats a number for a table or a hover text. */
+  /** Formats a value in five digits, of which none is left out, so that values below each other are aligned. */
+  value(value) {
+    const isShort = value === null || value === undefined || Number.isInteger(value);
+    const size = Math.abs(value);
+    return isShort || size >= 1e6 || size < 1e-3 ? figures.number(value) : value.toPrecision(5);
+  },
+
+  /** Formats a number in at most five digits. */
   number(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "-";
     if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en-US");
@@ -57,11 +64,10 @@ const figures = {
       margin: { l: 48, r: 10, t: 8, b: 36 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: text },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      showlegend: false, hovermode: "x unified", hoverdistance: -1, spikedistance: -1,
+      showlegend: false, hovermode: false,
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
       hoverlabel: { bgcolor: back, bordercolor: vortaro.color("line-strong"), font: { size: 12, color: text }, namelength: -1 },
-      xaxis: { showspikes: true, spikemode: "across", spikesnap: "hovered data", spikethickness: 1, spikedash: "solid",
-        spikecolor: vortaro.color("soft"), ...x },
+      xaxis: x,
       yaxis: y,
       ...more,
     };
@@ -74,7 +80,10 @@ const figures = {
     figures.seen.observe(plot);
     figures.resized.observe(plot);
     plot.addEventListener("keydown", (event) => figures.onKey(plot, event));
-    plot.addEventListener("blur", () => plot.data && Plotly.Fx.unhover(plot));
+    for (const name of ["pointermove", "pointerdown"]) {
+      plot.addEventListener(name, (event) => readout.onPointer(plot, event));
+    }
+    for (const name of ["pointerleave", "blur"]) plot.addEventListener(name, () => readout.hide());
   },
 
   onVisible(entries) {
@@ -112,31 +121,21 @@ const figures = {
     if (plot.data) Plotly.relayout(plot, { "xaxis.autorange": true, "yaxis.autorange": true });
   },
 
-  /** Moves the hover text by arrow keys; Home and End move it to the ends, and Escape removes it. */
+  /** Moves the readout by arrow keys; Home and End move it to the ends, and Escape removes it. */
   onKey(plot, event) {
-    const traces = (plot.data ?? []).filter((trace) => trace.hoverinfo !== "skip" && trace.visible !== false);
-    if (!traces.length) return;
-    const places = [...new Set(traces.flatMap((trace) => Array.from(trace.x)))].sort((a, b) => a - b);
+    const places = [...new Set(readout.lines(plot).flatMap((trace) => Array.from(trace.x)))].filter((x) => x !== null);
+    if (!places.length) return;
+    places.sort((a, b) => a - b);
     const at = plot.dataset.at === undefined ? -1 : Number(plot.dataset.at);
     const stride = event.shiftKey ? Math.max(1, Math.round(places.length / 20)) : 1;
-    const next = { ArrowRight: at + stride, ArrowLeft: at < 0 ? places.length - 1 : at - stride, Home: 0, End: places.length - 1 }[event.key];
-    if (event.key === "Escape") Plotly.Fx.unhover(plot);
+    const left = at < 0 ? places.length - 1 : at - stride;
+    const next = { ArrowRight: at + stride, ArrowLeft: left, Home: 0, End: places.length - 1 }[event.key];
+    if (event.key === "Escape") readout.hide();
     if (next === undefined) return;
     event.preventDefault();
     plot.dataset.at = Math.min(Math.max(next, 0), places.length - 1);
-    Plotly.Fx.hover(plot, { xval: places[plot.dataset.at] }, "xy");
-    figures.announce(plot, traces, places[plot.dataset.at]);
-  },
-
-  announce(plot, traces, at) {
     const status = plot.parentElement.querySelector("[role=status]");
-    if (!status) return;
-    const near = (trace) => {
-      const distances = Array.from(trace.x, (x) => Math.abs(x - at));
-      return trace.y[distances.indexOf(Math.min(...distances))];
-    };
-    const values = traces.map((trace) => `${trace.meta ?? trace.name} ${figures.number(near(trace))}`);
-    status.textContent = `${figures.number(at)}: ${values.join(", ")}`;
+    status.textContent = readout.show(plot, places[plot.dataset.at]);
   },
 
   /** Draws a chart that registry.pages.figures.chart has written: lines or bars. */
@@ -155,7 +154,7 @@ const figures = {
     const isBars = chart.kind === "bars";
     const more = isBars ? { barmode: "stack", hovermode: "closest", bargap: 0.3, shapes } : { shapes };
     const y = isBars ? { ...axis("y"), showticklabels: false, showgrid: false } : axis("y");
-    figures.show(plot, traces, figures.layout({ ...axis("x"), ...(isBars ? { showspikes: false } : {}) }, y, more));
+    figures.show(plot, traces, figures.layout(axis("x"), y, more));
   },
 
   trace(chart, one) {
@@ -170,8 +169,8 @@ const figures = {
     const symbols = one.x.map((_, index) => (index === one.best ? "star" : "circle"));
     const sizes = one.x.map((_, index) => (index === one.best ? 13 : 5));
     return {
-      type: "scatter", mode: one.points ? "lines+markers" : "lines", x: one.x, y: one.y, name, meta: name, line, opacity,
-      marker: { color, symbol: symbols, size: sizes }, hovertemplate: "%{meta}: %{y:.5~g}<extra></extra>",
+      type: "scatter", mode: one.points ? "lines+markers" : "lines", x: one.x, y: one.y, name, meta: one.name, line, opacity,
+      marker: { color, symbol: symbols, size: sizes },
     };
   },
 

@@ -81,7 +81,7 @@ const runsPage = {
   /** Orders the rows by the values of a column; runs without a value are last. */
   sortBy(column, isDescending) {
     this.sort = { column, isDescending };
-    const heads = [...document.querySelectorAll("table.runs thead th")];
+    const heads = [...document.querySelectorAll("table.runs thead th")]; // one for each cell of a row
     const at = heads.findIndex((head) => head.querySelector("[data-sort]")?.dataset.sort === column);
     if (at < 0) return;
     heads.forEach((head, index) => {
