@@ -8,12 +8,11 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from layers.roots import FOLDER, ROOTS
-from registry.records.record import Snapshot
 from registry.user_code import package_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages
@@ -150,7 +149,7 @@ def made_now(modules: Sequence[str] = ()) -> dict[str, Any]:
     return {"code": code(tuple(modules)), "versions": versions()}
 
 
-def made_by(stored: Snapshot) -> dict[str, Any] | None:
+def made_by(stored: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns code and versions of a run's last start, with its numbers of starts and of distinct code states.
 
     None if unknown: for experiments that are not runs, and runs of older versions.
