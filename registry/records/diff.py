@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.records.provenance import made_by
-from registry.records.record import Snapshot
+from registry.records.record import Snapshot, made_by
 
 Difference = dict[str, Any]
 

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +147,3 @@ def short_digest(content: bytes) -> str:
 def made_now(modules: Sequence[str] = ()) -> dict[str, Any]:
     """Returns code and versions of this process, as recorded in a run folder."""
     return {"code": code(tuple(modules)), "versions": versions()}
-
-
-def made_by(stored: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns code and versions of a run's last start, with its numbers of starts and of distinct code states.
-
-    None if unknown: for experiments that are not runs, and runs of older versions.
-    """
-    starts = stored.get("starts") or [stored]
-    if "code" not in starts[-1]:
-        return None
-    kinds = {str(start.get("code")) for start in starts}
-    last = {key: starts[-1][key] for key in ("code", "versions")}
-    return {**last, "starts": len(stored.get("starts", [])), "kinds": len(kinds)}

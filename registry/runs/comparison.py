@@ -6,7 +6,7 @@ from typing import Any
 
 from layers.errors import UsageError, did_you_mean
 from registry.records.diff import differing, differing_config
-from registry.records.provenance import made_by
+from registry.records.record import made_by
 from registry.runs.metrics import AXES, TRAIN, VALIDATION, Curve, curve, higher_is_better
 from registry.runs.run import Run
 from registry.runs.table import groups

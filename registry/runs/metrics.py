@@ -3,11 +3,14 @@
 import bisect
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.runs.folders import METRICS
 from tasks.storage.files import Place, reached
+
+_LOSS = re.compile(r'"loss": ([-+.\deE]+)')  # in a line as it is written
 
 Line = dict[str, Any]  # "step", "split" and scalars
 
@@ -54,11 +57,11 @@ def summary(text: str) -> Summary:
     """Returns the summary of the text of metrics.jsonl; most lines of training are not parsed."""
     lines = text.splitlines()
     last = next((line for line in map(_parsed, reversed(lines)) if line and line["split"] == TRAIN), {})
-    checked = [line for line in map(_parsed, (line for line in lines if f'"{VALIDATION}"' in line)) if line]
-    validation = [line for line in checked if line["split"] == VALIDATION]
-    measured = [line for line in validation if line.get("loss") is not None]
-    best = min(measured, key=lambda line: line["loss"], default={})
-    return Summary(last, validation[-1] if validation else {}, best)
+    validation = [line for line in lines if f'"split": "{VALIDATION}"' in line]
+    newest = next((line for line in map(_parsed, reversed(validation)) if line), {})
+    measured = [(float(match[1]), line) for line in validation if (match := _LOSS.search(line)) and line.endswith("}")]
+    best = min(measured, key=lambda pair: pair[0], default=(0.0, ""))[1]
+    return Summary(last, newest, _parsed(best) or {})
 
 
 def with_seconds(lines: Iterable[Line]) -> list[Line]:

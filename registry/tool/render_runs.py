@@ -90,7 +90,7 @@ def _best(row: Row) -> str:
 
 
 def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4g}"
+    return NONE if value is None else f"{value:#.4g}"
 
 
 def _amount(value: float | None) -> str:
@@ -145,7 +145,7 @@ def comparison(data: Row) -> None:
         "versions": "Versions that differ",
     }
     for part, title in titles.items():
-        rows = [(name, *(NONE if value is None else value for value in values)) for name, values in data[part].items()]
+        rows = [(name, *map(_cell, values)) for name, values in data[part].items()]
         if rows:
             out.print(table(("name", *marks), rows, title=title, flexible=dict.fromkeys(marks, 12)))
     if not any(data[part] for part in titles):
@@ -154,6 +154,10 @@ def comparison(data: Row) -> None:
         _results(data["results"], {run["run"]: mark for run, mark in zip(data["runs"], marks, strict=True)})
     else:
         out.print("No scalar of validation or training is measured in all runs.")
+
+
+def _cell(value: Any) -> str:
+    return NONE if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _mark(number: int) -> str:
@@ -209,12 +213,13 @@ def _verdicts(data: Row, marks: Mapping[str, str], axes: Iterable[str]) -> Itera
         if len(ranked) < 2:
             continue
         best, second = (row["at"][axis] for row in ranked[:2])
-        names = [" ".join(marks[run] for run in row["runs"]) for row in ranked[:2]]
+        first, other = (" ".join(marks[run] for run in row["runs"]) for row in ranked[:2])
+        verb = "is" if len(ranked[0]["runs"]) == 1 else "are"
         share = abs(second["mean"] - best["mean"]) / abs(second["mean"]) if second["mean"] else 0.0
         widths = [figure["half_width"] for figure in (best, second) if figure["half_width"] is not None]
         overlap = widths and abs(second["mean"] - best["mean"]) < sum(widths)
         doubt = "; their intervals overlap" if overlap else ""
-        yield f"At equal {AXES[axis]}, {names[0]} is better than {names[1]} by {percent(share)}{doubt}."
+        yield f"At equal {AXES[axis]}, {first} {verb} better than {other} by {percent(share)}{doubt}."
 
 
 def lineage(rows: Sequence[Row]) -> None:

@@ -12,7 +12,7 @@ from absl import logging
 
 from registry.experiment import Experiment
 from registry.records import provenance
-from registry.records.record import EXPERIMENT, load
+from registry.records.record import EXPERIMENT, load, made_by
 from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 
@@ -110,7 +110,7 @@ def parent_run(workdir: str, step: int) -> dict[str, Any]:
     if not (folder / EXPERIMENT).exists():
         return {"workdir": workdir, "step": step}
     stored = load(folder)
-    made = provenance.made_by(stored) or {"code": None}
+    made = made_by(stored) or {"code": None}
     config = json.dumps(stored["config"], sort_keys=True).encode()
     return {
         "workdir": workdir,
