@@ -207,6 +207,7 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
 def _bar(content: Plan) -> str:
     """Bar chart of the memory per device by kind, with a line at the capacity."""
     capacity, shares = content["hbm_bytes_per_device"], parts(content)
+    line = "" if capacity is None else f"; the line is the capacity, {render.size(capacity)}"
     end = max(sum(shares.values()), capacity or 0) / GIB
     chart = figures.Chart(
         name="memory",
