@@ -70,14 +70,14 @@ def curves(lines: Sequence[Line]) -> dict[str, Any]:
     return {"axes": _axes(lines), "series": {name: splits for name, splits in by_split.items() if splits}}
 
 
-def _axes(lines: Sequence[Line]) -> dict[str, list[float]]:
+def _axes(lines: Sequence[Line]) -> dict[str, list[float | None]]:
     """Returns the axes that all lines of training have."""
     train = [line for line in lines if line["split"] == TRAIN]
     stride = max(1, -(-len(train) // MOST_POINTS))
     train = [*train[stride - 1 :: stride], *(train[-1:] if len(train) % stride else ())]
     known = {name: scalar for name, scalar in SCALARS.items() if all(line.get(scalar) is not None for line in train)}
     axes = {name: [_rounded(line[scalar], 9) for line in train] for name, scalar in known.items() if train}
-    return {"step": [line["step"] for line in train], **axes}
+    return {"step": [_rounded(line["step"]) for line in train], **axes}
 
 
 def downsampled(

@@ -42,7 +42,7 @@ def run_page(
     content = curves(lines)
     results = task_results.last(line for line in lines if line["split"] == EVALS)
     shown = groups([content], tasks=_tasks(results))
-    name = f"{record['experiment']}{' (smoke)' if record['smoke'] else ''}"
+    name = f"{record['experiment']}{' (smoke)' if record.get('smoke') else ''}"
     parts = [
         figures.style(root),
         f"<h1>{text(title or name)}</h1>",
@@ -51,10 +51,9 @@ def run_page(
         panel(title or "run", shown, content["axes"], source=source) if shown else "<p>No metrics yet.</p>",
         _live("samples", _samples(samples)),
         *_knobs(record["knobs"]),
-        "<h2>Weights</h2>",
-        weights(dict(record)),
+        f"<h2>Weights</h2>{weights(dict(record))}" if "weights" in record else "",
         "<details><summary>Full config</summary>",
-        table(("path", "value"), record["config"].items()),
+        table(("path", "value"), record.get("config", {}).items()),
         "</details>",
         "" if source else script_data("curves", content),
     ]
@@ -65,7 +64,7 @@ def run_page(
 def samples_of(folder: Place) -> list[tuple[str, str]]:
     """Returns names and texts of the latest samples in a run folder, latest first."""
     files = sorted((folder / "samples").glob("*.txt"), key=lambda file: file.name, reverse=True)[:MOST_SAMPLES]
-    return [(file.name.removesuffix(".txt"), file.read_text(errors="replace")) for file in files]
+    return [(file.name.removesuffix(".txt"), file.read_bytes().decode(errors="replace")) for file in files]
 
 
 def card_pairs(record: Mapping[str, Any], lines: Sequence[Line], state: str = "") -> list[tuple[str, str]]:
@@ -78,12 +77,12 @@ def card_pairs(record: Mapping[str, Any], lines: Sequence[Line], state: str = ""
         ("state", state),
         ("step", f"{train.get('step', 0):,}"),
         (f"validation {measure.replace('_', ' ')}", f"{value:.3f}" if value else "-"),
-        ("parameters", amount(record["totals"]["parameters"])),
+        ("parameters", amount(record["totals"]["parameters"]) if "totals" in record else ""),
         ("tokens seen", amount(int(train.get("tokens_seen", 0)))),
         ("tokens per second", f"{train.get('tokens_per_second') or 0:,.0f}"),
         ("training time", duration(seconds) if seconds else ""),
         ("FLOPs", f"{flops:.3g}" if flops else ""),
-        ("mesh", mesh_text(record["mesh"])),
+        ("mesh", mesh_text(record.get("mesh", {}))),
     ]
     return [(label, shown) for label, shown in pairs if shown]
 

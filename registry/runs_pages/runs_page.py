@@ -9,10 +9,12 @@ from typing import Any
 
 from registry.pages import figures
 from registry.pages.page import ASSETS, page, render, script_json, text, write_assets, write_changed
+from registry.records.diff import differing
 from registry.records.quantities import amount
 from registry.records.record import EXPERIMENT
+from registry.runs.folders import METRICS
+from registry.runs.run import Run
 from registry.runs_pages.curves import AXES, SCRIPTS, curves, groups, panel
-from registry.runs_pages.reading import METRICS, Run, differing
 from registry.runs_pages.run_page import duration, last_line, run_page, samples_of
 from tasks.storage.files import Place, make_folder, write_whole
 
@@ -49,7 +51,7 @@ class Row:
     @property
     def file(self) -> str:
         """The name of its files without suffix."""
-        return re.sub(r"[^\w.=-]", "_", self.title)
+        return file_name(self.title)
 
 
 class RunPages:
@@ -72,7 +74,7 @@ class RunPages:
         make_folder(self.out / FOLDER)
         runs = {str(folder): Run(folder) for folder in folders}
         titles = dict(zip(runs, unique([folder_name(run.folder) for run in runs.values()]), strict=True))
-        changed, is_new = [], runs.keys() != self.rows.keys()
+        changed, is_new = [], runs.keys() != self.rows.keys() or not runs
         for folder, run in runs.items():
             found = version(run)
             row = self.rows.get(folder)
@@ -83,9 +85,18 @@ class RunPages:
         if changed or is_new:
             write_assets(self.out)
             write_whole(self.out / RUNS, self._all_runs())
-            versions = {row.title: row.version for row in self.rows.values()}
-            write_whole(self.out / FOLDER / VERSIONS, json.dumps(versions))
+            self._write_versions()
         return changed
+
+    def _write_versions(self) -> None:
+        """Records the versions of the pages, and removes the files of runs that are no longer among them."""
+        file = self.out / FOLDER / VERSIONS
+        earlier = json.loads(file.read_text()) if file.exists() else {}
+        files = {file_name(row.title) for row in self.rows.values()}
+        for name in {file_name(title) for title in earlier} - files:
+            for suffix in (".html", ".js"):
+                (self.out / FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
+        write_whole(file, json.dumps({row.title: row.version for row in self.rows.values()}))
 
     def _write_run(self, run: Run, title: str, found: str) -> Row:
         if run.problem:
@@ -132,21 +143,26 @@ def write_runs(out: Place, folders: Iterable[Place], links: Mapping[str, str] | 
     RunPages(out, links).write(folders)
 
 
+def file_name(title: str) -> str:
+    """Returns the name of the files of a run, without suffix."""
+    return re.sub(r"[^\w.=-]", "_", title)
+
+
 def folder_name(folder: Place) -> str:
     """Returns the last part of the name of a folder."""
     return Path(folder).resolve().name if isinstance(folder, Path) else folder.name
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Returns the names, a number added to each that repeats an earlier one."""
+    """Returns the names, a number added to each whose files would be those of an earlier one."""
     taken: set[str] = set()
     made = []
     for name in names:
         number, candidate = 1, name
-        while candidate.lower() in taken:
+        while file_name(candidate).lower() in taken:
             number += 1
             candidate = f"{name}-{number}"
-        taken.add(candidate.lower())
+        taken.add(file_name(candidate).lower())
         made.append(candidate)
     return made
 

@@ -1,7 +1,7 @@
 """report.html: a run on one page, with its curves, weight table and config."""
 
 from registry.pages.page import write_assets
-from registry.runs_pages.reading import Run
+from registry.runs.run import Run
 from registry.runs_pages.run_page import run_page, samples_of
 from tasks.storage.files import Place, write_whole
 
