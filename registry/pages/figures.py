@@ -17,6 +17,8 @@ class Axis:
     title: str
     log: bool = False  # logarithmic at first; readers can switch it
     ticks: Sequence[float] | None = None  # None: chosen by plotly
+    labels: Sequence[str] | None = None  # of the ticks; None: their numbers
+    format: str = ""  # of d3, for ticks that plotly chooses: "~s" for 200k
     range: tuple[float, float] | None = None  # of a linear axis; None: that of the values
 
 

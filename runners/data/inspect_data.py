@@ -28,6 +28,7 @@ SECONDS = 3.0  # spent on reading each split
 MOST_BATCHES = 200
 SHOWN_TOKENS = 160  # of a segment, decoded
 BINS = 40  # of the histogram
+SKEWED = 20  # a longest length so many times the median has bins of equal ratios
 QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
 HUES = 5  # of segments, in figures.css
 
@@ -241,22 +242,23 @@ def _unit(samples: Sequence[SplitSample]) -> str:
 
 
 def _histogram(samples: Sequence[SplitSample]) -> str:
-    """Chart of the lengths in each split: the share of its documents or segments in bins of equal width."""
+    """Chart of the lengths in each split: the share of its documents or segments in bins of equal width or ratio."""
     unit = _unit(samples)
     by_split = [(sample.split, sample.lengths if unit == "segments" else sample.documents) for sample in samples]
     lengths_of = {split: lengths for split, lengths in by_split if lengths is not None and len(lengths)}
     most = max((int(lengths.max()) for lengths in lengths_of.values()), default=1)
+    is_skewed = any(lengths.max() > SKEWED * np.median(lengths) for lengths in lengths_of.values())
+    bins = np.geomspace(1, most + 1, BINS + 1) if is_skewed else np.linspace(0, most, min(BINS, most) + 1)
     series = []
     for number, (split, lengths) in enumerate(lengths_of.items()):
-        counts, edges = np.histogram(lengths, bins=min(BINS, most), range=(0, most))
-        middles, shares = (edges[:-1] + edges[1:]) / 2, counts / len(lengths)
+        middles, shares = (bins[:-1] + bins[1:]) / 2, np.histogram(lengths, bins)[0] / len(lengths)
         series.append(
             figures.Series(name=split, x=middles.tolist(), y=(100 * shares).tolist(), color=number, steps=True)
         )
     chart = figures.Chart(
         name="lengths",
         title=f"Lengths of {unit}",
-        x=figures.Axis(title="tokens"),
+        x=figures.Axis(title="tokens", log=is_skewed, format="~s"),
         y=figures.Axis(title=f"{unit}, %"),
         series=series,
         shape="wide",

@@ -211,8 +211,7 @@ def _bar(content: Plan) -> str:
     end = max(sum(shares.values()), capacity or 0) / GIB
     chart = figures.Chart(
         name="memory",
-        title="Memory per device"
-        + ("" if capacity is None else f"; the line is the capacity, {render.size(capacity)}"),
+        title=f"Memory per device{line}",
         x=figures.Axis(title="GiB per device", range=(0, end * 1.03)),
         series=[
             figures.Series(name=name, x=[amount / GIB], color=number, text=render.size(amount))

@@ -53,7 +53,12 @@ def _by_rate(summary: Mapping[str, Any]) -> figures.Chart:
     return figures.Chart(
         name="rates",
         title="Validation loss by learning rate",
-        x=figures.Axis(title="learning rate", log=True),
+        x=figures.Axis(
+            title="learning rate",
+            log=True,
+            ticks=summary["rates"],
+            labels=[rate_text(rate) for rate in summary["rates"]],
+        ),
         y=figures.Axis(title=LOSS),
         series=series,
     )

@@ -143,9 +143,10 @@ const figures = {
     const chart = vortaro.data(plot.dataset.chart);
     const isLog = (name) => chart[name].log !== (plot.closest("figure").dataset[`${name}log`] === "switched");
     const axis = (name) => {
-      const { title, ticks, log, range, ...more } = chart[name];
-      const marks = ticks ? { tickvals: ticks, ticktext: ticks.map((tick) => String(tick)) } : {};
-      return figures.axis(title, { isLog: isLog(name), ...marks, ...(range && !isLog(name) ? { range } : {}), ...more });
+      const { title, ticks, labels, format, range } = chart[name];
+      const marks = ticks ? { tickvals: ticks, ticktext: (labels ?? ticks.map(String)).map(figures.plain) } : {};
+      const more = { ...marks, ...(range && !isLog(name) ? { range } : {}), ...(format ? { tickformat: format } : {}) };
+      return figures.axis(title, { isLog: isLog(name), ...more });
     };
     const traces = chart.series.map((one) => figures.trace(chart, one));
     const shapes = (chart.marks ?? []).map((mark) => ({
