@@ -68,7 +68,7 @@ def chart(content: Chart) -> str:
         "marks": [{"x": mark} for mark in content.marks],
     }
     names = ", ".join(one.name for one in content.series)
-    label = f"{content.title}: {content.y.title} by {content.x.title} of {names}. Arrow keys show values."
+    label = f"{content.title}: {content.y.title or 'values'} by {content.x.title} of {names}. Arrow keys show values."
     if content.kind == "bars":
         label = f"{content.title}: {', '.join(f'{one.name} {one.text}' for one in content.series)}."
     return render("chart.jinja", chart=content, label=label, values=content.values or _values(content)) + script_data(

@@ -119,7 +119,7 @@ def groups(runs: Iterable[Mapping[str, Any]], *, tasks: str = "") -> list[Group]
             found.setdefault(name, set()).update(splits)
             lengths[name] = max(lengths.get(name, 0), *(len(set(steps)) for steps, _ in splits.values()))
     of_tasks = [name for name, splits in found.items() if splits == {EVALS} and is_result(name) and lengths[name] > 1]
-    of_layers = [name for name in found if name not in {**MAIN, **MORE} and "/" not in name]
+    of_layers = [name for name, splits in found.items() if name not in {**MAIN, **MORE} and splits != {EVALS}]
     made = [
         Group(title="Curves", curves={name: label for name, label in MAIN.items() if name in found}),
         Group(title="Reported by layers", curves={name: name.replace("_", " ") for name in of_layers}, is_small=True),

@@ -127,11 +127,13 @@ class RunPages:
         columns = (*entries, *RESULTS, *differing([row.knobs for row in rows]), *AMOUNTS)
         axes = [name for name in AXES if any(name in row.outline["axes"] for row in rows)]
         notes = "".join(f"<p class=note>{text(row.title)}: {text(row.problem)}</p>" for row in problems)
-        table = render("runs.jinja", rows=rows, columns=columns, folder=FOLDER, first=MOST_FIRST)
+        table = "<p>No runs.</p>"
+        if rows:
+            table = render("runs.jinja", rows=rows, columns=columns, folder=FOLDER, first=MOST_FIRST)
         parts = [
             figures.style(),
             "<h1>Runs</h1>",
-            f'<div data-live="table">{table if rows else "<p>No runs.</p>"}{notes}</div>',
+            f'<div data-live="table">{table}{notes}</div>',
             panel("", groups(row.outline for row in rows), axes) if rows else "",
         ]
         scripts = (*SCRIPTS, f"{ASSETS}/live.js", f"{ASSETS}/runs.js")
@@ -207,8 +209,8 @@ def row_of(run: Run, title: str, found: str, short: Mapping[str, Any]) -> Row:
         "loss": _number(validation.get("loss")),
         "train loss": _number(train.get("loss")),
         "bits per byte": _number(validation.get("bits_per_byte")),
-        "tokens": Cell(amount(int(tokens)), str(tokens), "n") if tokens else Cell("-"),
-        "time": Cell(duration(seconds), f"{seconds:.3f}", "n") if seconds else Cell("-"),
+        "tokens": Cell(amount(int(tokens)), str(tokens), "n") if tokens else Cell("-", kind="n"),
+        "time": Cell(duration(seconds), f"{seconds:.3f}", "n") if seconds else Cell("-", kind="n"),
         "parameters": _amount(record.get("totals", {}).get("parameters")),
     }
     return Row(found, title, entry, started, run.knobs, cells, short)

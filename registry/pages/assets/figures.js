@@ -171,7 +171,7 @@ const figures = {
     const sizes = one.x.map((_, index) => (index === one.best ? 13 : 5));
     return {
       type: "scatter", mode: one.points ? "lines+markers" : "lines", x: one.x, y: one.y, name, meta: one.name, line, opacity,
-      marker: { color, symbol: symbols, size: sizes },
+      marker: { color, symbol: symbols, size: sizes, opacity: 1, line: { width: 0 } },
     };
   },
 
