@@ -4,9 +4,9 @@ import functools
 from typing import Any
 
 from registry.experiment import Experiment, cls_key, doc_line
+from registry.records.knob_docs import meanings
 from registry.records.snapshot import snapshot
 from registry.tool import render
-from registry.records.knob_docs import meanings
 from runners.reports import page
 from vortaro.tables import Table
 

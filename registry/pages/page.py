@@ -34,6 +34,7 @@ def page(
     root: str = ".",
     scripts: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
+    styles: Sequence[str] = (),
 ) -> str:
     """Returns a complete page.
 
@@ -43,9 +44,11 @@ def page(
       root: relative path to the folder that contains `assets/`.
       scripts: further scripts, as paths relative to `root`; they run in this order after page.js.
       links: label and relative path of the pages in the header; the first one is the home page.
+      styles: further style sheets, as paths relative to `root`.
     """
     content = Markup("".join(parts))
-    return render("page.jinja", title=title, content=content, root=root, scripts=scripts, links=links or {})
+    values = {"title": title, "content": content, "root": root, "links": links or {}}
+    return render("page.jinja", scripts=scripts, styles=styles, **values)
 
 
 def render(template: str, **values: Any) -> str:
@@ -105,15 +108,18 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_assets(folder: Place) -> Place:
+def write_assets(folder: Place, *others: Path) -> Place:
     """Writes `assets/` (style, script, plotly) into the folder of pages; returns it. Unchanged files are not written.
 
+    Args:
+      folder: local or on an object store; it need not exist.
+      others: further files to write into it.
     Raises:
       UsageError: the folder is on an object store and cannot be written.
     """
     assets = folder / ASSETS
     make_folder(assets)
-    for file in (*sorted((HERE / ASSETS).iterdir()), _plotly()):
+    for file in (*sorted((HERE / ASSETS).iterdir()), _plotly(), *others):
         write_changed(assets / file.name, file.read_bytes())
     return assets
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from layers.errors import UsageError, VortaroError, did_you_mean, first_line, unknown_flag
 from registry import index
-from registry.tool import listing, render
+from registry.tool import listing, render, site_verb
 from registry.tool.totals import TotalsByName
 
 # Everything that needs jax is imported inside the verb that uses it, so that `list` prints immediately.
@@ -61,6 +61,7 @@ def _run(arguments: Sequence[str]) -> int:
     meaning = "new: a config.json of Hugging Face, or its folder, to be the base"
     parser.add_argument("--from", dest="source", metavar="PATH", help=meaning)
     parser.add_argument("--sections", metavar="LIST", help="golden: only these sections, as in weights,totals")
+    site_verb.add_flags(parser)
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
@@ -161,9 +162,9 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace) -> int:
     """Shows what differs from the template; --all shows all knobs and the resolved config."""
+    from registry.records.knob_docs import groups, meanings
     from registry.records.snapshot import snapshot
     from registry.tool import json_values
-    from registry.records.knob_docs import groups, meanings
 
     (name,) = _names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
@@ -306,8 +307,8 @@ def _tree(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     """Shows the class and line that set a knob, a config field or a weight's spec."""
     from registry.explain import explain
-    from registry.tool import json_values
     from registry.records.knob_docs import meanings
+    from registry.tool import json_values
 
     name, path = _names(options, 2, 2, "a name and a path")
     experiment = _resolve(options, name)
@@ -390,6 +391,7 @@ VERBS = {
     "explain": Verb(_explain, "NAME PATH"),
     "golden": Verb(_golden, "[NAME ...]"),
     "new": Verb(_new, "[BASE] NAME"),
+    "site": Verb(site_verb.site, "[PATTERN]"),
 }
 
 

@@ -2,8 +2,8 @@
 
 from registry import index
 from registry.experiment import Experiment, knob_types
-from registry.resolve import resolve
 from registry.records.knob_docs import meanings
+from registry.resolve import resolve
 
 
 def test_every_knob_of_an_entry_has_a_meaning():

@@ -7,10 +7,10 @@ import pytest
 
 from registry.index import entries
 from registry.records.diff import diff
+from registry.records.knob_docs import GROUPS, groups, meanings
 from registry.records.snapshot import snapshot
 from registry.resolve import find, resolve
 from registry.tool import render, totals
-from registry.records.knob_docs import GROUPS, groups, meanings
 from registry.tool.tables import MARK, Table, shortened
 from registry.tool.verbs import main
 
