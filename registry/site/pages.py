@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup, escape
+
 from registry.pages.page import environment, page, script_json
 from registry.records.quantities import amount, mesh_text, size
-from registry.site.records import TEMPLATES, Record
+from registry.site.records import Record
 
 HERE = Path(__file__).parent
 SIZES = ("below 10 M", "10 M to 100 M", "100 M to 1 B", "1 B to 10 B", "10 B to 100 B", "100 B and more")
 DEVICES = ("1", "2 to 8", "9 to 64", "65 to 512", "513 and more")
 KINDS = (("weights", ""), ("gradients", "gradient_"), ("optimizer state", "optimizer_"))  # name, prefix in the totals
-WEIGHT_COLUMNS = ("shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
+WEIGHT_COLUMNS = ("shape", "spec", "per device", "bytes", "dtype", "role", "init", "std", "rate", "decay")
 WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
 INDEX_COLUMNS = ("name", "parameters", "devices", "mixer", "feed-forward")
 
@@ -32,6 +34,18 @@ def index_page(records: Sequence[Record]) -> str:
     }
     content = _template("index.jinja", rows=rows, filters=filters, columns=INDEX_COLUMNS)
     return _page("Experiments", content, ".", "index", "data/index.js", "assets/index.js")
+
+
+def code_marked(text: str) -> Markup:
+    """Returns text as HTML, with the parts between backticks as code."""
+    parts = text.split("`")
+    marked = (Markup("<code>{}</code>") if number % 2 else Markup("{}") for number in range(len(parts)))
+    is_closed = len(parts) % 2 == 1
+    return (
+        Markup("").join(mark.format(part) for mark, part in zip(marked, parts, strict=True))
+        if is_closed
+        else escape(text)
+    )
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -90,7 +104,7 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
         "has_slots": any(weight["slot_spec"] != weight["spec"] for weight in record["weights"]),
         "memory": memory(record["totals"]),
         "names": names,
-        "is_template": lambda owner: owner.startswith(TEMPLATES),
+        "line": split_line(record["ancestors"]),
     }
     content = _template("entry.jinja", record=record, plans=plans, **values)
     data = f"data/{quote(name)}.js"
@@ -98,20 +112,20 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
     return _page(name, content, "..", "", *scripts)
 
 
-def facts(record: Record) -> list[tuple[str, str]]:
-    """Returns the labels and values of the cards at the top of an experiment's page."""
+def facts(record: Record) -> list[tuple[str, str, str]]:
+    """Returns the labels, values and notes of the cards at the top of an experiment's page."""
     totals, knobs = record["totals"], record["knobs"]
     held = sum(totals.get(f"{kind}bytes_per_device", 0) for _, kind in KINDS)
-    layers = [(label, knobs[knob]["value"]) for label, knob in (("layers", "NUM_LAYERS"), ("width", "MODEL_DIM"))
-              if knob in knobs]  # fmt: skip
+    stated = [
+        (label, knobs.get(knob, {}).get("value")) for label, knob in (("layers", "NUM_LAYERS"), ("width", "MODEL_DIM"))
+    ]
     return [
-        ("parameters", amount(totals["parameters"])),
-        *layers,
-        ("mixer", ", ".join(record["mixer"]) or "-"),
-        ("feed-forward", ", ".join(record["feed_forward"]) or "-"),
-        ("devices", f"{math.prod(record['mesh'].values()):,}"),
-        ("mesh", mesh_text(record["mesh"])),
-        ("state per device", size(held)),
+        ("parameters", amount(totals["parameters"]), ""),
+        *((label, value, "") for label, value in stated if value is not None),
+        ("mixer", ", ".join(record["mixer"]) or "-", ""),
+        ("feed-forward", ", ".join(record["feed_forward"]) or "-", ""),
+        ("devices", f"{math.prod(record['mesh'].values()):,}", mesh_text(record["mesh"])),
+        ("state per device", size(held), ""),
     ]
 
 
@@ -125,6 +139,12 @@ def commands(name: str) -> list[tuple[str, str]]:
         ("Train a small version on this machine", f"{run} --smoke --workdir=runs/{short}-smoke"),
         ("Train", f"{run} --workdir=runs/{short}"),
     ]
+
+
+def split_line(ancestors: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Returns the ancestors up to the last one that sets a knob, and the others, which only declare knobs."""
+    count = max((number for number, each in enumerate(ancestors, 1) if each["sets"]), default=1)
+    return ancestors[:count], ancestors[count:]
 
 
 def by_group(record: Record, knobs: Iterable[str]) -> list[tuple[str, list[dict[str, str]]]]:
@@ -149,15 +169,15 @@ def weight_cells(weight: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the cells of a weight under WEIGHT_COLUMNS, each with the class that aligns it."""
     cells = (
         " x ".join(f"{number:,}" for number in weight["shape"]),
-        weight["dtype"],
         weight["spec"],
+        size(weight["bytes_per_device"]),
+        size(weight["bytes"]),
+        weight["dtype"],
         weight["role"],
         weight["init"],
         f"{weight['stddev']:.4g}",
         f"{weight['rate']:.4g}",
         "yes" if weight["decay"] else "no",
-        size(weight["bytes"]),
-        size(weight["bytes_per_device"]),
     )
     return [(cell, "n" if name in WEIGHT_NUMBERS else "") for name, cell in zip(WEIGHT_COLUMNS, cells, strict=True)]
 
@@ -215,6 +235,7 @@ def _loaded(name: str) -> Any:
     made = environment(HERE / "templates")
     made.globals.update(amount=amount, size=size, weight_cells=weight_cells, weight_columns=WEIGHT_COLUMNS)
     made.globals.update(weight_numbers=WEIGHT_NUMBERS, entry_link=entry_link)
+    made.filters["code_marked"] = code_marked
     return made.get_template(name)
 
 

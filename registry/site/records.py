@@ -9,7 +9,7 @@ from typing import Any
 
 from layers.errors import VortaroError, file_line
 from layers.specs import Specs, axes_of
-from registry.experiment import REGISTRY, Experiment, cls_key, doc_line, knob_types, written_classes
+from registry.experiment import REGISTRY, Experiment, cls_key, doc_line, written_classes
 from registry.records.knob_docs import groups, meanings
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
@@ -89,8 +89,7 @@ def _stated(cls: type, knob: str) -> str:
     if isinstance(value, Specs):
         value = vars(cls).get("_own_rows", {}).get(knob, value)
         return show(value) if len(value) else ""
-    is_knob = issubclass(cls, Experiment) and knob in knob_types(cls)
-    return show(value) if is_knob or not issubclass(cls, Experiment) else ""
+    return show(value)
 
 
 def _place(cls: type) -> str:

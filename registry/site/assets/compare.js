@@ -26,9 +26,9 @@
   };
 
   const table = (label, columns, numbers, rows) => {
-    const kind = (at) => (numbers.includes(columns[at]) ? { class: "n" } : {});
+    const kind = (at) => ({ class: numbers.includes(columns[at]) ? "n" : columns[at] === "Set by" ? "owner" : null });
     const head = make("tr", {}, ...columns.map((column, at) => make("th", { scope: "col", ...kind(at) }, column)));
-    const body = rows.map(({ cells, isEqual }) => make("tr", { class: isEqual ? "equal" : "" }, ...cells.map((cell, at) => (at ? make("td", kind(at), ...[cell].flat()) : make("th", { scope: "row" }, make("code", {}, cell))))));
+    const body = rows.map(({ cells, isEqual }) => make("tr", { class: isEqual ? "equal" : "" }, ...cells.map((cell, at) => (at ? make("td", kind(at), ...[cell].flat()) : make("th", { scope: "row" }, label === "Totals" ? cell : make("code", {}, cell))))));
     return make("div", { class: "scroll", role: "group", tabindex: 0, "aria-label": label }, make("table", { class: "compared" }, make("thead", {}, head), make("tbody", {}, ...body)));
   };
   const code = (text) => (text === undefined ? make("span", { class: "absent" }, "absent") : make("code", {}, text));

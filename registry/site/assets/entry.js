@@ -29,16 +29,17 @@
       if (!groups.has(group)) groups.set(group, []);
       groups.get(group).push([knob, value, entry.meanings[knob] ?? meaning, owner]);
     }
-    for (const [group, rows] of groups) box.append(vortaro.element("h3", {}, group), knobTable(group, rows));
+    box.append(knobTable(groups));
   };
-  const knobTable = (group, rows) => {
+  const knobTable = (groups) => {
     const make = vortaro.element;
     const head = make("tr", {}, ...["Knob", "Value", "Meaning", "Set by"].map((label) => make("th", { scope: "col" }, label)));
-    const body = rows.map(([knob, value, meaning, owner]) =>
-      make("tr", {}, make("th", { scope: "row" }, make("code", {}, knob)), make("td", {}, make("code", {}, value)), make("td", {}, meaning), make("td", {}, owner)),
-    );
-    const table = make("table", { class: "knobs" }, make("thead", {}, head), make("tbody", {}, ...body));
-    return make("div", { class: "scroll", role: "group", tabindex: 0, "aria-label": `Other knobs: ${group}` }, table);
+    const row = ([knob, value, meaning, owner]) =>
+      make("tr", {}, make("th", { scope: "row" }, make("code", {}, knob)), make("td", {}, make("code", {}, value)), make("td", {}, meaning), make("td", {}, owner));
+    const title = (group) => make("tr", { class: "group" }, make("th", { scope: "rowgroup", colspan: 4 }, group));
+    const bodies = [...groups].map(([group, rows]) => make("tbody", {}, title(group), ...rows.map(row)));
+    const table = make("table", { class: "knobs" }, make("thead", {}, head), ...bodies);
+    return make("div", { class: "scroll", role: "group", tabindex: 0, "aria-label": "Other knobs" }, table);
   };
   others.addEventListener("toggle", fillOthers);
   fillOthers();

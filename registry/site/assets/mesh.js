@@ -88,7 +88,7 @@ vortaro.drawMesh = (entry) => {
     slices.options = vortaro.grid.draw(document.getElementById("slices"), "Slices of the weight", cutSizes, label, choose, restore);
     const letters = vortaro.mesh.letters(weight);
     const dimensions = weight.shape.map((size, at) => `${letters[at]} ${size.toLocaleString("en")}${cuts[at].parts > 1 ? ` in ${cuts[at].parts} by ${cuts[at].axes.join(" × ")}` : ""}`);
-    document.getElementById("slices").append(vortaro.element("p", { class: "axes" }, dimensions.join(" · ")));
+    document.getElementById("dimensions").textContent = dimensions.join(" · ");
     slices.byDevice = Array.from({ length: count }, (_, number) => sliceOf(number));
   };
 
@@ -139,7 +139,7 @@ vortaro.drawMesh = (entry) => {
   };
 
   const cells = vortaro.grid.draw(document.getElementById("devices"), `Devices of the mesh ${axes.map((axis) => `${axis}=${mesh[axis]}`).join(" ")}`, sizes, nameOf, (number, isChosen) => show({ device: number }, isChosen), restore);
-  document.getElementById("devices").append(vortaro.element("p", { class: "axes" }, axes.map((axis) => `${axis} ${mesh[axis].toLocaleString("en")}`).join(" × ")));
+  document.getElementById("axes").textContent = axes.map((axis) => `${axis} ${mesh[axis].toLocaleString("en")}`).join(" × ");
   picker.addEventListener("change", () => show({ weight: Number(picker.value) }, true));
   rows.forEach((row, number) => {
     row.addEventListener("mouseenter", () => show({ weight: number }, false));
