@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mkdocs_gen_files
 
 import launch.command_line
-import registry.tool.verbs
+import registry.tool.command_line
 import runners.convert
 import vortaro.command_line
 from layers.specs import Specs
@@ -52,7 +52,7 @@ def write_commands() -> None:
         _block(vortaro.command_line.usage()),
         "## python -m registry",
         "[The registry tool](registry.md) describes each verb.",
-        _block(_printed(lambda: registry.tool.verbs.main(["--help"]))),
+        _block(_printed(lambda: registry.tool.command_line.main(["--help"]))),
         "## python -m runners.main",
         "[Train, resume, sample](../howto/running.md) describes how to use these flags. All modes have the flags "
         "below. The flags of single modes follow.",

@@ -2,6 +2,6 @@
 
 import sys
 
-from registry.tool.verbs import main
+from registry.tool.command_line import main
 
 sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jax.sharding import Mesh
 
 from layers.auxiliary import OVERHEAD
+from layers.errors import UsageError
 from runners.abstract_arrays import AbstractArrays
 from runners.chips import chip_of
 from runners.flops import matmul_flops
@@ -47,5 +48,14 @@ class Throughput:
         chip = chip_of(self._mesh.devices.flat[0])
         if chip is None:
             return None
-        flops = sum(count * self.update_flops(shape) for shape, count in updates.items())
-        return flops / (seconds * chip.flops * self._mesh.size)
+        return self._flops_of(updates) / (seconds * chip.flops * self._mesh.size)
+
+    def flops(self, updates: Mapping[tuple[int, int], int]) -> int | None:
+        """Returns the FLOPs of updates, by number of each batch shape; None if they cannot be counted."""
+        try:
+            return self._flops_of(updates)
+        except UsageError:  # an operation of a user's layer hides its work; `mfu` raises it before training
+            return None
+
+    def _flops_of(self, updates: Mapping[tuple[int, int], int]) -> int:
+        return sum(count * self.update_flops(shape) for shape, count in updates.items())

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from layers.errors import did_you_mean
-from registry.tool import verbs
-from registry.tool.verbs import VERBS
+from registry.tool import command_line
+from registry.tool.command_line import VERBS
 from runners.modes import MODES, meaning
 
 COMMANDS = {  # name: its module, and its meaning
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if command in VERBS:
-        return verbs.main([command, *rest])
+        return command_line.main([command, *rest])
     if command in MODES and {"-h", "--help"} & set(rest):
         from runners.main import mode_parser
 

@@ -1,9 +1,9 @@
 """Difference of two experiments: knobs, config, weights, totals."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.records.provenance import made_by
-from registry.records.record import Snapshot
+from registry.records.record import Snapshot, made_by
 
 Difference = dict[str, Any]
 
@@ -47,31 +47,31 @@ def _title(side: Snapshot) -> str:
     return " ".join(words)
 
 
+def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the keys whose values differ among sides, with the value of each side, None where it lacks the key."""
+    keys = dict.fromkeys(key for side in sides for key in side)
+    values = {key: [side.get(key) for side in sides] for key in keys}
+    return {key: of for key, of in values.items() if any(each != of[0] for each in of[1:])}
+
+
+def differing_config(configs: Sequence[Mapping[str, str]]) -> dict[str, list[str | None]]:
+    """Returns the config paths that differ, as `differing`, without those that a class above them implies."""
+    changed = differing(configs)
+    implied = lambda path: any(path.startswith(parent + ".") for parent in changed)
+    return {path: values for path, values in changed.items() if None not in values or not implied(path)}
+
+
 def _knobs(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    rows = []
-    for name in [*a, *(name for name in b if name not in a)]:
-        left, right = a.get(name, {}), b.get(name, {})
-        if left.get("value") != right.get("value"):
-            rows.append(
-                {
-                    "knob": name,
-                    "a": left.get("value"),
-                    "b": right.get("value"),
-                    "owner_a": left.get("owner"),
-                    "owner_b": right.get("owner"),
-                }
-            )
-    return rows
+    values = lambda side: {name: knob["value"] for name, knob in side.items()}
+    owner = lambda side, name: side.get(name, {}).get("owner")
+    return [
+        {"knob": name, "a": left, "b": right, "owner_a": owner(a, name), "owner_b": owner(b, name)}
+        for name, (left, right) in differing([values(a), values(b)]).items()
+    ]
 
 
 def _config(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
-    changed = [path for path in [*a, *(path for path in b if path not in a)] if a.get(path) != b.get(path)]
-    kept = []
-    for path in changed:
-        parents = [parent for parent in changed if path.startswith(parent + ".")]
-        if not (parents and (path not in a or path not in b)):
-            kept.append({"path": path, "a": a.get(path), "b": b.get(path)})
-    return kept
+    return [{"path": path, "a": left, "b": right} for path, (left, right) in differing_config([a, b]).items()]
 
 
 def _weights(a: Snapshot, b: Snapshot) -> list[Difference]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from layers.roots import FOLDER, ROOTS
-from registry.records.record import Snapshot
 from registry.user_code import package_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages
@@ -148,16 +147,3 @@ def short_digest(content: bytes) -> str:
 def made_now(modules: Sequence[str] = ()) -> dict[str, Any]:
     """Returns code and versions of this process, as recorded in a run folder."""
     return {"code": code(tuple(modules)), "versions": versions()}
-
-
-def made_by(stored: Snapshot) -> dict[str, Any] | None:
-    """Returns code and versions of a run's last start, with its numbers of starts and of distinct code states.
-
-    None if unknown: for experiments that are not runs, and runs of older versions.
-    """
-    starts = stored.get("starts") or [stored]
-    if "code" not in starts[-1]:
-        return None
-    kinds = {str(start.get("code")) for start in starts}
-    last = {key: starts[-1][key] for key in ("code", "versions")}
-    return {**last, "starts": len(stored.get("starts", [])), "kinds": len(kinds)}

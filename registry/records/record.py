@@ -1,6 +1,7 @@
 """Records of experiments in files: experiment.json of run folders, golden files, output of `show --json`. No jax."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from layers.errors import UsageError
@@ -35,3 +36,16 @@ def _with_texts(loaded: Snapshot) -> Snapshot:
         return loaded
     knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
     return {**loaded, "knobs": knobs, "config": loaded["config_text"]}
+
+
+def made_by(stored: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns code and versions of a run's last start, with its numbers of starts and of distinct code states.
+
+    None if unknown: for experiments that are not runs, and runs of older versions.
+    """
+    starts = stored.get("starts") or [stored]
+    if "code" not in starts[-1]:
+        return None
+    kinds = {str(start.get("code")) for start in starts}
+    last = {key: starts[-1][key] for key in ("code", "versions")}
+    return {**last, "starts": len(stored.get("starts", [])), "kinds": len(kinds)}

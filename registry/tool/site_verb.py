@@ -3,54 +3,53 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from layers.errors import UsageError
 from registry import index
 from registry.tool import listing
+from registry.tool.requests import names
 
 PORT = 8000
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the verb."""
-    parser.add_argument("--out", default="site", metavar="FOLDER", help="site: folder to write, by default site")
-    meaning = "site: folders or files of plans to show, as plans/*"
-    parser.add_argument("--plans", action="append", default=[], metavar="GLOB", help=meaning)
-    meaning = f"site: serve the pages on 127.0.0.1, by default on port {PORT}"
-    parser.add_argument("--serve", nargs="?", const=PORT, type=_port, metavar="PORT", help=meaning)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise UsageError(f"--serve takes a port (got '{text}'). Write --serve=8000, or put --serve last.")
+        raise UsageError(f"--serve takes a port (got '{text}'). Write --serve={PORT}, or put --serve last.")
     return int(text)
+
+
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "--out": {"default": "site", "metavar": "FOLDER", "help": "site: folder to write, by default site"},
+    "--plans": {"action": "append", "default": [], "metavar": "GLOB"}
+    | {"help": "site: plans to show, files or folders, as in 'plans/*'"},
+    "--serve": {"nargs": "?", "const": PORT, "type": _port, "metavar": "PORT"}
+    | {"help": f"site: serve the pages on 127.0.0.1, by default on port {PORT}"},
+}
 
 
 def site(options: argparse.Namespace) -> int:
     """Writes pages of all experiments, or of those whose name matches; --serve shows them in a browser."""
-    if len(options.names) > 1:
-        raise UsageError(f"site takes at most one pattern (got {len(options.names)} names). Give one pattern.")
-    if options.set or options.smoke:
-        raise UsageError("--set and --smoke have no effect on site. Remove them.")
+    pattern = names(options, 0, 1, "at most one pattern")
+    from registry.records.quantities import size
     from registry.site.collect import records
     from registry.site.plans import read_plans
     from registry.site.serve import serve
     from registry.site.write import write_site
-    from registry.tool.render import size
     from tasks.storage.files import place
 
     began, folder = time.monotonic(), place(options.out)
     if options.serve is not None and not isinstance(folder, Path):
         raise UsageError(f"--serve needs a local folder (got --out={options.out}). Remove --serve.")
-    plans, names = read_plans(options.plans), _keys(options)
-    made = records(names, options.imports, _tracked)
+    plans, keys = read_plans(options.plans), _keys(options, *pattern)
+    made = records(keys, options.imports, _tracked)
     written = write_site(made, folder, plans)
     for record in made:
         if "error" in record:
             print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)
-    for name in sorted(set(plans) - set(names)):
+    for name in sorted(set(plans) - set(keys)):
         print(f"registry: The plans of {name} are not shown, because it is not in the site.", file=sys.stderr)
     print(f"{len(made)} experiments, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
     print(f"Written: {folder / 'index.html'}", flush=True)
@@ -59,7 +58,7 @@ def site(options: argparse.Namespace) -> int:
     return 2 if any("error" in record for record in made) else 0
 
 
-def _keys(options: argparse.Namespace) -> list[str]:
+def _keys(options: argparse.Namespace, pattern: str = "") -> list[str]:
     """Returns the names of the entries, imported modules' included, that match the pattern."""
     from registry.experiment import REGISTRY
     from registry.resolve import load
@@ -67,7 +66,7 @@ def _keys(options: argparse.Namespace) -> list[str]:
     for module in options.imports:
         load(module)
     keys = sorted({*index.entries(), *REGISTRY})
-    return listing.matching(keys, options.names[0]) if options.names else keys
+    return listing.matching(keys, pattern) if pattern else keys
 
 
 def _tracked(names: Sequence[str]) -> Iterable[str]:

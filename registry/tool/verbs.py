@@ -1,9 +1,6 @@
-"""Registry tool: commands that inspect the registered experiments."""
+"""Verbs of the registry tool that inspect the registered experiments."""
 
 import argparse
-import dataclasses
-import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -11,65 +8,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from layers.errors import UsageError, VortaroError, did_you_mean, first_line, unknown_flag
+from layers.errors import UsageError, first_line
 from registry import index
-from registry.tool import listing, render, site_verb
+from registry.tool import listing, render
+from registry.tool.requests import names, printed
 from registry.tool.totals import TotalsByName
 
 # Everything that needs jax is imported inside the verb that uses it, so that `list` prints immediately.
 
 SHOWN_ERRORS = 5  # printed errors of experiments that `list` cannot show
 SMALL_DEVICES = 8  # onto which `check --smoke` folds meshes, because small experiments run on any number of devices
+TOTALS = {"params": "parameters"}  # a short name in --where
+FIGURES = (*TOTALS, "parameters", "bytes", "bytes_per_device", "gradient_bytes_per_device")
+FIGURES += ("optimizer_bytes_per_device", "devices")  # names in --where
 MESH = ("MESH_AXES", "DEVICE_MESH_SHAPE")  # the knobs that determine a mesh
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs one verb; returns the exit code."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here needs an accelerator
-    try:
-        return _run(arguments)
-    except VortaroError as error:
-        print(f"registry: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UsageError(f"{message}. `python -m registry --help` lists all verbs and flags.")
-
-
-def _run(arguments: Sequence[str]) -> int:
-    parser = _Parser(prog="registry", usage=_usage(), allow_abbrev=False, add_help=True)
-    parser.add_argument("verb", help="one of: " + ", ".join(VERBS))
-    parser.add_argument("names", nargs="*", help="experiments, paths, or a pattern")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override a knob or config field"
-    )
-    parser.add_argument(
-        "--import", action="append", default=[], dest="imports", metavar="MODULE", help="import a module first"
-    )
-    parser.add_argument("--smoke", action="store_true", help="use the small version of the experiment")
-    parser.add_argument(
-        "--where", metavar="EXPRESSION", help="list: filter by a condition on params, bytes and devices"
-    )
-    parser.add_argument("--all", action="store_true", help="show: also what is as in the template, and the config")
-    parser.add_argument("--update", action="store_true", help="golden: write the files")
-    meaning = "new: a config.json of Hugging Face, or its folder, to be the base"
-    parser.add_argument("--from", dest="source", metavar="PATH", help=meaning)
-    parser.add_argument("--sections", metavar="LIST", help="golden: only these sections, as in weights,totals")
-    site_verb.add_flags(parser)
-    options, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown:
-        raise unknown_flag(unknown, [flag for action in parser._actions for flag in action.option_strings])
-    if options.verb not in VERBS:
-        raise UsageError(f"Unknown verb '{options.verb}'. {did_you_mean(options.verb, VERBS)}")
-    if options.source is not None and options.verb != "new":
-        raise UsageError(f"--from has no effect on {options.verb}. Remove it.")
-    return VERBS[options.verb].run(options)
 
 
 def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | None = None) -> Any:
@@ -77,12 +29,6 @@ def _resolve(options: argparse.Namespace, name: str, overrides: Sequence[str] | 
 
     chosen = options.set if overrides is None else overrides
     return resolve(name, chosen, smoke=options.smoke, imports=options.imports)
-
-
-def _names(options: argparse.Namespace, least: int, most: int, what: str) -> list[str]:
-    if not least <= len(options.names) <= most:
-        raise UsageError(f"{options.verb} takes {what} (got {len(options.names)} names).")
-    return options.names
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
@@ -104,9 +50,9 @@ def _known_keys(options: argparse.Namespace) -> list[str]:
     return sorted(index.entries())
 
 
-def _list(options: argparse.Namespace) -> int:
+def entries(options: argparse.Namespace) -> int:
     """Lists experiments, or those whose name matches; --where filters by size."""
-    pattern, keys = _names(options, 0, 1, "at most one pattern"), _keys(options)
+    pattern, keys = names(options, 0, 1, "at most one pattern"), _keys(options)
     if pattern:
         keys = listing.matching(keys, pattern[0])
     is_registered = not (options.set or options.smoke)
@@ -119,7 +65,7 @@ def _list(options: argparse.Namespace) -> int:
         rows = list(_each(lambda row: _where(options.where, row, totals), rows, errors))
     if errors and not rows:
         raise errors[0]
-    _print(options, rows, render.entries)
+    printed(options, rows, render.entries)
     for error in errors[:SHOWN_ERRORS]:
         print(f"registry: {error}", file=sys.stderr)
     if len(errors) > SHOWN_ERRORS:
@@ -141,9 +87,11 @@ def _each(
 
 def _where(condition: str, row: listing.Row, totals: TotalsByName) -> listing.Row | None:
     """Returns the row with its figures if the condition holds for it; None otherwise."""
-    from registry.tool.filter import matches
+    from registry.records.conditions import holds
 
-    if not matches(condition, partial(totals.of, row["name"]), row["devices"]):
+    name = row["name"]
+    value = lambda figure: row["devices"] if figure == "devices" else totals.of(name)[TOTALS.get(figure) or figure]
+    if not holds(condition, value, FIGURES, example="params>1e9 and devices<=8"):
         return None
     return listing.with_figures(row, row["mesh"], totals.known(row["name"]))
 
@@ -160,33 +108,33 @@ def _weights_of(experiment: Any) -> dict[str, Any]:
     return weight_summary(experiment)
 
 
-def _show(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> int:
     """Shows what differs from the template; --all shows all knobs and the resolved config."""
+    from registry.records import json_values
     from registry.records.knob_docs import groups, meanings
     from registry.records.snapshot import snapshot
-    from registry.tool import json_values
 
-    (name,) = _names(options, 1, 1, "one name")
+    (name,) = names(options, 1, 1, "one name")
     experiment = _resolve(options, name)
     cls = type(experiment)
     texts = {"doc": cls.__doc__ or "", "groups": groups(cls), "meanings": meanings(cls)}
     draw = partial(render.summary, **texts, is_complete=options.all)
-    return _print(options, snapshot(experiment), draw, json_values.of_snapshot)
+    return printed(options, snapshot(experiment), draw, json_values.of_snapshot)
 
 
-def _weights(options: argparse.Namespace) -> int:
+def weights(options: argparse.Namespace) -> int:
     """Shows the weight table: shape, spec, role, bytes per device."""
-    (name,) = _names(options, 1, 1, "one name")
-    return _print(options, _weights_of(_resolve(options, name)), render.weights)
+    (name,) = names(options, 1, 1, "one name")
+    return printed(options, _weights_of(_resolve(options, name)), render.weights)
 
 
-def _diff(options: argparse.Namespace) -> int:
+def diff(options: argparse.Namespace) -> int:
     """Shows differences; A and B are names, run folders or experiment.json files."""
+    from registry.records import json_values
     from registry.records.diff import diff, is_equal
     from registry.records.snapshot import snapshot
-    from registry.tool import json_values
 
-    a, *rest = _names(options, 1, 2, "one or two names")
+    a, *rest = names(options, 1, 2, "one or two names")
     stored = [_stored(name) for name in (a, *rest)]
     left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
     if rest:
@@ -200,7 +148,7 @@ def _diff(options: argparse.Namespace) -> int:
     if any(stored):
         left, right = (side if "versions" in side else {**side, **_made_now(options, side)} for side in (left, right))
     difference = diff(left, right)
-    _print(options, difference, render.difference, json_values.of_difference)
+    printed(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
 
 
@@ -244,7 +192,7 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
     return made_now((*options.imports, name))
 
 
-def _check(options: argparse.Namespace) -> int:
+def check(options: argparse.Namespace) -> int:
     """Validates experiments (default: all) against their meshes."""
     from registry.resolve import load, resolve
     from registry.user_code import clear_errors
@@ -264,7 +212,7 @@ def _check(options: argparse.Namespace) -> int:
     rows = [row for row in rows if not row["ok"]]  # a module is listed only if it fails
     for name in _tracked(options.names or _known_keys(options), "Checking"):
         add(name, lambda name=name: _check_one(resolve(name, options.set, smoke=options.smoke)))
-    _print(options, rows, render.checks)
+    printed(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2
 
 
@@ -287,11 +235,11 @@ def _tracked(items: Sequence[Any], description: str) -> Iterable[Any]:
     return track(items, description=description, console=Console(stderr=True), transient=True)
 
 
-def _tree(options: argparse.Namespace) -> int:
+def tree(options: argparse.Namespace) -> int:
     """Shows the inheritance of all experiments."""
     from registry.resolve import find
 
-    _names(options, 0, 0, "no names")
+    names(options, 0, 0, "no names")
     from registry.experiment import Experiment, cls_key
 
     pairs = set()
@@ -301,16 +249,16 @@ def _tree(options: argparse.Namespace) -> int:
     children: dict[str, list[str]] = {}
     for parent, child in sorted(pairs):
         children.setdefault(parent, []).append(child)
-    return _print(options, {"root": cls_key(Experiment), "children": children}, render.tree)
+    return printed(options, {"root": cls_key(Experiment), "children": children}, render.tree)
 
 
-def _explain(options: argparse.Namespace) -> int:
+def explain(options: argparse.Namespace) -> int:
     """Shows the class and line that set a knob, a config field or a weight's spec."""
     from registry.explain import explain
+    from registry.records import json_values
     from registry.records.knob_docs import meanings
-    from registry.tool import json_values
 
-    name, path = _names(options, 2, 2, "a name and a path")
+    name, path = names(options, 2, 2, "a name and a path")
     experiment = _resolve(options, name)
     meaning = meanings(type(experiment)).get(path.partition(".")[0], "")
 
@@ -319,82 +267,37 @@ def _explain(options: argparse.Namespace) -> int:
             print(f"{path.partition('.')[0]}: {meaning}")
         render.steps(steps)
 
-    return _print(options, explain(experiment, path), draw, json_values.of_steps)
+    return printed(options, explain(experiment, path), draw, json_values.of_steps)
 
 
-def _golden(options: argparse.Namespace) -> int:
+def golden(options: argparse.Namespace) -> int:
     """Compares with the files in tests/golden; --update writes them, --sections selects parts."""
     from registry.tool import golden
 
     names = _tracked(options.names or _keys(options), "Comparing")
     chosen = golden.SECTIONS if options.sections is None else tuple(options.sections.split(","))
     rows = [golden.compare(_resolve(options, name), update=options.update, sections=chosen) for name in names]
-    _print(options, rows, render.checks)
+    printed(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def _new(options: argparse.Namespace) -> int:
+def new(options: argparse.Namespace) -> int:
     """Writes an experiment: its first lines, or with --from the model of a config.json; NAME is module.Class."""
     from registry.tool.scaffold import scaffold
 
     if options.source is not None:
         from registry.tool.foreign_model import write_model
 
-        (name,) = _names(options, 1, 1, "a new name with --from")
+        (name,) = names(options, 1, 1, "a new name with --from")
         if options.set:
             raise UsageError("--set has no effect on the model of --from. Edit the class that it writes.")
-        return _print(options, write_model(options.source, name, Path.cwd()), render.created)
-    base, name = _names(options, 2, 2, "a base and a new name")
+        return printed(options, write_model(options.source, name, Path.cwd()), render.created)
+    base, name = names(options, 2, 2, "a base and a new name")
     path = scaffold(_written(_resolve(options, base)), name, Path.cwd())
-    return _print(options, {"path": str(path), "name": name}, render.created)
+    return printed(options, {"path": str(path), "name": name}, render.created)
 
 
 def _written(experiment: Any) -> Any:
     from registry.experiment import written_classes
 
     return written_classes(type(experiment))[0]
-
-
-def _print(
-    options: argparse.Namespace,
-    data: Any,
-    draw: Callable[[Any], None],
-    in_json: Callable[[Any], Any] = lambda data: data,
-) -> int:
-    if options.json:
-        print(json.dumps(in_json(data), indent=2))
-    else:
-        draw(data)
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Verb:
-    """A command of the registry tool."""
-
-    run: Callable[[argparse.Namespace], int]
-    arguments: str = ""  # as --help shows them
-
-    @property
-    def meaning(self) -> str:
-        """One sentence for --help."""
-        return (self.run.__doc__ or "").partition("\n")[0]
-
-
-VERBS = {
-    "list": Verb(_list, "[PATTERN]"),
-    "show": Verb(_show, "NAME"),
-    "weights": Verb(_weights, "NAME"),
-    "diff": Verb(_diff, "A [B]"),
-    "check": Verb(_check, "[NAME ...]"),
-    "tree": Verb(_tree),
-    "explain": Verb(_explain, "NAME PATH"),
-    "golden": Verb(_golden, "[NAME ...]"),
-    "new": Verb(_new, "[BASE] NAME"),
-    "site": Verb(site_verb.site, "[PATTERN]"),
-}
-
-
-def _usage() -> str:
-    lines = (f"  {f'{name} {verb.arguments}':<20}{verb.meaning}" for name, verb in VERBS.items())
-    return "\n".join(("python -m registry VERB ...\n", *lines))

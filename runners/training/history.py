@@ -12,7 +12,7 @@ from absl import logging
 
 from registry.experiment import Experiment
 from registry.records import provenance
-from registry.records.record import EXPERIMENT, load
+from registry.records.record import EXPERIMENT, load, made_by
 from runners.session import Session
 from tasks.storage.files import Place, place, write_whole
 
@@ -65,6 +65,7 @@ def record_start(
         **start.made(),
         **{key: record[key] for key in ("experiment", "smoke", "overrides")},
         "data": _data(session),
+        "ended": None,
         "devices": {"count": len(devices), "kind": devices[0].device_kind, "processes": jax.process_count()},
     }
     record["starts"] = [*record.get("starts", []), entry]
@@ -72,6 +73,23 @@ def record_start(
         record["parent"] = parent
     write_whole(workdir / EXPERIMENT, json.dumps(record, indent=1) + "\n")
     logging.info("Started at step %d by %s with the code %s", step, list(start.command), entry["code"])
+
+
+def record_end(workdir: Place, session: Session, *, step: int, reason: str) -> None:
+    """Adds to the last start in experiment.json how it ended, in process 0; a killed start has none.
+
+    Args:
+      workdir: the folder.
+      session: the experiment on its devices.
+      step: the last step, which is saved.
+      reason: "finished", or the name of the signal that stopped it.
+    """
+    if not session.processes.primary:
+        return
+    record = load(workdir)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    record["starts"][-1]["ended"] = {"at": now, "step": step, "reason": reason}
+    write_whole(workdir / EXPERIMENT, json.dumps(record, indent=1) + "\n")
 
 
 def _data(session: Session) -> dict[str, dict[str, str | None]]:
@@ -92,7 +110,7 @@ def parent_run(workdir: str, step: int) -> dict[str, Any]:
     if not (folder / EXPERIMENT).exists():
         return {"workdir": workdir, "step": step}
     stored = load(folder)
-    made = provenance.made_by(stored) or {"code": None}
+    made = made_by(stored) or {"code": None}
     config = json.dumps(stored["config"], sort_keys=True).encode()
     return {
         "workdir": workdir,

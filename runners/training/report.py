@@ -20,8 +20,19 @@ CURVES = (
     ("sequence_length", "positions per row"),
 )
 # Scalars of every run without a curve; all others are reported by layers.
-PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "accuracy", "param_norm", "tokens_seen", "mfu")
-PLAIN += ("tokens_per_second", "steps_per_second", "skipped_updates")
+PLAIN = (
+    "step",
+    "split",
+    "objective",
+    "perplexity",
+    "bits_per_token",
+    "accuracy",
+    "param_norm",
+    "tokens_seen",
+    "flops",
+    "mfu",
+)
+PLAIN += ("flops", "mfu", "tokens_per_second", "steps_per_second", "skipped_updates")
 MOST_TASK_CURVES = 30  # a group like mmlu has hundreds
 
 

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
 from registry.records.record import load
+from registry.runs.state import FINISHED
 from registry.values import show
 from runners.compiled_functions import Updates
 from runners.evals import tables
@@ -24,7 +25,7 @@ from runners.session import Session
 from runners.training import report
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
-from runners.training.history import Start, record_start
+from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import EVALS, MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
@@ -92,7 +93,7 @@ class _Run:
         restored = self.checkpoints.restore(session.abstract.state)
         self.origin: Origin | None = None  # of weights taken from another run
         if restored is None:
-            self.extra: dict[str, Any] = {"tokens_seen": 0, "input": None}
+            self.extra: dict[str, Any] = {"tokens_seen": 0, "flops": 0, "input": None}
             self.state, self.origin = begin(session)
         else:
             self.state, self.extra = restored
@@ -284,6 +285,9 @@ class _Run:
             "tokens_per_second": positions / seconds,
             "steps_per_second": steps / seconds,
         }
+        self._count_flops(shapes)
+        if self.extra.get("flops") is not None:
+            scalars["flops"] = self.extra["flops"]
         if self.program.input.short_batches:
             scalars["sequence_length"] = list(shapes)[-1][1]
         if self.session.task.non_finite == "skip":
@@ -293,6 +297,11 @@ class _Run:
             scalars["mfu"] = utilization
         self.log.write(step, "train", scalars)
         self.progress.report(step, scalars)
+
+    def _count_flops(self, shapes: collections.Counter[tuple[int, int]]) -> None:
+        """Adds the FLOPs of a window to those so far, which checkpoints of earlier versions do not have."""
+        before, added = self.extra.get("flops"), self.session.throughput.flops(shapes)
+        self.extra["flops"] = None if before is None or added is None else before + added
 
     def _beside(self, work: Any, step: int, *arguments: Any) -> None:
         """Runs `work(step, ...)` and excludes its time from the throughput."""
@@ -366,8 +375,9 @@ class _Run:
             self._save(step)
         self.checkpoints.close()
         self._write_report()
-        if self.signal is not None:
-            name = signal.Signals(self.signal).name
+        name = None if self.signal is None else signal.Signals(self.signal).name
+        record_end(self.workdir, self.session, step=step, reason=name or FINISHED)
+        if name is not None:
             print(f"{name}: saved step {step} in {self.workdir}. Run the same command again to resume.", flush=True)
             return 130 if self.signal == signal.SIGINT else 0
         report_page = f"Report: {self.workdir / report.REPORT}"

@@ -2,8 +2,12 @@
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
+
+GLANCE_SECONDS = 0.1  # longer than `is_locked` holds a lock
 
 
 @contextlib.contextmanager
@@ -22,7 +26,7 @@ def locked(file: Path, *, wait: bool) -> Iterator[None]:
     """
     with file.open("w") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(stream, wait)
         except BlockingIOError:
             raise
         except OSError as error:  # Lustre without flock, NFS without locks
@@ -31,3 +35,25 @@ def locked(file: Path, *, wait: bool) -> Iterator[None]:
                 f"run in it."
             )
         yield
+
+
+def _lock(stream: TextIO, wait: bool) -> None:
+    """Locks an open file; retries for an instant, because another process may only be looking (`is_locked`)."""
+    give_up = time.monotonic() + GLANCE_SECONDS
+    while not wait and time.monotonic() < give_up:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(GLANCE_SECONDS / 10)
+    fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(file: Path) -> bool:
+    """Returns whether a process holds the lock of a file, without changing the file; False if there is no file."""
+    try:
+        with file.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file, or a file system without locks
+        return False
+    return False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry.experiment import REGISTRY
-from registry.tool.verbs import main
+from registry.tool.command_line import main
 from tests.conftest import ROOT
 from tests.docs.test_docs import OPERATORS, PAGES
 

@@ -11,7 +11,7 @@ from registry import index
 from registry.experiment import REGISTRY, register
 from registry.experiments.tiny import StdlibTiny
 from registry.resolve import find, load, resolve
-from registry.tool import verbs
+from registry.tool import command_line
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_bad_class_leaves_the_others_of_its_module(user_module):
 
 def test_list_shows_the_others_of_a_bad_class(user_module, capsys):
     user_module("user_mixed", SOURCE + BAD_CLASSES)
-    assert verbs.main(["list", "user_mixed.*", "--import=user_mixed", "--where", "params>0", "--json"]) == 2
+    assert command_line.main(["list", "user_mixed.*", "--import=user_mixed", "--where", "params>0", "--json"]) == 2
     out, err = capsys.readouterr()
     assert [row["name"] for row in json.loads(out)] == ["user_mixed.Last", "user_mixed.Wide"]
     assert [re.findall("Typo sets|Silent needs a docstring", line) for line in err.splitlines()] == [
@@ -165,7 +165,7 @@ def test_check_reports_every_failure_and_continues(user_module, capsys):
     user_module("user_mixed", SOURCE + BAD_CLASSES + fails)
     user_module("user_broken", SOURCE + "\nnonsense\n")
     names = [f"user_mixed.{name}" for name in ("Typo", "Fails", "Last")]
-    code = verbs.main(["check", *names, "--import=user_broken", "--import=user_mixed", "--json"])
+    code = command_line.main(["check", *names, "--import=user_broken", "--import=user_mixed", "--json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert code == 2
     assert [name for name in rows if rows[name]["ok"]] == ["user_mixed.Last"]
@@ -214,7 +214,7 @@ class Fails(StdlibTiny):
     imports = "import flax.linen as nn\nimport jax.numpy as jnp\nfrom layers.specs import Specs\n"
     user_module("user_mixed", f"{imports}from registry.templates.parts import mixer\n{SOURCE}\n{fails}")
     for verb in ("check", "weights", "show"):
-        assert verbs.main([verb, "user_mixed.Fails", "--import=user_mixed"]) == 2
+        assert command_line.main([verb, "user_mixed.Fails", "--import=user_mixed"]) == 2
         assert re.search(reason, " ".join("".join(capsys.readouterr()).split()))
 
 

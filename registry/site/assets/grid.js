@@ -43,7 +43,7 @@ vortaro.grid = {
    */
   draw(box, label, sizes, name, choose, leave) {
     const { columns, order } = vortaro.grid.layout(sizes);
-    const list = vortaro.element("div", { class: "grid", role: "listbox", tabindex: 0, "aria-label": label, style: `--columns: ${columns}` });
+    const list = vortaro.element("div", { class: "grid", role: "listbox", tabindex: 0, "aria-label": label, style: `--columns: ${columns}; --rows: ${Math.ceil(order.length / columns)}` });
     const options = [];
     for (const number of order) {
       options[number] = vortaro.element("div", { role: "option", id: `${box.id}-${number}`, "aria-label": name(number), "aria-selected": "false", "data-number": number });

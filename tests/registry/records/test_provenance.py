@@ -16,7 +16,7 @@ from registry.overrides import METHODS
 from registry.records import provenance
 from registry.records.snapshot import flat_config, rebuilt, snapshot, stored_configs
 from registry.resolve import resolve
-from registry.tool.verbs import main
+from registry.tool.command_line import main
 from tests.conftest import ROOT
 
 FAMILIES = {name.partition(".")[0]: name for name in sorted(index.entries(), reverse=True)}  # the first entry of each

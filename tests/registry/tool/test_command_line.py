@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from registry.tool import verbs
-from registry.tool.verbs import main
+from registry.tool.command_line import main
 from tests.conftest import ROOT
 
 
@@ -22,7 +22,7 @@ def data(capsys, *arguments):
 
 
 def test_list_imports_no_jax():
-    code = "import sys; from registry.tool.verbs import main; main(['list']); print('jax' in sys.modules)"
+    code = "import sys; from registry.tool.command_line import main; main(['list']); print('jax' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "False"
     assert "tiny.StdlibTiny" in out

@@ -11,8 +11,8 @@ from registry.records.knob_docs import GROUPS, groups, meanings
 from registry.records.snapshot import snapshot
 from registry.resolve import find, resolve
 from registry.tool import render, totals
+from registry.tool.command_line import main
 from registry.tool.tables import MARK, Table, shortened
-from registry.tool.verbs import main
 
 LONG = ("gshard.MoeLm2048x619B", "vq.VQImageNet64Tbptt")
 WIDTHS = (80, 120)

@@ -5,8 +5,8 @@ import json
 from registry import index
 from registry.resolve import resolve
 from registry.tool import golden, totals
+from registry.tool.command_line import main
 from registry.tool.totals import TotalsByName
-from registry.tool.verbs import main
 
 TOTALS = {
     "parameters": 3,

@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_again(killed, calm, capsys
 
 
 def test_the_registry_reads_run_folders(killed, calm, capsys):
-    from registry.tool.verbs import main as registry
+    from registry.tool.command_line import main as registry
 
     assert registry(["diff", killed, str(calm)]) == 0
     capsys.readouterr()

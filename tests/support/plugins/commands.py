@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT, xla_flags
 
 # What `python -m MODULE` calls, where it is not the module's own `main`.
-MAINS = {"registry": "registry.tool.verbs", "launch": "launch.command_line"}
+MAINS = {"registry": "registry.tool.command_line", "launch": "launch.command_line"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 LOGGERS = (None, "absl", "asyncio", "gcsfs")
 

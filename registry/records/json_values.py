@@ -22,6 +22,15 @@ def value(text: str) -> Any:
     return _plain(literal) if _is_plain(literal) else text
 
 
+def text_of(found: Any) -> str:
+    """Returns a short text of a JSON value: text without quotes, `[2, 4]` as `2,4`.
+
+    >>> text_of("gelu"), text_of([2, 4]), text_of(None), text_of(1e-3)
+    ('gelu', '2,4', 'None', '0.001')
+    """
+    return ",".join(map(text_of, found)) if isinstance(found, list) else str(found)
+
+
 def _is_plain(literal: Any) -> bool:
     if isinstance(literal, tuple | list):
         return all(map(_is_plain, literal))

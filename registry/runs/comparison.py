@@ -1,0 +1,154 @@
+"""Comparison of runs: what differs in their knobs, config, weights, data, code and versions, and their results."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from layers.errors import UsageError, did_you_mean
+from registry.records.diff import differing, differing_config
+from registry.records.record import made_by
+from registry.runs.metrics import AXES, TRAIN, VALIDATION, Curve, curve, higher_is_better
+from registry.runs.run import Run
+from registry.runs.table import groups
+
+Comparison = dict[str, Any]
+METRICS = ("bits_per_byte", "loss")  # compared unless --metric names another: the first that all runs have
+SEED = "SEED"
+CONFIDENCE = 0.95  # of the intervals over seeds
+DIFFERENCES = ("entry", "knobs", "config", "weights", "totals", "mesh")  # what makes experiments different
+
+
+def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
+    """Returns what differs among runs, each as `{name: [value of each run]}`, and their results.
+
+    Results have a row for each group of runs that differ in SEED alone: the last and the best value, and the value at
+    the largest number of steps, tokens, FLOPs and seconds that all runs have reached, linear between two measurements.
+
+    Args:
+      runs: two or more.
+      metric: a scalar of validation, of evaluation tasks (TASK/METRIC) or, if no run has validation, of training.
+
+    Raises:
+      UsageError: a record cannot be read, or not all runs have the metric.
+    """
+    sides = [run.snapshot for run in runs]
+    texts = [{name: knob["value"] for name, knob in side["knobs"].items()} for side in sides]
+    return {
+        "runs": [{"run": run.name, "state": run.state, "step": run.summary.step} for run in runs],
+        "entry": differing([{"entry": run.entry} for run in runs]),
+        "knobs": differing(texts),
+        "config": differing_config([side["config"] for side in sides]),
+        "weights": differing([_weights(side) for side in sides]),
+        "totals": differing([side["totals"] for side in sides]),
+        "mesh": differing([side["mesh"] for side in sides]),
+        "data": differing([_data(side) for side in sides]),
+        "code": differing([_code(side) for side in sides]),
+        "versions": differing([(made_by(side) or {}).get("versions", {}) for side in sides]),
+        "results": results(runs, metric),
+    }
+
+
+def is_equal(comparison: Comparison) -> bool:
+    """Returns whether the runs are of one experiment with equal knobs, config, weights and mesh."""
+    return not any(comparison[part] for part in DIFFERENCES)
+
+
+def _weights(side: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what each weight is, in one text."""
+    shown = lambda row: f"{'x'.join(map(str, row['shape']))} {row['dtype']} {row['spec']}"
+    return {row["path"].removeprefix("params/"): shown(row) for row in side["weights"]}
+
+
+def _data(side: Mapping[str, Any]) -> dict[str, str]:
+    """Returns description and fingerprint of each input of the last start, and of the vocabulary."""
+    starts = side.get("starts") or [{}]
+    inputs = dict(starts[-1].get("data", {}))
+    if side.get("vocabulary"):
+        inputs["vocabulary"] = side["vocabulary"]
+    digest = lambda of: f" (fingerprint {of['fingerprint'][:12]})" if of.get("fingerprint") else ""
+    return {name: f"{of['is']}{digest(of)}" for name, of in inputs.items()}
+
+
+def _code(side: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the checkout of the last start, by package, with its digest."""
+    return {name: checkout(of) for name, of in (made_by(side) or {}).get("code", {}).items()}
+
+
+def checkout(code: Mapping[str, Any]) -> str:
+    """Returns a checkout in one text: `0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
+    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
+    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))
+
+
+def results(runs: Sequence[Run], metric: str | None) -> Comparison:
+    """Returns the results of groups of runs (`compare`); empty if no metric is measured in all runs.
+
+    Raises:
+      UsageError: `metric` is not measured in all runs.
+    """
+    found = _measured(runs, metric)
+    if found is None:
+        return {}
+    name, split = found
+    higher = higher_is_better(name)
+    curves = {axis: {run.name: curve(run.lines, name, split=split, axis=axis) for run in runs} for axis in AXES}
+    rows = []
+    for group in groups(runs, [SEED] if any(SEED in run.knobs for run in runs) else []):
+        steps = [curves["step"][run.name] for run in group]
+        rows.append(
+            {
+                "runs": [run.name for run in group],
+                "final": interval([each.y[-1] for each in steps]),
+                "best": interval([each.best(higher=higher)[1] for each in steps]),
+                "at": {axis: _at(runs, group, of) for axis, of in curves.items()},
+            }
+        )
+    equal = {axis: _limit(of.values()) for axis, of in curves.items()}
+    return {"metric": name, "split": split, "higher_is_better": higher, "equal": equal, "rows": rows}
+
+
+def _measured(runs: Sequence[Run], metric: str | None) -> tuple[str, str] | None:
+    """Returns a scalar that all runs have, and its split."""
+    have: list[set[tuple[str, str]]] = []
+    for run in runs:
+        have.append({(name, line["split"]) for line in run.lines for name in line if line[name] is not None})
+    common = set.intersection(*have)
+    for name in (metric,) if metric else METRICS:
+        for split in (VALIDATION, "evals", TRAIN):
+            if (name, split) in common:
+                return name, split
+    if metric is None:
+        return None
+    names = {name for name, split in common if split != TRAIN} - {"split", "step", "seconds"}
+    lacking = next((run.name for run, of in zip(runs, have, strict=True) if metric not in {n for n, _ in of}), "")
+    raise UsageError(f"--metric={metric} is not measured in '{lacking}'. {did_you_mean(metric, names)}")
+
+
+def _limit(curves: Collection[Curve]) -> float | None:
+    """Returns the largest place that all curves reach; None if one is empty or they have none in common."""
+    if not all(each.x for each in curves):
+        return None
+    end = min(each.x[-1] for each in curves)
+    return None if end < max(each.x[0] for each in curves) else end
+
+
+def _at(runs: Sequence[Run], group: Sequence[Run], curves: Mapping[str, Curve]) -> Comparison | None:
+    """Returns the values of a group where all runs have been; None if that is nowhere."""
+    limit = _limit([curves[run.name] for run in runs])
+    values = [] if limit is None else [curves[run.name].at(limit) for run in group]
+    return interval([value for value in values if value is not None]) if values else None
+
+
+def interval(values: Sequence[float]) -> Comparison:
+    """Returns the mean of values and half the width of its 95% confidence interval by Student's t; None for one value.
+
+    The interval supposes that the values of the seeds have a normal distribution.
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return {"mean": mean, "half_width": None, "n": 1}
+    from scipy.special import stdtrit
+
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    return {"mean": mean, "half_width": quantile * deviation / math.sqrt(len(values)), "n": len(values)}

@@ -1,0 +1,152 @@
+"""One run: what its folder says, read once and only when asked for."""
+
+import functools
+import json
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from layers.errors import UsageError, first_line
+from registry.earlier.renamed import with_todays_knobs
+from registry.records.json_values import value
+from registry.records.record import EXPERIMENT, Snapshot, load
+from registry.runs import metrics, state
+from registry.runs.folders import find
+from tasks.storage.files import Place, is_remote, reached
+
+THREADS = 16  # that read run folders on object stores
+
+
+class Run:
+    """A run folder.
+
+    Attributes:
+      folder: the folder.
+      name: its name, as it was given.
+    """
+
+    def __init__(self, folder: Place):
+        self.folder, self.name = folder, str(folder)
+
+    @functools.cached_property
+    def problem(self) -> str | None:
+        """Why its record cannot be read, as a sentence; None if it can."""
+        try:
+            assert self.record
+        except UsageError as error:
+            return str(error)
+        return None
+
+    @functools.cached_property
+    def record(self) -> Mapping[str, Any]:
+        """The record, with current names of knobs, and names in its config as written.
+
+        Raises:
+          UsageError: it is missing or cannot be read.
+        """
+        file = self.folder / EXPERIMENT
+        try:
+            with reached(file, "read"):
+                content = file.read_text()
+        except UsageError as error:
+            if not file.exists():
+                message = f"Run folder '{self.name}' has no {EXPERIMENT}: its run was interrupted before it began."
+                raise UsageError(f"{message} Remove it, or run the same command again.") from None
+            raise error
+        try:
+            loaded = json.loads(content)
+            if not isinstance(loaded, dict) or not {"experiment", "knobs", "overrides"} <= loaded.keys():
+                raise ValueError("it does not contain an experiment")
+            return with_todays_knobs(loaded, str(file))
+        except ValueError as error:
+            raise UsageError(f"'{file}' cannot be read as a run: {first_line(error)}.") from error
+
+    @functools.cached_property
+    def snapshot(self) -> Snapshot:
+        """The complete record, with current names of knobs, classes and fields."""
+        return load(self.folder)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The text of its metrics."""
+        return metrics.text_of(self.folder)
+
+    @functools.cached_property
+    def summary(self) -> metrics.Summary:
+        """Its last and best metrics."""
+        return metrics.summary(self.text)
+
+    @functools.cached_property
+    def lines(self) -> list[metrics.Line]:
+        """All its metrics, with the training time of each in seconds."""
+        return metrics.with_seconds(metrics.lines_of(self.text))
+
+    @property
+    def entry(self) -> str:
+        """The name of its experiment, with --smoke if it is small."""
+        return f"{self.record['experiment']}{' --smoke' if self.record.get('smoke') else ''}"
+
+    @property
+    def knobs(self) -> dict[str, str]:
+        """The text of each knob."""
+        return {name: knob["value"] for name, knob in self.record["knobs"].items()}
+
+    @property
+    def steps(self) -> int | None:
+        """The step at which it ends; None if unknown."""
+        text = self.record.get("config", {}).get("train.num_steps", "")
+        return int(text) if text.isdecimal() else None
+
+    @functools.cached_property
+    def state(self) -> str:
+        """One of `registry.runs.state.STATES`."""
+        if self.problem is not None:
+            return state.BROKEN
+        return state.state_of(self.folder, self.record, step=self.summary.step, steps=self.steps)
+
+    @functools.cached_property
+    def seconds(self) -> float | None:
+        """The time in seconds that its processes have run; None if unknown."""
+        running = self.state == state.RUNNING
+        return state.seconds_of(self.folder, self.record, now=time.time(), is_running=running)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a figure in FIGURES, a knob, or a scalar of the last validation; None if the run lacks it."""
+        if name in FIGURES:
+            return FIGURES[name](self)
+        if name in self.knobs:
+            return value(self.knobs[name])
+        return self.summary.validation.get(name)
+
+
+FIGURES: dict[str, Any] = {
+    "run": lambda run: run.name,
+    "entry": lambda run: run.record["experiment"],
+    "state": lambda run: run.state,
+    "step": lambda run: run.summary.step,
+    "steps": lambda run: run.steps,
+    "tokens": lambda run: run.summary.train.get("tokens_seen"),
+    "flops": lambda run: run.summary.train.get("flops"),
+    "seconds": lambda run: run.seconds,
+    "parameters": lambda run: run.record.get("totals", {}).get("parameters"),
+    "started": lambda run: (run.record.get("starts") or [{}])[-1].get("started"),
+    "train_loss": lambda run: run.summary.train.get("loss"),
+    "best_loss": lambda run: run.summary.best.get("loss"),
+    "best_step": lambda run: run.summary.best.get("step"),
+}
+"""Names of conditions, columns and orders of runs, besides knobs and the scalars of validation: name, function."""
+
+
+def read(patterns: Iterable[str]) -> list[Run]:
+    """Returns the runs that match patterns (`registry.runs.folders.find`); those on object stores are read in threads.
+
+    Raises:
+      UsageError: no run folder matches a pattern.
+    """
+    runs = [Run(folder) for folder in find(patterns)]
+    remote = [run for run in runs if is_remote(run.folder)]
+    if remote:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda run: (run.state, run.problem or run.seconds), remote))
+    return runs

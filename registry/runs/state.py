@@ -1,0 +1,108 @@
+"""The state of a run: whether a process trains in its folder, and how the last one ended."""
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from registry.runs.folders import CHECKPOINTS, LOCK, METRICS
+from tasks.storage.files import Place, file_system
+from tasks.storage.lease import DEAD_SECONDS
+from tasks.storage.lease import FOLDER as LEASE
+from tasks.storage.locks import is_locked
+
+RUNNING = "running"  # a process trains in the folder
+FINISHED = "finished"  # it has trained to its last step
+STOPPED = "stopped"  # a signal stopped it, and its last step is saved
+DEAD = "dead"  # it ended otherwise; updates after its last checkpoint are lost
+NEW = "new"  # it has not started: imported weights, or a record alone
+BROKEN = "broken"  # its record is missing or cannot be read
+STATES = (RUNNING, FINISHED, STOPPED, DEAD, NEW, BROKEN)
+
+CLOCKS_APART = 60.0  # seconds by which the clocks of a store and of this machine may differ
+
+
+def state_of(folder: Place, record: Mapping[str, Any], *, step: int, steps: int | None) -> str:
+    """Returns the state of a run with a readable record.
+
+    Args:
+      folder: the run folder.
+      record: its experiment.json.
+      step: the last step in its metrics.
+      steps: the step at which training ends.
+    """
+    if is_in_use(folder):
+        return RUNNING
+    starts = record.get("starts") or []
+    if not starts:
+        return NEW
+    if "ended" in starts[-1]:  # records of earlier versions do not say how a start ended
+        ended = starts[-1]["ended"]
+        return DEAD if ended is None else FINISHED if ended["reason"] == FINISHED else STOPPED
+    saved = last_saved(folder)
+    if saved is not None and steps is not None and saved >= steps:
+        return FINISHED
+    return STOPPED if saved is not None and saved >= step else DEAD
+
+
+def is_in_use(folder: Place) -> bool:
+    """Returns whether a process trains in the folder: it holds the lock, or on a store has renewed its lease."""
+    return is_locked(folder / LOCK) if isinstance(folder, Path) else _is_leased(folder)
+
+
+def _is_leased(folder: Place) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        system, root = file_system(folder / LEASE)
+        name = max(system.ls(root, detail=False), default=None)
+        if name is None or json.loads(system.cat_file(name))["released"]:
+            return False
+        renewed: datetime.datetime = system.modified(name)
+        return time.time() - renewed.timestamp() < DEAD_SECONDS + CLOCKS_APART
+    return False
+
+
+def last_saved(folder: Place) -> int | None:
+    """Returns the step of the last complete checkpoint; None without one."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return max((int(path.name) for path in (folder / CHECKPOINTS).iterdir() if path.name.isdigit()), default=None)
+    return None
+
+
+def seconds_of(folder: Place, record: Mapping[str, Any], *, now: float, is_running: bool) -> float | None:
+    """Returns the time in seconds that processes have trained, over all starts; None if it is unknown.
+
+    A start without a recorded end lasted until now if the run is running, and otherwise until the last change of its
+    metrics or until the next start.
+    """
+    starts = record.get("starts") or []
+    begins = [datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts]
+    changed = _changed(folder)
+    total = 0.0
+    for number, (start, begun) in enumerate(zip(starts, begins, strict=True)):
+        if start.get("ended"):
+            end = datetime.datetime.fromisoformat(start["ended"]["at"]).timestamp()
+        elif number + 1 < len(starts):
+            end = begins[number + 1]
+        elif is_running:
+            end = now
+        elif changed is None:
+            return None
+        else:
+            end = changed
+        total += max(end - begun, 0.0)
+    return total if starts else None
+
+
+def _changed(folder: Place) -> float | None:
+    """Returns the time at which metrics were last written, in seconds since 1970; None if there are none."""
+    file = folder / METRICS
+    try:
+        if isinstance(file, Path):
+            return file.stat().st_mtime
+        system, path = file_system(file)
+        return system.modified(path).timestamp()
+    except (FileNotFoundError, NotImplementedError):
+        return None
