@@ -70,10 +70,16 @@ def row(record: Record) -> dict[str, Any]:
         "mixer": record.get("mixer", []),
         "ffn": record.get("feed_forward", []),
         "error": record.get("error", ""),
-        "knobs": [f"{knob}={record['knobs'][knob]['value']}" for knob in record.get("own", [])],
+        "knobs": [f"{knob}={record['knobs'][knob]['value']}" for knob in searched_knobs(record)],
         "text": " ".join(record.get("doc", "").split()),
         **figures,
     }
+
+
+def searched_knobs(record: Record) -> list[str]:
+    """Returns the knobs that the index searches: those that a class sets after their declaration, mixer and layers."""
+    stated = {knob for each in record.get("ancestors", ()) for knob, _ in each["sets"]} | {"MIXER", "FFN"}
+    return [knob for knob in record.get("knobs", ()) if knob in stated]
 
 
 def entry_link(name: str) -> str:
