@@ -12,13 +12,14 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-slow test-tpu test-cluster lint docs bench faults
+.PHONY: help venv demo test test-slow test-tpu test-cluster test-browser lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (15 to 30 minutes on two cores)"
 	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, long trainings, models of transformers on torch, all documented commands"
 	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
+	@echo "make test-browser  set up, test the pages in Chromium (as root it installs the distribution's), about three minutes"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make docs   set up, write the documentation as a site into build/site"
 	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/reference/benchmarks.md"
@@ -44,15 +45,25 @@ demo: $(STAMP)
 	@echo "Report page: $(DEMO)/report.html"
 
 test: $(TESTED)
-	$(RUN) -m pytest -n 2 -m "not slow"
+	$(RUN) -m pytest -n 2 -m "not slow and not browser"
 
 test-slow: $(TESTED)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
-	$(RUN) -m pytest -n 2 -m slow
+	$(RUN) -m pytest -n 2 -m "slow and not browser"
 
 test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 -m "not browser"
+
+test-browser: $(TESTED)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+			echo "Chromium is missing, and only root with apt-get can install it. Install your distribution's chromium, then run make test-browser again." >&2; exit 1; fi; \
+		echo "Installing the distribution's chromium ..."; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || \
+			{ echo "Chromium cannot be installed: apt-get failed. Check the network and the package sources, then run make test-browser again." >&2; exit 1; }; }
+	$(RUN) -m pytest tests/browser
 
 test-cluster: $(TESTED)
 	$(RUN) -m tests.cluster.slurm $(RUN) -m pytest -s -rs tests/cluster

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from registry.pages.page import ASSETS, PLOTLY, render, script_data, table, text
+from registry.pages.page import ASSETS, PLOTLY, render, script_data, table
 
 SCRIPTS = (PLOTLY, f"{ASSETS}/readout.js", f"{ASSETS}/figures.js")  # for `scripts` of a page with charts
+STYLES = (f"{ASSETS}/figures.css",)  # for `styles` of a page with charts
 HUES = 7  # colors of assets/figures.js, before they repeat with another dash pattern
 
 
@@ -51,11 +52,6 @@ class Chart:
     marks: Sequence[float] = ()  # x of vertical lines
     shape: Literal["", "wide", "low"] = ""  # of its box
     values: str = ""  # HTML of the table of its values; empty: a row per series
-
-
-def style(root: str = ".") -> str:
-    """Returns the link to the style of figures, for the start of the content of a page."""
-    return f'<link rel="stylesheet" href="{text(root)}/{ASSETS}/figures.css">'
 
 
 def chart(content: Chart) -> str:

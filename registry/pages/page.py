@@ -4,11 +4,9 @@ A page loads its style and scripts from a folder `assets/` by relative paths, so
 request. `write_assets` writes that folder.
 """
 
-import base64
 import functools
 import html
 import importlib.util
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +32,7 @@ def page(
     root: str = ".",
     scripts: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
+    styles: Sequence[str] = (),
 ) -> str:
     """Returns a complete page.
 
@@ -43,9 +42,11 @@ def page(
       root: relative path to the folder that contains `assets/`.
       scripts: further scripts, as paths relative to `root`; they run in this order after page.js.
       links: label and relative path of the pages in the header; the first one is the home page.
+      styles: further style sheets, as paths relative to `root`.
     """
     content = Markup("".join(parts))
-    return render("page.jinja", title=title, content=content, root=root, scripts=scripts, links=links or {})
+    values = {"title": title, "content": content, "root": root, "links": links or {}}
+    return render("page.jinja", scripts=scripts, styles=styles, **values)
 
 
 def render(template: str, **values: Any) -> str:
@@ -78,13 +79,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequen
     return render("table.jinja", columns=columns, rows=list(rows), numbers=numbers)
 
 
-def image(figure: Any, alt: str) -> str:
-    """Returns a matplotlib figure as an embedded PNG."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    return f"<img alt='{text(alt)}' src='data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}'>"
-
-
 def script_data(name: str, value: Any) -> str:
     """Returns plain data as JSON in a script tag, which page.js reads by `vortaro.data(name)`; NaN becomes null."""
     return f'<script type="application/json" id="{text(name)}">{script_json(value)}</script>'
@@ -105,15 +99,18 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_assets(folder: Place) -> Place:
+def write_assets(folder: Place, *others: Path) -> Place:
     """Writes `assets/` (style, script, plotly) into the folder of pages; returns it. Unchanged files are not written.
 
+    Args:
+      folder: local or on an object store; it need not exist.
+      others: further files to write into it.
     Raises:
       UsageError: the folder is on an object store and cannot be written.
     """
     assets = folder / ASSETS
     make_folder(assets)
-    for file in (*sorted((HERE / ASSETS).iterdir()), _plotly()):
+    for file in (*sorted((HERE / ASSETS).iterdir()), _plotly(), *others):
         write_changed(assets / file.name, file.read_bytes())
     return assets
 

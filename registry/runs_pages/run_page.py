@@ -44,7 +44,6 @@ def run_page(
     shown = groups([content], tasks=_tasks(results))
     name = f"{record['experiment']}{' (smoke)' if record.get('smoke') else ''}"
     parts = [
-        figures.style(root),
         f"<h1>{text(title or name)}</h1>",
         _description(record, name if title else ""),
         _live("cards", cards(card_pairs(record, lines, state))),
@@ -58,7 +57,7 @@ def run_page(
         "" if source else script_data("curves", content),
     ]
     scripts = (*SCRIPTS, *((f"{ASSETS}/live.js", f"runs/{source}") if source else ()), f"{ASSETS}/run.js")
-    return page(title or record["experiment"], parts, root=root, scripts=scripts, links=links)
+    return page(title or record["experiment"], parts, root=root, styles=figures.STYLES, scripts=scripts, links=links)
 
 
 def samples_of(folder: Place) -> list[tuple[str, str]]:

@@ -131,13 +131,12 @@ class RunPages:
         if rows:
             table = render("runs.jinja", rows=rows, columns=columns, folder=FOLDER, first=MOST_FIRST)
         parts = [
-            figures.style(),
             "<h1>Runs</h1>",
             f'<div data-live="table">{table}{notes}</div>',
             panel("", groups(row.outline for row in rows), axes) if rows else "",
         ]
         scripts = (*SCRIPTS, f"{ASSETS}/live.js", f"{ASSETS}/runs.js")
-        return page("Runs", parts, scripts=scripts, links=self.links)
+        return page("Runs", parts, styles=figures.STYLES, scripts=scripts, links=self.links)
 
 
 def write_runs(out: Place, folders: Iterable[Place], links: Mapping[str, str] | None = None) -> None:

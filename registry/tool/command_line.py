@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from layers.errors import UsageError, VortaroError, did_you_mean, unknown_flag
-from registry.tool import run_verbs, verbs
+from registry.tool import run_verbs, site_verb, verbs
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--json": {"action": "store_true", "help": "print JSON"},
@@ -26,6 +26,7 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--from": {"dest": "source", "metavar": "PATH"}
     | {"help": "new: a config.json of Hugging Face, or its folder, to be the base"},
     "--sections": {"metavar": "LIST", "help": "golden: only these sections, as in weights,totals"},
+    **site_verb.FLAGS,
 }
 ENTRIES = ("--json", "--set", "--smoke", "--import")  # flags of all verbs of entries
 
@@ -58,6 +59,7 @@ VERBS = {
     "compare": Verb(run_verbs.compare, "RUN RUN ...", ("--json", "--metric")),
     "lineage": Verb(run_verbs.lineage, "RUN", ("--json",)),
     "rerun": Verb(run_verbs.rerun, "RUN", ("--json", "--import")),
+    "site": Verb(site_verb.site, "[PATTERN]", ("--import", *site_verb.FLAGS)),
 }
 
 

@@ -209,7 +209,6 @@ def _decoded(row: Batch, places: np.ndarray, vocabulary: Vocabulary) -> str:
 def _page(name: str, samples: Sequence[SplitSample], vocabulary: Vocabulary) -> str:
     (head, rows), measures = _columns(samples), _measures(samples[0])
     parts = [
-        figures.style(),
         f"<h1>{page.text(name)}: data</h1>",
         *(f"<p class=doc>{page.text(sample.split)}: {page.text(sample.description)}</p>" for sample in samples),
         page.cards(
@@ -224,7 +223,7 @@ def _page(name: str, samples: Sequence[SplitSample], vocabulary: Vocabulary) -> 
         "<h2>First rows</h2><p class=doc>Targets, colored by segment.</p>",
         *(_colored(row, vocabulary) for row in samples[0].first_rows[:ROWS_SHOWN]),
     ]
-    return page.page(f"{name}: data", parts, scripts=figures.SCRIPTS)
+    return page.page(f"{name}: data", parts, styles=figures.STYLES, scripts=figures.SCRIPTS)
 
 
 def _colored(row: Batch, vocabulary: Vocabulary) -> str:

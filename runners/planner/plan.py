@@ -188,7 +188,6 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
     write_whole(folder / "plan.json", json.dumps(content, indent=1) + "\n")
     write_assets(folder)
     sections = [
-        figures.style(),
         f"<h1>{text(title(content))}: the plan of a {content['step']} step</h1>",
         f"<p class=doc>{text(machine(content))}</p>",
         f"<p><b>{text(fit_message(content))}</b></p>",
@@ -201,7 +200,10 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
         "<h2>Weights</h2>",
         weights(weight_summary(experiment, content["mesh"])),
     ]
-    write_whole(folder / "plan.html", page(f"Plan of {title(content)}", sections, scripts=figures.SCRIPTS))
+    write_whole(
+        folder / "plan.html",
+        page(f"Plan of {title(content)}", sections, styles=figures.STYLES, scripts=figures.SCRIPTS),
+    )
 
 
 def _bar(content: Plan) -> str:

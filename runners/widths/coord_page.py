@@ -40,7 +40,6 @@ def write(
         ("seeds", record["seeds"]),
     ]
     sections = [
-        figures.style(),
         f"<h1>Coordinate check of {text(title(record))}</h1>",
         "<p class=doc>Statistics of activations by width. Names end with the slope of log2(statistic) against "
         "log2(width). Pale lines have no gate; ! marks slopes outside their bands.</p>",
@@ -50,7 +49,10 @@ def write(
         table(GATES, _gate_rows(record["gates"]), GATES[2:5]),
     ]
     write_assets(folder)
-    write_whole(folder / PAGE, page(f"Coordinate check of {title(record)}", sections, scripts=figures.SCRIPTS))
+    write_whole(
+        folder / PAGE,
+        page(f"Coordinate check of {title(record)}", sections, styles=figures.STYLES, scripts=figures.SCRIPTS),
+    )
 
 
 def _chart(

@@ -20,7 +20,6 @@ def write(folder: Place, summary: Mapping[str, Any]) -> None:
     drift = summary["drift_log2"]
     note = "" if drift is None else f" From the smallest to the largest width it moves by {drift:+.2f} in log2."
     sections = [
-        figures.style(),
         f"<h1>Sweep of {text(title(summary))}</h1>",
         f"<p class=doc>Validation loss by learning rate. A star marks the best rate of each width.{note}</p>",
         f"<div class=curves>{figures.chart(_by_rate(summary))}{_training(summary)}</div>",
@@ -28,7 +27,9 @@ def write(folder: Place, summary: Mapping[str, Any]) -> None:
         table(("", *rates), rows, rates),
     ]
     write_assets(folder)
-    write_whole(folder / PAGE, page(f"Sweep of {title(summary)}", sections, scripts=figures.SCRIPTS))
+    write_whole(
+        folder / PAGE, page(f"Sweep of {title(summary)}", sections, styles=figures.STYLES, scripts=figures.SCRIPTS)
+    )
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
@@ -12,10 +11,6 @@ import pytest
 from registry.runs_pages.runs_page import RunPages, write_runs
 from runners.training import report
 from tests.support.run_folders import metrics, run_folder
-
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 ATTACK = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
 LOSS = "figure[data-metric=loss]"
@@ -41,22 +36,14 @@ def site(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
-def visit(browser):
+def visit(chromium):
     """Opens a file or address; afterwards no error was logged, and only files (or that server) were requested."""
     problems, contexts = [], []
 
     def visit(address, *, width=1400, dark=False, allowed="file://", **more):
         scheme = "dark" if dark else "light"
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -323,7 +310,8 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_are_accessible(visit, site, width, dark):
-    Axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe
+    from axe_playwright_python.sync_playwright import Axe
+
     for name in ("all/small/report.html", "out/runs.html", "out/runs/wide.html"):
         page = visit(site / name, width=width, dark=dark)
         page.wait_for_timeout(300)

@@ -1,0 +1,94 @@
+"""Plans that --mode=plan wrote, as rows for the pages of their experiments."""
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError, first_line
+from registry.records.quantities import mesh_text, size
+
+FILE = "plan.json"
+
+
+def read_plans(patterns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the plans in files or folders that match the patterns, as rows by the name of their experiment.
+
+    Raises:
+      UsageError: a pattern matches no plan, or a file is not a plan.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for pattern in patterns:
+        places = (Path(place) for place in sorted(glob.glob(pattern)))
+        files = [file for file in (place / FILE if place.is_dir() else place for place in places) if file.is_file()]
+        files = [file for file in files if file.suffix == ".json"]
+        if not files:
+            raise UsageError(f"--plans matches no plan (got '{pattern}'). Name folders that --mode=plan wrote.")
+        for file in files:
+            plan = _read(file)
+            found.setdefault(plan["experiment"], []).append(plan_row(plan))
+    return found
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        plan = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(plan, dict) or "memory_bytes_per_device" not in plan:
+            raise ValueError("it has no memory_bytes_per_device")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{file}' cannot be read as a plan: {first_line(error)}. Remove it from --plans.") from error
+    return plan
+
+
+def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan as texts: its machine, whether it fits, memory per device by kind, and figures."""
+    machine = plan["topology"] or f"virtual CPU devices{', chip ' + plan['chip'] if plan['chip'] else ''}"
+    sets = [*("--smoke",) * bool(plan["smoke"]), *(f"--set={each}" for each in plan["overrides"])]
+    title = f"{plan['step'].capitalize()} step on {plan['devices']:,} devices ({machine}), {mesh_text(plan['mesh'])}"
+    verdict = {True: "yes", False: "no", None: "unknown"}[plan["fits"]]
+    return {
+        "title": " ".join([title, *sets]),
+        "fit": _fit(plan),
+        "verdict": verdict,
+        "memory": _memory(plan),
+        "figures": _figures(plan),
+    }
+
+
+def _fit(plan: Mapping[str, Any]) -> str:
+    capacity, peak = plan["hbm_bytes_per_device"], plan["memory_bytes_per_device"].get("peak")
+    amounts = f": {size(peak)} of {size(capacity)}" if peak is not None and capacity is not None else ""
+    if plan["fits"] is None:
+        return f"Needs {size(peak)} per device." if peak is not None else "The memory is unknown."
+    return f"{'Fits' if plan['fits'] else 'Does not fit'}{amounts}."
+
+
+def _memory(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the parts of the peak, with their shares of it (or of the capacity, if larger) in percent."""
+    held = plan["memory_bytes_per_device"]
+    parts = {name: held[name] for name in ("weights", "gradients", "optimizer")}
+    if "peak" in held:
+        rest = held["peak"] - held["weights"] - held["optimizer"]
+        parts["gradients"] = min(held["gradients"], rest)
+        parts["activations and other"] = rest - parts["gradients"]
+    most = max(sum(parts.values()), plan["hbm_bytes_per_device"] or 0) or 1
+    return [{"kind": name, "size": size(of), "share": round(100 * of / most, 2)} for name, of in parts.items()]
+
+
+def _figures(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    figures = [
+        ("tokens per step", f"{plan['tokens_per_step']:,}"),
+        ("FLOPs per step", f"{plan['flops_per_step']:.4g}"),
+        ("FLOPs per token", f"{plan['flops_per_token']:.4g}"),
+    ]
+    if "roofline" in plan:
+        about = "about " if plan["roofline_is_estimate"] else "at least "
+        most = "about " if plan["roofline_is_estimate"] else "at most "
+        figures += [
+            ("step time", f"{about}{plan['roofline_step_seconds']:.3g} s"),
+            ("tokens per second", f"{most}{plan['roofline_tokens_per_second']:,.0f}"),
+            ("MFU", f"{most}{plan['roofline_mfu']:.1%}"),
+        ]
+    sent = sum(collective["bytes"] for collective in plan["collectives"])
+    return [*figures, ("sent per device and step", size(sent))]

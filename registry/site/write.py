@@ -1,0 +1,64 @@
+"""Writes the site of the registry: a folder of static pages."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from registry.pages.page import write_assets, write_changed
+from registry.site import pages
+from registry.site.records import Record
+from tasks.storage.files import Place, make_folder
+
+FILES = "files.json"  # names of the files that the last command wrote, relative to the site
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The size of a site."""
+
+    files: int
+    bytes: int
+
+
+def write_site(
+    records: Sequence[Record], folder: Place, plans: Mapping[str, Sequence[dict[str, Any]]] | None = None
+) -> Written:
+    """Writes the pages of experiments, and removes those that an earlier command wrote for others.
+
+    Args:
+      records: of registry.site.records, in the order of the index.
+      folder: local or on an object store; it need not exist.
+      plans: rows of registry.site.plans by experiment.
+    """
+    plans, names = plans or {}, {record["name"] for record in records}
+    known = {knob: text for record in reversed(records) for knob, text in record.get("meanings", {}).items() if text}
+    texts = {
+        "index.html": pages.index_page(records),
+        "compare.html": pages.compare_page(records),
+        "data/index.js": pages.index_data(records),
+        "data/knobs.js": pages.knob_data(records),
+    }
+    for record in records:
+        name = record["name"]
+        texts[f"experiments/{name}.html"] = pages.entry_page(record, plans.get(name, ()), names)
+        if "error" not in record:
+            texts[f"data/{name}.js"] = pages.entry_data(record, known)
+    assets = write_assets(folder, *sorted((pages.HERE / "assets").iterdir()))
+    for part in ("experiments", "data"):
+        make_folder(folder / part)
+    for name, text in texts.items():
+        write_changed(folder / name, text.encode())
+    _remove_others(folder, texts)
+    sizes = [len(text.encode()) for text in texts.values()]
+    sizes += [len(file.read_bytes()) for file in assets.iterdir()]
+    return Written(len(sizes), sum(sizes))
+
+
+def _remove_others(folder: Place, texts: Mapping[str, str]) -> None:
+    """Removes files that an earlier command wrote and this one did not, and records those of this one."""
+    listing = folder / "data" / FILES
+    earlier = json.loads(listing.read_text()) if listing.exists() else []
+    for name in set(earlier) - set(texts):
+        (folder / name).unlink(missing_ok=True)
+    write_changed(listing, json.dumps(sorted(texts), indent=0).encode())

@@ -1,0 +1,79 @@
+"""The verb `site`: static pages of the experiments, which open from disk."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from layers.errors import UsageError
+from registry import index
+from registry.tool import listing
+from registry.tool.requests import names
+
+PORT = 8000
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise UsageError(f"--serve takes a port (got '{text}'). Write --serve={PORT}, or put --serve last.")
+    return int(text)
+
+
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "--out": {"default": "site", "metavar": "FOLDER", "help": "site: folder to write, by default site"},
+    "--plans": {"action": "append", "default": [], "metavar": "GLOB"}
+    | {"help": "site: plans to show, files or folders, as in 'plans/*'"},
+    "--serve": {"nargs": "?", "const": PORT, "type": _port, "metavar": "PORT"}
+    | {"help": f"site: serve the pages on 127.0.0.1, by default on port {PORT}"},
+}
+
+
+def site(options: argparse.Namespace) -> int:
+    """Writes pages of all experiments, or of those whose name matches; --serve shows them in a browser."""
+    pattern = names(options, 0, 1, "at most one pattern")
+    from registry.records.quantities import size
+    from registry.site.collect import records
+    from registry.site.plans import read_plans
+    from registry.site.serve import serve
+    from registry.site.write import write_site
+    from tasks.storage.files import place
+
+    began, folder = time.monotonic(), place(options.out)
+    if options.serve is not None and not isinstance(folder, Path):
+        raise UsageError(f"--serve needs a local folder (got --out={options.out}). Remove --serve.")
+    plans, keys = read_plans(options.plans), _keys(options, *pattern)
+    made = records(keys, options.imports, _tracked)
+    written = write_site(made, folder, plans)
+    for record in made:
+        if "error" in record:
+            print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)
+    for name in sorted(set(plans) - set(keys)):
+        print(f"registry: The plans of {name} are not shown, because it is not in the site.", file=sys.stderr)
+    print(f"{len(made)} experiments, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
+    print(f"Written: {folder / 'index.html'}", flush=True)
+    if options.serve is not None:
+        serve(folder, options.serve)
+    return 2 if any("error" in record for record in made) else 0
+
+
+def _keys(options: argparse.Namespace, pattern: str = "") -> list[str]:
+    """Returns the names of the entries, imported modules' included, that match the pattern."""
+    from registry.experiment import REGISTRY
+    from registry.resolve import load
+
+    for module in options.imports:
+        load(module)
+    keys = sorted({*index.entries(), *REGISTRY})
+    return listing.matching(keys, pattern) if pattern else keys
+
+
+def _tracked(names: Sequence[str]) -> Iterable[str]:
+    """Yields the names, with a progress bar on a terminal."""
+    if len(names) < 2 or not sys.stderr.isatty():
+        return names
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(names, description="Building", console=Console(stderr=True), transient=True)

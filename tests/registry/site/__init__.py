@@ -1,0 +1,1 @@
+"""Tests of the site of the registry."""
