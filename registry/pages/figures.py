@@ -8,7 +8,6 @@ from registry.pages.page import ASSETS, PLOTLY, render, script_data, table
 
 SCRIPTS = (PLOTLY, f"{ASSETS}/readout.js", f"{ASSETS}/figures.js")  # for `scripts` of a page with charts
 STYLES = (f"{ASSETS}/figures.css",)  # for `styles` of a page with charts
-HUES = 7  # colors of assets/figures.js, before they repeat with another dash pattern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
