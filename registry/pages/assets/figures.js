@@ -7,7 +7,7 @@ const HUES = {
   dark: ["#5bb4f0", "#f5894a", "#37c79b", "#e59cc8", "#edb634", "#9ad4ff", "#aeb7c2"],
 };
 const DASHES = ["solid", "dash", "dot", "dashdot"]; // each repeats the hues
-const PLOT = { displayModeBar: false, responsive: false, doubleClick: "reset" };
+const PLOT = { displayModeBar: false, responsive: false, doubleClick: "autosize" };
 const [FAINT, PALER] = [0.45, 0.12]; // opacity of lines of less interest, and of those not pointed at
 const NEAR = "300px"; // figures are drawn when they are this near to the visible part of the page
 
