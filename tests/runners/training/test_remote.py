@@ -110,6 +110,11 @@ def test_the_registry_reads_run_folders(killed, calm, capsys):
 
     assert registry(["diff", killed, str(calm)]) == 0
     capsys.readouterr()
+    assert registry(["runs", f"{killed.rpartition('/')[0]}/k*", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["state"], row["step"]) == (killed, "finished", 6)
+    assert registry(["compare", killed, str(calm)]) == 0
+    assert "No difference." in capsys.readouterr().out
 
 
 def test_who_does_not_write_leaves_no_trace(bucket, capsys):
