@@ -1,4 +1,4 @@
-"""One run: what its folder says, read once and only when asked for."""
+"""One run: the content of its folder, read once and only when it is needed."""
 
 import functools
 import json

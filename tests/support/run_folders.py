@@ -17,7 +17,7 @@ def record_of(
     starts: Sequence[Mapping[str, Any]] | None = None,
     experiment: str = "tiny.StdlibTiny",
 ) -> dict[str, Any]:
-    """Returns a record with these texts of knobs; one finished start unless `starts` says otherwise."""
+    """Returns a record with these texts of knobs; one finished start without `starts`."""
     command = ["python", "-m", "runners.main", f"--exp={experiment}", "--workdir=a"]
     ended = {"at": "2026-01-01T00:02:00+00:00", "step": steps, "reason": "finished"}
     start = {"started": STARTED, "step": 0, "command": command, "code": {"vortaro": CODE}, "ended": ended}

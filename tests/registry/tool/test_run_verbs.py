@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from scipy import stats
 
-from registry.runs.comparison import interval
+from registry.runs.comparison import interval, verdict
 from registry.runs.table import statistics
 from registry.tool.command_line import main
 from registry.tool.render_runs import duration
@@ -118,10 +119,10 @@ def test_two_hundred_runs_are_read_without_jax(tmp_path):
 
 
 def test_statistics_and_intervals():
-    assert statistics([1.0, None, 3.0]) == {"mean": 2.0, "deviation": pytest.approx(math.sqrt(2)), "n": 2}
-    assert statistics([None]) is None
+    assert statistics([1.0, 3.0]) == {"mean": 2.0, "deviation": pytest.approx(math.sqrt(2)), "n": 2}
     # Student's t for 95% and 2 degrees of freedom is 4.30265; the deviation of 1, 2, 3 is 1.
-    assert interval([1.0, 2.0, 3.0]) == {"mean": 2.0, "half_width": pytest.approx(4.302653 / math.sqrt(3)), "n": 3}
+    found = interval([1.0, 2.0, 3.0])
+    assert found == {"deviation": 1.0} | {"mean": 2.0, "half_width": pytest.approx(4.302653 / math.sqrt(3)), "n": 3}
     assert interval([5.0])["half_width"] is None
 
 
@@ -148,13 +149,20 @@ def test_compare_over_seeds(runs, capsys):
         ["runs/lr0.2-0", "runs/lr0.2-1"],
     ]
     # Two values: the half width is t (12.7062) * deviation / sqrt(2).
-    assert found["results"]["rows"][0]["final"] == {
-        "mean": pytest.approx(2.1),
-        "half_width": pytest.approx(1.27062, rel=1e-4),
-        "n": 2,
-    }
+    final = found["results"]["rows"][0]["final"]
+    assert (final["mean"], final["half_width"]) == (pytest.approx(2.1), pytest.approx(1.27062, rel=1e-4))
     _, out, _ = registry(capsys, "compare", "runs/lr*")
-    assert "a b are better than c d by 34.4%; their intervals overlap." in out
+    assert "a b are better than c d by 34.4% (not significant at 5%)." in out
+
+
+@pytest.mark.parametrize("shift", [0.7, 1.5, 4.0])
+def test_significance_is_that_of_welchs_test(shift):
+    one, other = [2.0, 2.2, 2.7], [2.1 + shift, 2.9 + shift]
+    rows = [{"runs": [name], "at": {"step": interval(values)}} for name, values in (("a", one), ("b", other))]
+    p = stats.ttest_ind(one, other, equal_var=False).pvalue
+    assert verdict(rows, "step", higher=False)["is_certain"] == (p < 0.05)
+    assert verdict(rows, "step", higher=False)["best"] == ["a"]
+    assert verdict(rows, "step", higher=True)["best"] == ["b"]
 
 
 def test_compare_by_another_metric(runs, capsys):
