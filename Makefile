@@ -10,7 +10,7 @@ BENCH = .venv-bench/bin/python
 BENCHED = .venv-bench/.made-by-make
 TESTED = .venv/.tested-by-make
 
-EXTRAS = tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
+EXTRAS = browser,tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-slow test-tpu test-cluster test-browser lint docs bench faults
 help:

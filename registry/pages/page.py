@@ -33,6 +33,7 @@ def page(
     scripts: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
     styles: Sequence[str] = (),
+    current: str = "",
 ) -> str:
     """Returns a complete page.
 
@@ -43,9 +44,10 @@ def page(
       scripts: further scripts, as paths relative to `root`; they run in this order after page.js.
       links: label and relative path of the pages in the header; the first one is the home page.
       styles: further style sheets, as paths relative to `root`.
+      current: the label in `links` of this page.
     """
     content = Markup("".join(parts))
-    values = {"title": title, "content": content, "root": root, "links": links or {}}
+    values = {"title": title, "content": content, "root": root, "links": links or {}, "current": current}
     return render("page.jinja", scripts=scripts, styles=styles, **values)
 
 

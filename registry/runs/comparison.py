@@ -9,7 +9,7 @@ from registry.records.diff import differing, differing_config
 from registry.records.record import made_by
 from registry.runs.metrics import AXES, TRAIN, VALIDATION, Curve, curve, higher_is_better
 from registry.runs.run import Run
-from registry.runs.table import groups
+from registry.runs.table import groups, statistics
 
 Comparison = dict[str, Any]
 METRICS = ("bits_per_byte", "loss")  # compared unless --metric names another: the first that all runs have
@@ -104,7 +104,15 @@ def results(runs: Sequence[Run], metric: str | None) -> Comparison:
             }
         )
     equal = {axis: _limit(of.values()) for axis, of in curves.items()}
-    return {"metric": name, "split": split, "higher_is_better": higher, "equal": equal, "rows": rows}
+    verdicts = {axis: verdict(rows, axis, higher=higher) for axis, limit in equal.items() if limit is not None}
+    return {
+        "metric": name,
+        "split": split,
+        "higher_is_better": higher,
+        "equal": equal,
+        "rows": rows,
+        "verdicts": {axis: found for axis, found in verdicts.items() if found is not None},
+    }
 
 
 def _measured(runs: Sequence[Run], metric: str | None) -> tuple[str, str] | None:
@@ -140,15 +148,44 @@ def _at(runs: Sequence[Run], group: Sequence[Run], curves: Mapping[str, Curve]) 
 
 
 def interval(values: Sequence[float]) -> Comparison:
-    """Returns the mean of values and half the width of its 95% confidence interval by Student's t; None for one value.
+    """Returns mean, deviation, n and half the width of the mean's 95% confidence interval by Student's t.
 
-    The interval supposes that the values of the seeds have a normal distribution.
+    Deviation and half width are None for one value. The interval supposes values of a normal distribution.
     """
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return {"mean": mean, "half_width": None, "n": 1}
+    found = statistics(values)
+    if found["deviation"] is None:
+        return {**found, "half_width": None}
+    error = found["deviation"] / math.sqrt(found["n"])
+    return {**found, "half_width": _quantile(found["n"] - 1) * error}
+
+
+def _quantile(freedom: float) -> float:
+    """Returns the factor of the standard error for a confidence interval by Student's t."""
     from scipy.special import stdtrit
 
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
-    return {"mean": mean, "half_width": quantile * deviation / math.sqrt(len(values)), "n": len(values)}
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def verdict(rows: Sequence[Comparison], axis: str, *, higher: bool) -> Comparison | None:
+    """Returns the best and the second row on an axis; None if fewer than two have a value.
+
+    Returns:
+      `best` and `second` (their runs), `share` (of the second's mean, by which the best differs), and `is_certain`:
+      whether the 95% interval of the difference of the means excludes 0 (Welch's t-test); None without several seeds.
+    """
+    have = [row for row in rows if row["at"][axis] is not None]
+    ranked = sorted(have, key=lambda row: (-1 if higher else 1) * row["at"][axis]["mean"])
+    if len(ranked) < 2:
+        return None
+    best, second = (row["at"][axis] for row in ranked[:2])
+    gap = abs(second["mean"] - best["mean"])
+    share = gap / abs(second["mean"]) if second["mean"] else 0.0
+    found = {"best": ranked[0]["runs"], "second": ranked[1]["runs"], "share": share, "is_certain": None}
+    if best["deviation"] is None or second["deviation"] is None:
+        return found
+    terms = [(side["deviation"] ** 2 / side["n"], side["n"]) for side in (best, second)]
+    variance = sum(term for term, _ in terms)
+    if not variance:
+        return {**found, "is_certain": gap > 0}
+    freedom = variance**2 / sum(term**2 / (n - 1) for term, n in terms)  # Welch 1947
+    return {**found, "is_certain": gap > _quantile(freedom) * math.sqrt(variance)}

@@ -10,7 +10,7 @@ from registry.runs.run import Run
 from tasks.storage.files import place
 
 Ancestor = dict[str, Any]
-DEEPEST = 100  # ancestors that are followed; more are a circle of run folders that were written anew
+DEEPEST = 100  # ancestors that are followed; more are a circle of run folders
 
 
 def lineage(run: Run) -> list[Ancestor]:

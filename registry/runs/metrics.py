@@ -88,7 +88,7 @@ class Curve:
     y: Sequence[float]
 
     def at(self, x: float) -> float | None:
-        """Returns the value at `x`, linear between the two points beside it; None outside the curve."""
+        """Returns the value at `x`, linear between the two nearest points; None outside the curve."""
         if not self.x or not self.x[0] <= x <= self.x[-1]:
             return None
         right = bisect.bisect_left(self.x, x)
@@ -111,7 +111,7 @@ def curve(lines: Sequence[Mapping[str, Any]], metric: str, *, split: str = VALID
       metric: name of the scalar.
       split: the split of the lines.
       axis: a name in AXES. Lines without its scalar (validation has no count of tokens) are placed between the two
-        lines of training beside them, in proportion to their steps.
+        nearest lines of training, in proportion to their steps.
     """
     places = _places(lines, AXES[axis])
     points = [(places(line), line[metric]) for line in lines if line["split"] == split and line.get(metric) is not None]

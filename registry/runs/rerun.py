@@ -19,7 +19,7 @@ def rerun(run: Run, imports: Sequence[str] = ()) -> dict[str, Any]:
     """Returns how to repeat a run: `commands` (texts for a shell), `missing` (sentences), and the `devices` it had.
 
     A run that was continued with other settings has several commands: each trains on in the folder of the first.
-    Data are compared by their fingerprints, which are read anew.
+    Data are compared by their fingerprints, which are computed again.
 
     Args:
       run: the run.
@@ -30,7 +30,7 @@ def rerun(run: Run, imports: Sequence[str] = ()) -> dict[str, Any]:
     """
     record = run.record
     starts = record.get("starts") or [record]
-    # The command of the record made the folder; an import of weights is no start of training.
+    # The command of the record made the folder; an import of weights does not start training.
     commands = [tuple(made["command"]) for made in (record, *starts) if made.get("command")]
     if not commands:
         raise UsageError(f"The record of '{run.name}' has no command: an earlier version wrote it. Read its overrides.")

@@ -1,4 +1,4 @@
-"""One run: what its folder says, read once and only when asked for."""
+"""One run: the content of its folder, read once and only when it is needed."""
 
 import functools
 import json
@@ -50,9 +50,11 @@ class Run:
             with reached(file, "read"):
                 content = file.read_text()
         except UsageError as error:
+            if not self.folder.exists():
+                raise UsageError(f"Run folder '{self.name}' does not exist. Give the --workdir of a run.") from None
             if not file.exists():
                 message = f"Run folder '{self.name}' has no {EXPERIMENT}: its run was interrupted before it began."
-                raise UsageError(f"{message} Remove it, or run the same command again.") from None
+                raise UsageError(f"{message} Remove it, or run its command again.") from None
             raise error
         try:
             loaded = json.loads(content)

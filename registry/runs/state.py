@@ -39,7 +39,7 @@ def state_of(folder: Place, record: Mapping[str, Any], *, step: int, steps: int 
     starts = record.get("starts") or []
     if not starts:
         return NEW
-    if "ended" in starts[-1]:  # records of earlier versions do not say how a start ended
+    if "ended" in starts[-1]:  # records of earlier versions lack the end of a start
         ended = starts[-1]["ended"]
         return DEAD if ended is None else FINISHED if ended["reason"] == FINISHED else STOPPED
     saved = last_saved(folder)

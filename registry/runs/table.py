@@ -1,7 +1,7 @@
 """Tables of runs: the knobs that differ, conditions, orders, and groups of runs that differ in nothing else."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
@@ -85,22 +85,19 @@ def groups(runs: Sequence[Run], by: Sequence[str]) -> list[list[Run]]:
 def group_row(runs: Sequence[Run], knobs: Collection[str], by: Collection[str]) -> Row:
     """Returns mean, standard deviation and count of the figures of a group, and the knobs that vary among groups."""
     first = runs[0]
-    figures = {name: statistics([run[name] for run in runs]) for name in MEANS}
+    known = {name: [run[name] for run in runs if run[name] is not None] for name in MEANS}
     return {
         "entry": first.record["experiment"],
         "smoke": bool(first.record.get("smoke")),
         "n": len(runs),
         "runs": [run.name for run in runs],
-        **{name: figure for name, figure in figures.items() if figure is not None},
+        **{name: statistics(numbers) for name, numbers in known.items() if numbers},
         "knobs": {name: first[name] for name in knobs if name in first.knobs and name not in by},
     }
 
 
-def statistics(values: Iterable[float | None]) -> Mapping[str, float | None] | None:
-    """Returns mean, deviation (of the sample, n - 1; None for one value) and n of the numbers; None without numbers."""
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return None
+def statistics(numbers: Sequence[float]) -> Row:
+    """Returns mean, deviation (of the sample, n - 1; None for one value) and n of one or more numbers."""
     mean = math.fsum(numbers) / len(numbers)
     spread = math.fsum((value - mean) ** 2 for value in numbers)
     deviation = math.sqrt(spread / (len(numbers) - 1)) if len(numbers) > 1 else None

@@ -33,7 +33,7 @@ def index_page(records: Sequence[Record]) -> str:
         "devices": [name for name in DEVICES if any(row["device_range"] == name for row in rows)],
     }
     content = _template("index.jinja", rows=rows, filters=filters, columns=INDEX_COLUMNS)
-    return _page("Experiments", content, ".", "index", "data/index.js", "assets/index.js")
+    return _page("Experiments", content, ".", "data/index.js", "assets/index.js")
 
 
 def code_marked(text: str) -> Markup:
@@ -98,7 +98,7 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
     name = record["name"]
     if "error" in record:
         content = _template("error.jinja", record=record, row=row(record))
-        return _page(name, content, "..", "")
+        return _page(name, content, "..")
     values = {
         "row": row(record),
         "doc": [" ".join(part.split()) for part in record["doc"].split("\n\n")],
@@ -115,7 +115,7 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
     content = _template("entry.jinja", record=record, plans=plans, **values)
     data = f"data/{quote(name)}.js"
     scripts = ("data/knobs.js", data, "assets/grid.js", "assets/mesh.js", "assets/entry.js")
-    return _page(name, content, "..", "", *scripts)
+    return _page(name, content, "..", *scripts)
 
 
 def facts(record: Record) -> list[tuple[str, str, str]]:
@@ -192,7 +192,7 @@ def compare_page(records: Sequence[Record]) -> str:
     """Returns the page that compares any two experiments, which its address names."""
     names = [record["name"] for record in records if "error" not in record]
     content = _template("compare.jinja", names=names)
-    return _page("Compare", content, ".", "compare", "data/index.js", "data/knobs.js", "assets/compare.js")
+    return _page("Compare", content, ".", "data/index.js", "data/knobs.js", "assets/compare.js")
 
 
 def index_data(records: Sequence[Record]) -> str:
@@ -230,10 +230,11 @@ def entry_data(record: Record, known: Mapping[str, str]) -> str:
     return f"(vortaro.entries ??= {{}})[{script_json(record['name'])}] = {script_json(data)};\n"
 
 
-def _page(title: str, content: str, root: str, current: str, *scripts: str) -> str:
+def _page(title: str, content: str, root: str, *scripts: str) -> str:
     links = {"Experiments": f"{root}/index.html", "Compare": f"{root}/compare.html"}
     titled = title if title == "Experiments" else f"{title} · Experiments"
-    return page(titled, [content], root=root, scripts=scripts, links=links, styles=("assets/site.css",))
+    styles = ("assets/site.css",)
+    return page(titled, [content], root=root, scripts=scripts, links=links, styles=styles, current=title)
 
 
 @functools.cache

@@ -181,9 +181,12 @@ def _results(data: Row, marks: Mapping[str, str]) -> None:
     ]
     out.print(table(columns, rows, title=f"{data['split'].capitalize()} {name}", right=columns[1:]))
     if any(len(row["runs"]) > 1 for row in data["rows"]):
-        out.print("Mean and 95% confidence interval (Student's t) of runs that differ in SEED alone.")
-    for sentence in _verdicts(data, marks, axes):
-        out.print(sentence)
+        out.print(
+            "Mean and 95% confidence interval (Student's t) of runs that differ in SEED alone; their differences "
+            "by Welch's t-test."
+        )
+    for axis, found in data["verdicts"].items():
+        out.print(_verdict(axis, found, marks))
 
 
 def _limit(axis: str, limit: float) -> str:
@@ -202,24 +205,12 @@ def _interval(figure: Mapping[str, Any] | None) -> str:
     )
 
 
-def _verdicts(data: Row, marks: Mapping[str, str], axes: Iterable[str]) -> Iterable[str]:
-    """Yields a sentence for each axis on which the first row is another one than the second."""
-    if len(data["rows"]) < 2:
-        return
-    sign = -1 if data["higher_is_better"] else 1
-    for axis in axes:
-        have = [row for row in data["rows"] if row["at"][axis] is not None]
-        ranked = sorted(have, key=lambda row: sign * row["at"][axis]["mean"])
-        if len(ranked) < 2:
-            continue
-        best, second = (row["at"][axis] for row in ranked[:2])
-        first, other = (" ".join(marks[run] for run in row["runs"]) for row in ranked[:2])
-        verb = "is" if len(ranked[0]["runs"]) == 1 else "are"
-        share = abs(second["mean"] - best["mean"]) / abs(second["mean"]) if second["mean"] else 0.0
-        widths = [figure["half_width"] for figure in (best, second) if figure["half_width"] is not None]
-        overlap = widths and abs(second["mean"] - best["mean"]) < sum(widths)
-        doubt = "; their intervals overlap" if overlap else ""
-        yield f"At equal {AXES[axis]}, {first} {verb} better than {other} by {percent(share)}{doubt}."
+def _verdict(axis: str, found: Row, marks: Mapping[str, str]) -> str:
+    """Returns a sentence: which runs are better on an axis, by how much, and whether seeds could explain it."""
+    best, second = (" ".join(marks[run] for run in found[side]) for side in ("best", "second"))
+    verb = "is" if len(found["best"]) == 1 else "are"
+    doubt = {None: "", True: " (significant at 5%)", False: " (not significant at 5%)"}[found["is_certain"]]
+    return f"At equal {AXES[axis]}, {best} {verb} better than {second} by {percent(found['share'])}{doubt}."
 
 
 def lineage(rows: Sequence[Row]) -> None:

@@ -53,7 +53,7 @@ def site(options: argparse.Namespace) -> int:
         print(f"registry: The plans of {name} are not shown, because it is not in the site.", file=sys.stderr)
     print(f"{len(made)} experiments, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
     print(f"Written: {folder / 'index.html'}", flush=True)
-    if options.serve is not None:
+    if options.serve is not None and isinstance(folder, Path):
         serve(folder, options.serve)
     return 2 if any("error" in record for record in made) else 0
 

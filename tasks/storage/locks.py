@@ -48,7 +48,7 @@ def _lock(stream: TextIO, wait: bool) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Returns whether a process holds the lock of a file, without changing the file; False if there is no file."""
+    """Returns whether a process holds the lock of a file, without changing the file; False without the file."""
     try:
         with file.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ import pytest
 
 from registry.runs_pages.runs_page import RunPages, write_runs
 from runners.training import report
-from tests.support.run_folders import metrics, run_folder
+from tests.support.runs_with_curves import metrics, run_folder
 
 ATTACK = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
 LOSS = "figure[data-metric=loss]"

@@ -15,10 +15,11 @@ from tests.docs.test_docs import OPERATORS, PAGES
 
 WIDTH = 100  # characters of a line in the documentation
 DIFF_WIDTH = 120  # of the difference in the README
-VERBS = ("list", "show", "weights", "diff", "explain", "check", "tree")
+VERBS = ("list", "show", "weights", "diff", "explain", "check", "tree", "site")
 COMMAND = re.compile(r"(?:python -m registry|python -m vortaro|vortaro) (?=[a-z])")
 SHOWN = re.compile(r"^```sh\n([^`]*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MODULE = re.compile(r"^cat > (\w+\.py) <<'(\w+)'\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
+SITE = re.compile(r"(?<=experiments), \d+ files, [\d.]+ MiB, [\d.]+ s$")
 OMITTED = "..."
 CUT = "…"
 
@@ -43,8 +44,9 @@ EXAMPLES = {
 
 
 def lines_of(text: str) -> list[str]:
-    """Returns the lines with characters, without line numbers of source text, which change with any edit."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    """Returns the lines with characters, without line numbers of source text, which change with any edit, and without
+    the size of a site and its seconds."""
+    lines = [SITE.sub("", line.rstrip()) for line in text.splitlines() if line.strip()]
     return [re.sub(r"─+", "─", re.sub(r"\.py:\d+\b", ".py", line)) for line in lines]  # a rule is as wide as its cells
 
 

@@ -1,52 +1,58 @@
-"""Run folders for tests of pages: a real record, metrics by formula, no training."""
+"""Run folders written by hand: a record, metrics and checkpoints, for tests of what reads them."""
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.records.snapshot import snapshot
-from registry.resolve import resolve
-
-RECORDS: dict[tuple[str, ...], dict[str, Any]] = {}  # by settings, made once
+STARTED = "2026-01-01T00:00:00+00:00"
+CODE = {"version": "0.1.0", "digest": "0123456789ab", "commit": "c" * 40, "dirty": False}
 
 
-def record_of(*sets: str) -> dict[str, Any]:
-    """The record of a small experiment with settings."""
-    if sets not in RECORDS:
-        RECORDS[sets] = {**snapshot(resolve("tiny.StdlibTiny", list(sets), smoke=True)), "doc": "A small model."}
-    return json.loads(json.dumps(RECORDS[sets]))
+def record_of(
+    knobs: Mapping[str, str],
+    *,
+    steps: int = 100,
+    parent: Mapping[str, Any] | None = None,
+    starts: Sequence[Mapping[str, Any]] | None = None,
+    experiment: str = "tiny.StdlibTiny",
+) -> dict[str, Any]:
+    """Returns a record with these texts of knobs; one finished start without `starts`."""
+    command = ["python", "-m", "runners.main", f"--exp={experiment}", "--workdir=a"]
+    ended = {"at": "2026-01-01T00:02:00+00:00", "step": steps, "reason": "finished"}
+    start = {"started": STARTED, "step": 0, "command": command, "code": {"vortaro": CODE}, "ended": ended}
+    start |= {"versions": {"python": "3.11.7"}}
+    config = {f"task.{name.lower()}": value for name, value in knobs.items()}
+    return {
+        "experiment": experiment,
+        "smoke": False,
+        "overrides": [],
+        "knobs": {name: {"value": value, "owner": "tests"} for name, value in knobs.items()},
+        "config": {**config, "train.num_steps": str(steps)},
+        "weights": [],
+        "totals": {"parameters": 10},
+        "mesh": {"data": 1},
+        "command": command,
+        "parent": parent,
+        "starts": [start] if starts is None else list(starts),
+    }
 
 
-def metrics(steps: int, level: float = 2.0, *, every: int = 1, flops: bool = True) -> list[dict[str, Any]]:
-    """Lines of training every few steps at 2 steps a second, and of validation every 10 steps."""
-    lines = []
-    for step in range(every, steps + 1, every):
-        loss = level + 3 * math.exp(-step / 20) + 0.1 * math.sin(step)
-        scalars = {"loss": loss, "bits_per_byte": loss / math.log(2), "learning_rate": 0.003, "grad_norm": 1 + 1 / step}
-        scalars |= {"tokens_seen": 256 * step, "tokens_per_second": 512.0, "steps_per_second": 2.0}
-        scalars |= {"flops": 1000 * step} if flops else {}
-        lines.append({"step": step, "split": "train", **scalars, "router_load_max": 1 + loss})
-        if step % 10 == 0:
-            lines.append({"step": step, "split": "validation", "loss": loss + 0.1, "bits_per_byte": loss / math.log(2)})
-    return lines
+def lines_of(losses: Mapping[int, float], *, rate: float = 2.0, tokens: int = 10) -> list[dict[str, Any]]:
+    """Returns lines of training and validation at some steps: a step takes 1/rate s, has `tokens` and 100 FLOPs."""
+    made = []
+    for step, loss in losses.items():
+        scalars = {"tokens_seen": tokens * step, "flops": 100 * step, "steps_per_second": rate}
+        made.append({"step": step, "split": "train", "loss": loss + 1, **scalars})
+        made.append({"step": step, "split": "validation", "loss": loss, "accuracy": 1 / (1 + loss)})
+    return made
 
 
-def run_folder(
-    folder: Path,
-    *sets: str,
-    lines: list[dict[str, Any]] | None = None,
-    sample: str = "",
-    changes: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes a run folder; `changes` replace keys of its record."""
+def write_run(folder: Path, record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]] = (), saved: int = 0) -> Path:
+    """Writes a run folder, with a checkpoint folder if `saved`; returns it."""
     folder.mkdir(parents=True)
-    record = {**record_of(*sets), **(changes or {})}
-    (folder / "experiment.json").write_text(json.dumps(record))
-    made = metrics(60) if lines is None else lines
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
-    if sample:
-        (folder / "samples").mkdir()
-        (folder / "samples" / "00000060-seed0.txt").write_text(sample)
+    (folder / "experiment.json").write_text(json.dumps(record, indent=1))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if saved:
+        (folder / "checkpoints" / str(saved)).mkdir(parents=True)
     return folder

@@ -68,5 +68,3 @@ def test_assets_are_written_once(tmp_path):
     after = {file.name: file.stat().st_mtime_ns for file in assets.iterdir()}
     assert {name for name in names if before[name] != after[name]} == {"style.css"}
     assert (assets / "style.css").read_text() != "changed"
-
-

@@ -7,7 +7,7 @@ import pytest
 from registry.runs.metrics import with_seconds
 from registry.runs_pages.curves import MOST_POINTS, curves, downsampled, groups, panel
 from registry.runs_pages.task_results import is_result, last
-from tests.support.run_folders import metrics
+from tests.support.runs_with_curves import metrics
 
 
 def test_short_curves_keep_every_point():

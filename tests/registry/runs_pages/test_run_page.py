@@ -5,7 +5,7 @@ import re
 
 from registry.runs.run import Run
 from registry.runs_pages.run_page import card_pairs, duration, run_page, samples_of
-from tests.support.run_folders import metrics, run_folder
+from tests.support.runs_with_curves import metrics, run_folder
 
 SCRIPT = "<script>window.attacked = 1</script>"
 

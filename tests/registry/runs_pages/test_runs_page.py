@@ -6,7 +6,7 @@ import re
 import pytest
 
 from registry.runs_pages.runs_page import RunPages, unique, write_runs
-from tests.support.run_folders import metrics, run_folder
+from tests.support.runs_with_curves import metrics, run_folder
 
 
 @pytest.fixture

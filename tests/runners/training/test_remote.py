@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 from layers.errors import UsageError
+from registry.runs.state import is_in_use
 from runners import main
 from runners.training.checkpoints import Checkpoints
 from tasks.storage import lease
@@ -110,6 +111,12 @@ def test_the_registry_reads_run_folders(killed, calm, capsys):
 
     assert registry(["diff", killed, str(calm)]) == 0
     capsys.readouterr()
+    assert not is_in_use(place(killed))
+    assert registry(["runs", f"{killed.rpartition('/')[0]}/k*", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["state"], row["step"]) == (killed, "finished", 6)
+    assert registry(["compare", killed, str(calm)]) == 0
+    assert "No difference." in capsys.readouterr().out
 
 
 def test_who_does_not_write_leaves_no_trace(bucket, capsys):
@@ -137,6 +144,7 @@ def take(folder):
 
 def test_a_second_trainer_is_refused_until_the_first_is_dead(holder, capsys):
     folder, process = holder
+    assert is_in_use(place(folder))
     with pytest.raises(UsageError, match=f"Another process trains in '{folder}' .*process {process.pid}"):
         take(folder)
     process.kill()

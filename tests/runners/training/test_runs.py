@@ -4,6 +4,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from registry.runs.run import Run
 from runners.training.metrics_log import MetricsLog
 from testing import launches
 from tests.conftest import ROOT, xla_flags
@@ -80,9 +82,43 @@ def test_metrics(finished):
         )
         assert set(names.split()) <= set(line)
         assert "mfu" not in line, "a CPU's peak is not known"
+        assert line["flops"] * 30 == train[-1]["flops"] * line["step"], "of full rows"
     validation = [line for line in lines(finished[0]) if line["split"] == "validation"]
     assert [line["step"] for line in validation] == [10, 20, 30]
     assert validation[-1]["loss"] < validation[0]["loss"]
+
+
+def test_the_printed_command_repeats_the_run(copy, inside):
+    assert Run(copy).state == "finished"
+    printed = inside("registry", "rerun", str(copy), "--json")
+    assert printed.returncode == 0, printed.stdout
+    found = json.loads(printed.stdout)
+    assert found["missing"] == []
+    (command,) = found["commands"]
+    program, _, flags = command.partition(" --")
+    assert program == "python -m runners.main"
+    assert inside("runners.main", *shlex.split(f"--{flags}")).returncode == 0
+    again = copy.with_name(f"{copy.name}-again")
+    assert launches.metrics(again) == launches.metrics(copy)
+    compared = inside("registry", "compare", str(copy), str(again))
+    assert compared.returncode == 0
+    assert "No difference." in compared.stdout
+
+
+def test_rerun_reports_other_code_and_data(copy, inside, monkeypatch):
+    record = json.loads((copy / "experiment.json").read_text())
+    record["starts"][-1]["data"]["train.input"]["fingerprint"] = "0" * 16
+    record["starts"][-1]["code"]["vortaro"]["digest"] = "1" * 12
+    record["starts"][-1]["versions"]["flax"] = "0.1"
+    (copy / "experiment.json").write_text(json.dumps(record))
+    printed = inside("registry", "rerun", str(copy))
+    assert printed.returncode == 1
+    for text in (
+        "The data of train.input are other ones now",
+        "The code of vortaro is another one now",
+        "flax 0.1 (now",
+    ):
+        assert text in printed.stdout
 
 
 def test_a_finished_run_has_nothing_left_to_do(copy, inside):
@@ -123,6 +159,7 @@ def test_a_signal_saves_and_the_next_start_resumes(inside, tmp_path, monkeypatch
         first = inside("runners.main", *flags)
         assert first.returncode == code, first.stderr
         step = saved_at(tmp_path / "run", first.stdout, number)
+        assert Run(tmp_path / "run").state == "stopped"
         again = inside("runners.main", *flags)
     assert again.returncode == code, again.stderr
     assert f"Resumed at step {step}" in again.stdout

@@ -1,0 +1,89 @@
+"""Metrics of runs: the quick summary equals a complete reading; curves over each axis."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.runs.metrics import Curve, curve, higher_is_better, lines_of, summary, with_seconds
+from tests.support.run_folders import lines_of as made
+
+LOSSES = {10: 4.0, 20: 2.0, 30: 3.0}
+
+
+def text(lines) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_summary():
+    found = summary(text(made(LOSSES)))
+    assert (found.train["step"], found.train["loss"], found.train["tokens_seen"]) == (30, 4.0, 300)
+    assert (found.validation["step"], found.validation["loss"]) == (30, 3.0)
+    assert (found.best["step"], found.best["loss"], found.step) == (20, 2.0, 30)
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"step": 1, "spl', "[1]\n", '{"step": 1}\n'])
+def test_nothing_to_summarize(content):
+    found = summary(content)
+    assert (found.train, found.validation, found.best, found.step) == ({}, {}, {}, 0)
+
+
+@given(st.integers(0, 400))
+def test_a_crash_cuts_a_line_at_any_character(cut):
+    whole = text(made(LOSSES))
+    content = whole[: len(whole) - cut]
+    lines = [json.loads(line) for line in content.splitlines() if line.endswith("}")]
+    assert lines_of(content) == lines
+    validation = [line for line in lines if line["split"] == "validation"]
+    found = summary(content)
+    assert found.validation == (validation[-1] if validation else {})
+    assert found.best == min(validation, key=lambda line: line["loss"], default={})
+
+
+def test_a_loss_that_is_not_finite_is_not_the_best():
+    lines = [*made(LOSSES), {"step": 40, "split": "validation", "loss": None}]
+    found = summary(text(lines))
+    assert (found.validation["step"], found.best["step"]) == (40, 20)
+
+
+def test_seconds_are_those_of_updates():
+    lines = with_seconds([*made({10: 4.0}, rate=2.0), *made({30: 3.0}, rate=4.0)])
+    assert [line["seconds"] for line in lines] == [5.0, 5.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("axis", "places"), [("step", (10, 20, 30)), ("tokens", (100, 200, 300)), ("flops", (1000, 2000, 3000))]
+)
+def test_curves(axis, places):
+    found = curve(with_seconds(made(LOSSES)), "loss", axis=axis)
+    assert (found.x, found.y) == (places, (4.0, 2.0, 3.0))
+    assert curve(with_seconds(made(LOSSES)), "loss", axis="seconds").x == (5.0, 10.0, 15.0)
+    assert curve(made(LOSSES), "loss", split="train").y == (5.0, 3.0, 4.0)
+
+
+def test_validation_between_two_lines_of_training_is_between_their_tokens():
+    lines = [*made(LOSSES), {"step": 25, "split": "validation", "loss": 1.0}]
+    lines.sort(key=lambda line: line["step"])
+    found = curve(lines, "loss", axis="tokens")
+    assert found.x == (100, 200, 250, 300)
+
+
+def test_a_curve_between_and_outside_its_points():
+    found = Curve((10, 20, 40), (4.0, 2.0, 3.0))
+    assert [found.at(x) for x in (10, 15, 20, 30, 40)] == [4.0, 3.0, 2.0, 2.5, 3.0]
+    assert (found.at(9), found.at(41), Curve((), ()).at(1)) == (None, None, None)
+    assert (found.best(), found.best(higher=True)) == ((20, 2.0), (10, 4.0))
+
+
+def test_an_axis_that_is_not_recorded_has_no_curve():
+    lines = [{name: value for name, value in line.items() if name != "flops"} for line in made(LOSSES)]
+    assert curve(lines, "loss", axis="flops").x == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_higher"),
+    [("loss", False), ("accuracy", True), ("arc_easy/acc,none", True), ("wiki/perplexity", False)],
+)
+def test_direction(name, is_higher):
+    assert higher_is_better(name) == is_higher
