@@ -26,6 +26,7 @@ def run_page(
     root: str = ".",
     source: str = "",
     links: Mapping[str, str] | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns the page of a run.
 
@@ -38,8 +39,9 @@ def run_page(
       root: relative path to the folder that contains `assets/`.
       source: path of the script that holds the curves; empty: the page holds them.
       links: pages in the header.
+      content: what `curves` returns for the lines, if it is known.
     """
-    content = curves(lines)
+    content = content or curves(lines)
     results = task_results.last(line for line in lines if line["split"] == EVALS)
     shown = groups([content], tasks=_tasks(results))
     name = f"{record['experiment']}{' (smoke)' if record.get('smoke') else ''}"

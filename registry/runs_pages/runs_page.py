@@ -115,6 +115,7 @@ class RunPages:
             root="..",
             source=f"{row.file}.js",
             links=links,
+            content=content,
         )
         write_changed(self.out / FOLDER / f"{row.file}.html", made.encode())
         return row

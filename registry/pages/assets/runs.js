@@ -2,6 +2,7 @@
 "use strict";
 
 window.vortaroRuns ??= {};
+const SOON = 30; // milliseconds; runs that arrive within them are shown together
 
 const runsPage = {
   form: document.querySelector("form[data-curves]"),
@@ -121,12 +122,13 @@ const runsPage = {
     const script = vortaro.element("script", { src: `${row.dataset.source}${version}` });
     script.addEventListener("load", () => {
       script.remove();
-      this.show();
+      this.later ??= setTimeout(() => this.show(), SOON);
     });
     document.head.append(script);
   },
 
   show() {
+    this.later = null;
     const rows = this.rows.filter((row) => this.chosen.has(row.dataset.run) && row.dataset.run in vortaroRuns);
     const runs = rows.map((row) => ({
       name: row.dataset.run, label: row.dataset.run, color: Number(row.dataset.color), data: vortaroRuns[row.dataset.run],
