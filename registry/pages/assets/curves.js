@@ -220,7 +220,7 @@ class Curves {
     const main = {
       ...shared, y: line.y, meta, mode: hasPoints ? "lines+markers" : "lines", opacity: isPale ? PALE : isBusy && !hasPoints && this.pointed === null ? 0.6 : 1,
       line: { color, width, dash: this.several ? figures.dash(number) : "solid" },
-      marker: { color, size: line.x.length > 60 ? 3.5 : 5.5, symbol: line.split === "evals" ? "diamond" : "circle" },
+      marker: { color, size: 5.5, maxdisplayed: 40, symbol: line.split === "evals" ? "diamond" : "circle" },
     };
     if (!line.raw) return [main];
     return [{ ...shared, y: line.raw, mode: "lines", opacity: isPale ? 0.05 : 0.25, line: { color, width: 1 }, hoverinfo: "skip" }, main];
