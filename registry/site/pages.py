@@ -128,8 +128,8 @@ def facts(record: Record) -> list[tuple[str, str, str]]:
     return [
         ("parameters", amount(totals["parameters"]), ""),
         *((label, value, "") for label, value in stated if value is not None),
-        ("mixer", ", ".join(record["mixer"]) or "-", ""),
-        ("feed-forward", ", ".join(record["feed_forward"]) or "-", ""),
+        ("mixer", ", ".join(record["mixer"]) or "none", ""),
+        ("feed-forward", ", ".join(record["feed_forward"]) or "none", ""),
         ("devices", f"{math.prod(record['mesh'].values()):,}", mesh_text(record["mesh"])),
         ("state per device", size(held), ""),
     ]

@@ -85,5 +85,5 @@
     if (!query) closeAll();
   });
 
-  vortaro.drawMesh(entry);
+  new vortaro.MeshPicture(entry);
 }

@@ -44,109 +44,147 @@ vortaro.mesh = {
   },
 };
 
-/** Draws the picture of one experiment and connects it with the weight table. */
-vortaro.drawMesh = (entry) => {
-  const { mesh, weights } = entry;
-  const axes = Object.keys(mesh);
-  const sizes = Object.values(mesh);
-  const count = sizes.reduce((product, size) => product * size, 1);
-  const picker = document.getElementById("weight");
-  const rows = [...document.querySelectorAll("#weight-table tbody tr")];
-  const largest = weights.reduce((best, weight, number) => (weight.bytes > weights[best].bytes ? number : best), 0);
-  const chosen = { weight: largest, device: 0 };
-  let shown = { ...chosen };
-  let slices = { options: [], sizes: [], cuts: [], weight: -1 };
+/** The picture of one experiment, connected with the weight table: a weight and a device are chosen, or pointed at. */
+vortaro.MeshPicture = class {
+  constructor({ mesh, weights }) {
+    this.mesh = mesh;
+    this.weights = weights;
+    this.axes = Object.keys(mesh);
+    this.sizes = Object.values(mesh);
+    this.count = this.sizes.reduce((product, size) => product * size, 1);
+    this.picker = document.getElementById("weight");
+    this.rows = [...document.querySelectorAll("#weight-table tbody tr")];
+    const largest = weights.reduce((best, weight, number) => (weight.bytes > weights[best].bytes ? number : best), 0);
+    this.chosen = { weight: largest, device: 0 };
+    this.shown = { ...this.chosen };
+    this.drawDevices();
+    this.listen();
+    this.paint();
+  }
 
-  const device = (number) => Object.fromEntries(vortaro.grid.coordinates(number, sizes).map((at, axis) => [axes[axis], at]));
-  const nameOf = (number) => {
-    const named = Object.entries(device(number)).filter(([axis]) => mesh[axis] > 1);
+  get weight() {
+    return this.weights[this.shown.weight];
+  }
+
+  /** Returns the coordinates of a device by axis. */
+  device(number) {
+    return Object.fromEntries(vortaro.grid.coordinates(number, this.sizes).map((at, axis) => [this.axes[axis], at]));
+  }
+
+  nameOf(number) {
+    const named = Object.entries(this.device(number)).filter(([axis]) => this.mesh[axis] > 1);
     return named.length ? named.map(([axis, at]) => `${axis} ${at}`).join(", ") : "the only device";
-  };
-  const sliceOf = (number) => {
-    const parts = vortaro.mesh.parts(weights[shown.weight], mesh, device(number));
-    return parts.filter((_, dimension) => slices.cuts[dimension].parts > 1).reduce((sum, part, at) => sum * slices.sizes[at] + part, 0);
-  };
-  const show = (change, isChosen) => {
-    shown = { ...shown, ...change };
-    if (isChosen) Object.assign(chosen, change);
-    paint();
-  };
-  const restore = () => show({ ...chosen }, false);
+  }
 
-  const drawSlices = () => {
-    const weight = weights[shown.weight];
-    const cuts = vortaro.mesh.cuts(weight, mesh);
-    const cutSizes = cuts.map((cut) => cut.parts).filter((parts) => parts > 1);
-    slices = { ...slices, cuts, sizes: cutSizes, weight: shown.weight };
-    const partsOf = (number) => {
-      const found = vortaro.grid.coordinates(number, cutSizes);
-      return cuts.map((cut) => (cut.parts > 1 ? found.shift() : 0));
+  /** Returns the beginning of a sentence about the device that is shown. */
+  get subject() {
+    return this.count > 1 ? `Device ${this.nameOf(this.shown.device)}` : "The device";
+  }
+
+  /** Returns the number of the slice of the weight that a device holds, row-major over its cuts. */
+  sliceOf(number) {
+    const parts = vortaro.mesh.parts(this.weight, this.mesh, this.device(number));
+    const cut = parts.filter((_, dimension) => this.cuts[dimension].parts > 1);
+    return cut.reduce((sum, part, at) => sum * this.cutSizes[at] + part, 0);
+  }
+
+  show(change, isChosen) {
+    this.shown = { ...this.shown, ...change };
+    if (isChosen) Object.assign(this.chosen, change);
+    this.paint();
+  }
+
+  restore() {
+    this.show({ ...this.chosen }, false);
+  }
+
+  listen() {
+    this.picker.addEventListener("change", () => this.show({ weight: Number(this.picker.value) }, true));
+    this.rows.forEach((row, number) => {
+      row.addEventListener("mouseenter", () => this.show({ weight: number }, false));
+      row.addEventListener("click", () => this.show({ weight: number }, true));
+      row.querySelector("button").addEventListener("focus", () => this.show({ weight: number }, true));
+    });
+    document.querySelector("#weight-table tbody").addEventListener("mouseleave", () => this.restore());
+    vortaro.onTheme(() => this.paint());
+  }
+
+  drawDevices() {
+    const sizes = this.axes.map((axis) => `${axis} ${this.mesh[axis].toLocaleString("en")}`);
+    const choose = (number, isChosen) => this.show({ device: number }, isChosen);
+    const box = document.getElementById("devices");
+    const name = (number) => this.nameOf(number);
+    this.cells = vortaro.grid.draw(box, `Devices of the mesh, ${sizes.join(" by ")}`, this.sizes, name, choose, () => this.restore());
+    document.getElementById("axes").textContent = sizes.join(" × ");
+  }
+
+  drawSlices() {
+    const { weight, mesh } = this;
+    this.drawn = this.shown.weight;
+    this.cuts = vortaro.mesh.cuts(weight, mesh);
+    this.cutSizes = this.cuts.map((cut) => cut.parts).filter((parts) => parts > 1);
+    this.slices = this.cells.map((_, number) => this.sliceOf(number));
+    const label = (number) => {
+      const found = vortaro.grid.coordinates(number, this.cutSizes);
+      return vortaro.mesh.text(weight, this.cuts.map((cut) => (cut.parts > 1 ? found.shift() : 0)), this.cuts);
     };
-    const label = (number) => vortaro.mesh.text(weight, partsOf(number), cuts);
-    const firstHolder = (number) => Array.from({ length: count }, (_, at) => at).find((at) => sliceOf(at) === number);
-    const choose = (number, isChosen) => show({ device: firstHolder(number) }, isChosen);
-    slices.options = vortaro.grid.draw(document.getElementById("slices"), "Slices of the weight", cutSizes, label, choose, restore);
+    const choose = (number, isChosen) => this.show({ device: this.slices.indexOf(number) }, isChosen);
+    const box = document.getElementById("slices");
+    this.options = vortaro.grid.draw(box, "Slices of the weight", this.cutSizes, label, choose, () => this.restore());
     const letters = vortaro.mesh.letters(weight);
-    const dimensions = weight.shape.map((size, at) => `${letters[at]} ${size.toLocaleString("en")}${cuts[at].parts > 1 ? ` in ${cuts[at].parts} by ${cuts[at].axes.join(" × ")}` : ""}`);
+    const dimensions = weight.shape.map((size, at) => {
+      const { parts, axes } = this.cuts[at];
+      return `${letters[at]} ${size.toLocaleString("en")}${parts > 1 ? ` in ${parts} by ${axes.join(" × ")}` : ""}`;
+    });
     document.getElementById("dimensions").textContent = dimensions.join(" · ");
-    slices.byDevice = Array.from({ length: count }, (_, number) => sliceOf(number));
-  };
+  }
 
-  const drawHeld = () => {
-    const at = device(shown.device);
-    const most = Math.max(...weights.map((weight) => weight.bytes_per_device), 1);
-    const sorted = weights.map((weight, number) => [weight, number]).sort((a, b) => b[0].bytes_per_device - a[0].bytes_per_device);
+  /** Draws what the device holds of every weight, the largest first. */
+  drawHeld() {
+    const at = this.device(this.shown.device);
+    const most = Math.max(...this.weights.map((weight) => weight.bytes_per_device), 1);
+    const sorted = this.weights.map((weight, number) => [weight, number]).sort((a, b) => b[0].bytes_per_device - a[0].bytes_per_device);
     const lines = sorted.map(([weight, number]) => {
-      const text = vortaro.mesh.text(weight, vortaro.mesh.parts(weight, mesh, at), vortaro.mesh.cuts(weight, mesh));
+      const parts = vortaro.mesh.parts(weight, this.mesh, at);
       return vortaro.element(
         "li",
-        { class: number === shown.weight ? "current" : "" },
+        { class: number === this.shown.weight ? "current" : "" },
         vortaro.element("span", { class: "name" }, weight.path.replace("params/", "")),
         vortaro.element("span", { class: "bytes" }, vortaro.size(weight.bytes_per_device)),
-        vortaro.element("span", { class: "range" }, text),
+        vortaro.element("span", { class: "range" }, vortaro.mesh.text(weight, parts, vortaro.mesh.cuts(weight, this.mesh))),
         vortaro.element("span", { class: "length", style: `width: ${(100 * weight.bytes_per_device) / most}%` }),
       );
     });
     document.getElementById("held").replaceChildren(vortaro.element("ul", {}, ...lines));
-    const total = weights.reduce((sum, weight) => sum + weight.bytes_per_device, 0);
-    document.getElementById("mesh-held").textContent = `${count > 1 ? `Device ${nameOf(shown.device)}` : "The device"}: ${vortaro.size(total)}`;
-  };
+    const total = this.weights.reduce((sum, weight) => sum + weight.bytes_per_device, 0);
+    document.getElementById("mesh-held").textContent = `${this.subject}: ${vortaro.size(total)}`;
+  }
 
-  const paint = () => {
-    const weight = weights[shown.weight];
-    if (slices.weight !== shown.weight) drawSlices();
-    const slice = slices.byDevice[shown.device];
-    const colors = slices.options.map((_, number) => vortaro.mesh.color(number, slices.sizes));
-    slices.options.forEach((option, number) => option.style.setProperty("--cell", colors[number]));
-    cells.forEach((option, number) => option.style.setProperty("--cell", colors[slices.byDevice[number]]));
-    vortaro.grid.mark(cells, shown.device, (number) => slices.byDevice[number] === slice);
-    vortaro.grid.mark(slices.options, slice, () => false);
-    const holders = slices.byDevice.filter((each) => each === slice).length;
-    const copies = holders > 1 ? `, as ${holders - 1} other device${holders > 2 ? "s do" : " does"}` : "";
-    const range = vortaro.mesh.text(weight, vortaro.mesh.parts(weight, mesh, device(shown.device)), slices.cuts);
-    const name = weight.path.split("/").at(-1);
-    document.getElementById("held-slice").replaceChildren(
-      `${count > 1 ? `Device ${nameOf(shown.device)}` : "The device"} holds `,
-      vortaro.element("code", {}, `${name}${range}`),
-      `, ${vortaro.size(weight.bytes_per_device)}${copies}.`,
-    );
-    picker.value = String(shown.weight);
-    rows.forEach((row, number) => {
+  drawSentence() {
+    const { weight, shown } = this;
+    const others = this.slices.filter((slice) => slice === this.slices[shown.device]).length - 1;
+    const copies = others ? `, as ${others} other device${others > 1 ? "s do" : " does"}` : "";
+    const range = vortaro.mesh.text(weight, vortaro.mesh.parts(weight, this.mesh, this.device(shown.device)), this.cuts);
+    const held = vortaro.element("code", {}, `${weight.path.split("/").at(-1)}${range}`);
+    const size = `, ${vortaro.size(weight.bytes_per_device)}${copies}.`;
+    document.getElementById("held-slice").replaceChildren(`${this.subject} holds `, held, size);
+  }
+
+  paint() {
+    const { shown } = this;
+    if (this.drawn !== shown.weight) this.drawSlices();
+    const slice = this.slices[shown.device];
+    const colors = this.options.map((_, number) => vortaro.mesh.color(number, this.cutSizes));
+    this.options.forEach((option, number) => option.style.setProperty("--cell", colors[number]));
+    this.cells.forEach((option, number) => option.style.setProperty("--cell", colors[this.slices[number]]));
+    vortaro.grid.mark(this.cells, shown.device, (number) => this.slices[number] === slice);
+    vortaro.grid.mark(this.options, slice, () => false);
+    this.picker.value = String(shown.weight);
+    this.rows.forEach((row, number) => {
       row.classList.toggle("current", number === shown.weight);
-      row.querySelector("button").setAttribute("aria-pressed", String(number === chosen.weight));
+      row.querySelector("button").setAttribute("aria-pressed", String(number === this.chosen.weight));
     });
-    drawHeld();
-  };
-
-  const cells = vortaro.grid.draw(document.getElementById("devices"), `Devices of the mesh ${axes.map((axis) => `${axis}=${mesh[axis]}`).join(" ")}`, sizes, nameOf, (number, isChosen) => show({ device: number }, isChosen), restore);
-  document.getElementById("axes").textContent = axes.map((axis) => `${axis} ${mesh[axis].toLocaleString("en")}`).join(" × ");
-  picker.addEventListener("change", () => show({ weight: Number(picker.value) }, true));
-  rows.forEach((row, number) => {
-    row.addEventListener("mouseenter", () => show({ weight: number }, false));
-    row.addEventListener("click", () => show({ weight: number }, true));
-    row.querySelector("button").addEventListener("focus", () => show({ weight: number }, true));
-  });
-  document.querySelector("#weight-table tbody").addEventListener("mouseleave", restore);
-  vortaro.onTheme(paint);
-  paint();
+    this.drawSentence();
+    this.drawHeld();
+  }
 };
