@@ -137,7 +137,7 @@ class RunPages:
             panel("", groups(row.outline for row in rows), axes) if rows else "",
         ]
         scripts = (*SCRIPTS, f"{ASSETS}/live.js", f"{ASSETS}/runs.js")
-        return page("Runs", parts, styles=figures.STYLES, scripts=scripts, links=self.links)
+        return page("Runs", parts, styles=figures.STYLES, scripts=scripts, links=self.links, current="Runs")
 
 
 def write_runs(out: Place, folders: Iterable[Place], links: Mapping[str, str] | None = None) -> None:
