@@ -275,6 +275,13 @@ def test_a_phone_scrolls_over_figures(visit, site):
     page = visit(site / "out" / "runs.html", width=400, has_touch=True, is_mobile=True)
     assert plot_data(page, "plot._fullLayout.dragmode") is False
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.locator(f"{LOSS} .plot").scroll_into_view_if_needed()
+    page.wait_for_timeout(200)
+    page.locator(f"{LOSS} .plot").tap()
+    page.locator(".readout b").first.wait_for()
+    page.locator("h1").scroll_into_view_if_needed()
+    page.locator("h1").tap()
+    assert page.locator(".readout").is_hidden()
 
 
 def test_pages_are_refreshed_while_a_run_trains(visit, tmp_path):

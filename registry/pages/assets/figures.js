@@ -83,7 +83,8 @@ const figures = {
     for (const name of ["pointermove", "pointerdown"]) {
       plot.addEventListener(name, (event) => readout.onPointer(plot, event));
     }
-    for (const name of ["pointerleave", "blur"]) plot.addEventListener(name, () => readout.hide());
+    plot.addEventListener("pointerleave", (event) => event.pointerType === "touch" || readout.hide());
+    plot.addEventListener("blur", () => readout.hide());
   },
 
   onVisible(entries) {
@@ -153,7 +154,8 @@ const figures = {
       type: "line", xref: "x", yref: "paper", x0: mark.x, x1: mark.x, y0: 0, y1: 1, line: { color: vortaro.color("bad"), width: 2 },
     }));
     const isBars = chart.kind === "bars";
-    const more = isBars ? { barmode: "stack", hovermode: "closest", bargap: 0.3, shapes } : { shapes };
+    const shared = { shapes, uirevision: `${isLog("x")} ${isLog("y")}` }; // keeps the zoom when colors change
+    const more = isBars ? { barmode: "stack", hovermode: "closest", bargap: 0.3, ...shared } : shared;
     const y = isBars ? { ...axis("y"), showticklabels: false, showgrid: false } : axis("y");
     figures.show(plot, traces, figures.layout(axis("x"), y, more));
   },

@@ -105,4 +105,5 @@ const readout = {
   },
 };
 
+addEventListener("pointerdown", (event) => event.target.closest?.(".plot") || readout.hide());
 addEventListener("scroll", () => readout.hide(), { passive: true });

@@ -142,6 +142,7 @@ const runsPage = {
     this.versions = live.versions;
     this.paint();
     if (this.sort) this.sortBy(this.sort.column, this.sort.isDescending);
+    this.show();
     for (const name of this.chosen) if (live.changed.includes(name)) this.fetch(name);
   },
 };
