@@ -89,7 +89,7 @@ class RunPages:
         return changed
 
     def _write_versions(self) -> None:
-        """Records the versions of the pages, and removes the files of runs that are no longer among them."""
+        """Records the versions of the pages, and removes the files of runs that have left."""
         file = self.out / FOLDER / VERSIONS
         earlier = json.loads(file.read_text()) if file.exists() else {}
         files = {file_name(row.title) for row in self.rows.values()}

@@ -239,7 +239,7 @@ def test_rows_are_sorted_by_values(visit, site):
     assert order()[1:] == ["small", "wide"], "texts are before numbers"
 
 
-def test_texts_of_runs_are_no_markup(visit, site):
+def test_texts_of_runs_run_no_script(visit, site):
     name = ATTACK.replace("/", "\\")
     pages = [site / "out" / "runs.html", site / "all" / name / "report.html"]
     pages += [file for file in (site / "out" / "runs").glob("*.html") if "script" in file.name]

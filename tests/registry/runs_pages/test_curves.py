@@ -89,7 +89,7 @@ def test_names_of_metrics_are_escaped():
 @pytest.mark.parametrize(
     ("name", "expected"), [("a/acc", True), ("a/acc_stderr", False), ("a/shots", False), ("a/acc_stderr,none", False)]
 )
-def test_results_are_no_errors_and_no_amounts(name, expected):
+def test_standard_errors_and_amounts_are_not_results(name, expected):
     assert is_result(name) == expected
 
 
