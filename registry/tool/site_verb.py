@@ -51,7 +51,8 @@ def site(options: argparse.Namespace) -> int:
             print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)
     for name in sorted(set(plans) - set(keys)):
         print(f"registry: The plans of {name} are not shown, because it is not in the site.", file=sys.stderr)
-    print(f"{len(made)} experiments, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
+    count = f"{len(made)} experiment{'s' if len(made) != 1 else ''}"
+    print(f"{count}, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
     print(f"Written: {folder / 'index.html'}", flush=True)
     if options.serve is not None and isinstance(folder, Path):
         serve(folder, options.serve)
