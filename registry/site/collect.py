@@ -1,5 +1,6 @@
 """Records of many experiments: made by several processes, and cached by the content that determines them."""
 
+import contextlib
 import functools
 import json
 import os
@@ -46,9 +47,9 @@ def records(names: Sequence[str], imports: Sequence[str] = (), tracked: Tracked 
         except VortaroError as error:
             found[name] = {"name": name, "error": str(error)}
         else:
-            if files[name].exists():
-                os.utime(files[name])
+            with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file is replaced
                 found[name] = json.loads(files[name].read_text())
+                os.utime(files[name])
     missing = [name for name in names if name not in found]
     for name, made in zip(tracked(missing), _make(missing, tuple(imports)), strict=True):
         found[name] = made

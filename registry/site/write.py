@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from layers.errors import UsageError, first_line
 from registry.pages.page import write_assets, write_changed
 from registry.site import pages
 from registry.site.records import Record
@@ -34,8 +35,23 @@ def write_site(
       folder: local or on an object store; it need not exist.
       plans: rows of registry.site.plans by experiment.
       links: labels and paths, relative to the site, in the header of each page.
+
+    Raises:
+      UsageError: the folder cannot be written.
     """
-    plans, names = plans or {}, {record["name"] for record in records}
+    try:
+        return _write_site(records, folder, plans or {}, links)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be written: {first_line(error)}. Give another --out.") from error
+
+
+def _write_site(
+    records: Sequence[Record],
+    folder: Place,
+    plans: Mapping[str, Sequence[dict[str, Any]]],
+    links: Mapping[str, str],
+) -> Written:
+    names = {record["name"] for record in records}
     known = {knob: text for record in reversed(records) for knob, text in record.get("meanings", {}).items() if text}
     texts = {
         "index.html": pages.index_page(records, links),

@@ -60,7 +60,8 @@
       if (isShown) shown.push(row);
     }
     body.append(...shown.sort(order).map((row) => row.element));
-    document.getElementById("count").textContent = shown.length === rows.length ? `${rows.length} experiments` : `${shown.length} of ${rows.length} experiments`;
+    const all = `${rows.length} experiment${rows.length === 1 ? "" : "s"}`;
+    document.getElementById("count").textContent = shown.length === rows.length ? all : `${shown.length} of ${all}`;
     document.getElementById("nothing").hidden = shown.length > 0;
     for (const button of headers) {
       const isSorted = state.sort.replace("-", "") === button.dataset.sort;

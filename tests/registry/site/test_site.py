@@ -81,13 +81,14 @@ def test_an_imported_module_and_an_entry_that_cannot_be_built(inside, tmp_path, 
         (["no_such_family"], "No experiment matches 'no_such_family'."),
         (["a", "b"], "site takes at most one pattern (got 2 names)."),
         (["--plans=nothing/*"], "--plans matches no plan (got 'nothing/*')."),
+        (["--out=site_models.py/site"], "'site_models.py/site' cannot be written: "),
         (["--serve=http"], "--serve takes a port (got 'http')."),
         (["--serve=70000"], "--serve takes a port (got '70000')."),
         (["--set=SEED=1"], "--set has no effect on site."),
         (["--import=no_such_module"], "Module 'no_such_module' is not on the Python path."),
     ],
 )
-def test_errors_are_sentences(inside, arguments, message):
+def test_errors_are_sentences(inside, user_module, arguments, message):
     done = inside("registry", "site", "tiny.StdlibTiny", *arguments) if arguments[0].startswith("-") else None
     done = done or inside("registry", "site", *arguments)
     assert done.returncode == 2
@@ -111,6 +112,14 @@ def test_records_are_cached_by_content(cache, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         collect.records(["tiny.StdlibTiny"])
     collect._code.cache_clear()
+
+
+def test_a_damaged_record_is_built_again(cache):
+    (first,) = collect.records(["tiny.StdlibTiny"])
+    (file,) = cache.glob("*.json")
+    file.write_text("{")
+    assert collect.records(["tiny.StdlibTiny"]) == [first]
+    assert json.loads(file.read_text()) == json.loads(json.dumps(first))
 
 
 def test_unused_records_are_removed(cache):
