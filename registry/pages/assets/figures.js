@@ -196,7 +196,8 @@ const figures = {
     chart.series.forEach((one, index) => {
       const set = (opacities) => plot.data && Plotly.restyle(plot, { opacity: opacities });
       const all = (fade) => chart.series.map((other, at) => (fade && at !== index ? PALER : other.faint ? FAINT : 1));
-      list?.append(figures.key(one.name, one.color, { dashed: one.dashed }, (isOn) => set(all(isOn))));
+      const label = one.text ? `${one.name} ${one.text}` : one.name;
+      list?.append(figures.key(label, one.color, { dashed: one.dashed }, (isOn) => set(all(isOn))));
     });
   },
 
