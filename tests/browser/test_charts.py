@@ -89,7 +89,11 @@ def test_texts_run_no_script(opened):
 
 
 def test_bars_and_their_legend(opened):
-    assert opened.locator("[data-chart=chart-bars] .bars .point").count() == 2
+    bars = opened.locator("[data-chart=chart-bars] .bars .point path")
+    boxes = [bars.nth(number).bounding_box() for number in range(2)]
+    assert boxes[1]["x"] == pytest.approx(boxes[0]["x"] + boxes[0]["width"], abs=1), "one ends where the next begins"
+    assert boxes[1]["width"] == pytest.approx(1.5 * boxes[0]["width"], rel=0.05)
+    assert boxes[0]["height"] > 10
     assert opened.locator("ul.legend").nth(1).locator("button").all_inner_texts() == ["weights 2 GiB", "rest 3 GiB"]
     assert layout(opened, "bars", "layout.shapes[0].x0") == 16
 

@@ -166,7 +166,7 @@ const figures = {
     const name = figures.plain(one.name);
     if (chart.kind === "bars") {
       const text = `${name}: ${figures.plain(one.text ?? figures.number(one.x[0]))}<extra></extra>`;
-      return { type: "bar", orientation: "h", x: one.x, y: [""], name, opacity, marker: { color }, hovertemplate: text };
+      return { type: "bar", orientation: "h", x: one.x, y: [0], name, opacity, marker: { color }, hovertemplate: text };
     }
     const line = { color, width: one.faint ? 1.2 : 2, dash: one.dashed ? "dash" : "solid", shape: one.steps ? "hvh" : "linear" };
     const symbols = one.x.map((_, index) => (index === one.best ? "star" : "circle"));
