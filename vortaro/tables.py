@@ -4,9 +4,9 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from registry.pages import page
 from registry.records.diff import is_equal
 from registry.tool import render
-from runners.reports import page
 
 
 class Table(list[dict[str, Any]]):

@@ -4,10 +4,11 @@ import functools
 from typing import Any
 
 from registry.experiment import Experiment, cls_key, doc_line
+from registry.pages import page
+from registry.pages.weights import weights
 from registry.records.knob_docs import meanings
 from registry.records.snapshot import snapshot
 from registry.tool import render
-from runners.reports import page
 from vortaro.tables import Table
 
 
@@ -64,4 +65,4 @@ class View:
 
     def _repr_html_(self) -> str:
         title, _, size = repr(self).partition("\n")
-        return f"<p><b>{page.text(title)}</b><br>{page.text(size)}</p>{page.weights(self.snapshot)}"
+        return f"<p><b>{page.text(title)}</b><br>{page.text(size)}</p>{weights(self.snapshot)}"

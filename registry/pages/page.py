@@ -4,11 +4,9 @@ A page loads its style and scripts from a folder `assets/` by relative paths, so
 request. `write_assets` writes that folder.
 """
 
-import base64
 import functools
 import html
 import importlib.util
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,13 +79,6 @@ def cards(pairs: Iterable[tuple[str, Any]]) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> str:
     """Returns a table that scrolls if it is wider than the page; the columns in `numbers` are right-aligned."""
     return render("table.jinja", columns=columns, rows=list(rows), numbers=numbers)
-
-
-def image(figure: Any, alt: str) -> str:
-    """Returns a matplotlib figure as an embedded PNG."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    return f"<img alt='{text(alt)}' src='data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}'>"
 
 
 def script_data(name: str, value: Any) -> str:

@@ -14,6 +14,8 @@ from registry.records.quantities import amount, mesh_text, size
 from registry.site.records import Record
 
 HERE = Path(__file__).parent
+LINKS = {"Experiments": "index.html", "Compare": "compare.html"}  # in the header of each page
+RUNS_LINK = {"Runs": "runs.html"}  # of a site with runs
 SIZES = ("below 10 M", "10 M to 100 M", "100 M to 1 B", "1 B to 10 B", "10 B to 100 B", "100 B and more")
 DEVICES = ("1", "2 to 8", "9 to 64", "65 to 512", "513 and more")
 KINDS = (("weights", ""), ("gradients", "gradient_"), ("optimizer state", "optimizer_"))  # name, prefix in the totals
@@ -22,7 +24,7 @@ WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
 INDEX_COLUMNS = ("name", "parameters", "devices", "mixer", "feed-forward")
 
 
-def index_page(records: Sequence[Record]) -> str:
+def index_page(records: Sequence[Record], links: Mapping[str, str] = LINKS) -> str:
     """Returns the page that lists all experiments."""
     rows = [row(record) for record in records]
     filters = {
@@ -33,7 +35,7 @@ def index_page(records: Sequence[Record]) -> str:
         "devices": [name for name in DEVICES if any(row["device_range"] == name for row in rows)],
     }
     content = _template("index.jinja", rows=rows, filters=filters, columns=INDEX_COLUMNS)
-    return _page("Experiments", content, ".", "data/index.js", "assets/index.js")
+    return _page("Experiments", content, ".", links, "data/index.js", "assets/index.js")
 
 
 def code_marked(text: str) -> Markup:
@@ -87,7 +89,9 @@ def entry_link(name: str) -> str:
     return f"experiments/{quote(name)}.html"
 
 
-def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) -> str:
+def entry_page(
+    record: Record, plans: Sequence[Record], names: Collection[str], links: Mapping[str, str] = LINKS
+) -> str:
     """Returns the page of an experiment.
 
     Args:
@@ -98,7 +102,7 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
     name = record["name"]
     if "error" in record:
         content = _template("error.jinja", record=record, row=row(record))
-        return _page(name, content, "..")
+        return _page(name, content, "..", links)
     values = {
         "row": row(record),
         "doc": [" ".join(part.split()) for part in record["doc"].split("\n\n")],
@@ -115,7 +119,7 @@ def entry_page(record: Record, plans: Sequence[Record], names: Collection[str]) 
     content = _template("entry.jinja", record=record, plans=plans, **values)
     data = f"data/{quote(name)}.js"
     scripts = ("data/knobs.js", data, "assets/grid.js", "assets/mesh.js", "assets/entry.js")
-    return _page(name, content, "..", *scripts)
+    return _page(name, content, "..", links, *scripts)
 
 
 def facts(record: Record) -> list[tuple[str, str, str]]:
@@ -188,11 +192,11 @@ def weight_cells(weight: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(cell, "n" if name in WEIGHT_NUMBERS else "") for name, cell in zip(WEIGHT_COLUMNS, cells, strict=True)]
 
 
-def compare_page(records: Sequence[Record]) -> str:
+def compare_page(records: Sequence[Record], links: Mapping[str, str] = LINKS) -> str:
     """Returns the page that compares any two experiments, which its address names."""
     names = [record["name"] for record in records if "error" not in record]
     content = _template("compare.jinja", names=names)
-    return _page("Compare", content, ".", "data/index.js", "data/knobs.js", "assets/compare.js")
+    return _page("Compare", content, ".", links, "data/index.js", "data/knobs.js", "assets/compare.js")
 
 
 def index_data(records: Sequence[Record]) -> str:
@@ -236,8 +240,8 @@ def entry_data(record: Record, known: Mapping[str, tuple[str, str]]) -> str:
     return f"(vortaro.entries ??= {{}})[{script_json(record['name'])}] = {script_json(data)};\n"
 
 
-def _page(title: str, content: str, root: str, *scripts: str) -> str:
-    links = {"Experiments": f"{root}/index.html", "Compare": f"{root}/compare.html"}
+def _page(title: str, content: str, root: str, links: Mapping[str, str], *scripts: str) -> str:
+    links = {label: f"{root}/{path}" for label, path in links.items()}
     titled = title if title == "Experiments" else f"{title} · Experiments"
     styles = ("assets/site.css",)
     return page(titled, [content], root=root, scripts=scripts, links=links, styles=styles, current=title)

@@ -1,11 +1,16 @@
 """The site on a port of this machine, for browsers that restrict pages from disk."""
 
 import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from layers.errors import UsageError, first_line
+from layers.errors import UsageError, VortaroError, first_line
 
+REFRESH_SECONDS = 3.0  # between two searches for changes in run folders
 HOST = "127.0.0.1"  # other machines cannot connect
 
 
@@ -22,14 +27,31 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
         raise UsageError(f"--serve cannot use the port (got {port}): {first_line(error)}. Give another one.") from error
 
 
-def serve(folder: Path, port: int) -> None:
-    """Serves the folder until Ctrl-C."""
+def serve(folder: Path, port: int, refresh: Callable[[], object] | None = None) -> None:
+    """Serves the folder until Ctrl-C; calls `refresh`, which writes what has changed, every few seconds."""
     with server(folder, port) as running:
+        if refresh is not None:
+            threading.Thread(target=_repeat, args=(refresh,), daemon=True).start()
         print(f"Serving http://{HOST}:{running.server_address[1]}/ until Ctrl-C", flush=True)
         try:
             running.serve_forever()
         except KeyboardInterrupt:
             print()
+
+
+def _repeat(refresh: Callable[[], object]) -> None:
+    """Calls `refresh` until this process ends; an error is printed once, and the next call is made all the same."""
+    before = ""
+    while True:
+        time.sleep(REFRESH_SECONDS)
+        message = ""
+        try:
+            refresh()
+        except (OSError, ValueError, VortaroError) as error:  # a run folder that is being written or removed
+            message = f"registry: The pages of runs are not up to date: {first_line(error)}"
+        if message and message != before:
+            print(message, file=sys.stderr, flush=True)
+        before = message
 
 
 class _Handler(SimpleHTTPRequestHandler):

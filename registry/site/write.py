@@ -24,7 +24,10 @@ class Written:
 
 
 def write_site(
-    records: Sequence[Record], folder: Place, plans: Mapping[str, Sequence[dict[str, Any]]] | None = None
+    records: Sequence[Record],
+    folder: Place,
+    plans: Mapping[str, Sequence[dict[str, Any]]] | None = None,
+    links: Mapping[str, str] = pages.LINKS,
 ) -> Written:
     """Writes the pages of experiments, and removes those that an earlier command wrote for others.
 
@@ -32,27 +35,33 @@ def write_site(
       records: of registry.site.records, in the order of the index.
       folder: local or on an object store; it need not exist.
       plans: rows of registry.site.plans by experiment.
+      links: labels and paths, relative to the site, in the header of each page.
     Raises:
       UsageError: the folder cannot be written.
     """
     try:
-        return _write_site(records, folder, plans or {})
+        return _write_site(records, folder, plans or {}, links)
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be written: {first_line(error)}. Give another --out.") from error
 
 
-def _write_site(records: Sequence[Record], folder: Place, plans: Mapping[str, Sequence[dict[str, Any]]]) -> Written:
+def _write_site(
+    records: Sequence[Record],
+    folder: Place,
+    plans: Mapping[str, Sequence[dict[str, Any]]],
+    links: Mapping[str, str],
+) -> Written:
     names = {record["name"] for record in records}
     known = pages.shared_knobs(records)
     texts = {
-        "index.html": pages.index_page(records),
-        "compare.html": pages.compare_page(records),
+        "index.html": pages.index_page(records, links),
+        "compare.html": pages.compare_page(records, links),
         "data/index.js": pages.index_data(records),
         "data/knobs.js": pages.knob_data(known),
     }
     for record in records:
         name = record["name"]
-        texts[f"experiments/{name}.html"] = pages.entry_page(record, plans.get(name, ()), names)
+        texts[f"experiments/{name}.html"] = pages.entry_page(record, plans.get(name, ()), names, links)
         if "error" not in record:
             texts[f"data/{name}.js"] = pages.entry_data(record, known)
     assets = write_assets(folder, *sorted((pages.HERE / "assets").iterdir()))

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.tree import Tree
 
+from registry.records import weight_cells
 from registry.records.quantities import amount, mesh_text, size
 from registry.tool.tables import Table
 
@@ -145,37 +146,16 @@ def weights(data: dict[str, Any], out: Console | None = None) -> None:
     out.print(_totals(data))
 
 
-WEIGHT_COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
-WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
-
-
-def weight_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Formats one row of the weight table, under WEIGHT_COLUMNS."""
-    return (
-        row["path"].removeprefix("params/"),
-        "x".join(map(str, row["shape"])),
-        row["dtype"],
-        row["spec"],
-        row["role"],
-        row["init"],
-        f"{row['stddev']:.4g}",
-        f"{row['rate']:.4g}",
-        "yes" if row["decay"] else "no",
-        size(row["bytes"]),
-        size(row["bytes_per_device"]),
-    )
-
-
 def weight_table(data: dict[str, Any]) -> Table:
     """Returns the weight table of a snapshot, with the placement of optimizer slots if it differs from the weights'."""
     title = f"{data['experiment']} on {mesh_text(data['mesh'])}"
-    columns, rows = WEIGHT_COLUMNS, map(weight_cells, data["weights"])
+    columns, rows = weight_cells.COLUMNS, map(weight_cells.cells, data["weights"])
     slots = [row.get("slot_spec", row["spec"]) for row in data["weights"]]
     if slots != [row["spec"] for row in data["weights"]]:
         columns = (*columns[:4], "slots", *columns[4:])
         elsewhere = ("" if slot == row["spec"] else slot for slot, row in zip(slots, data["weights"], strict=True))
         rows = ((*cells[:4], slot, *cells[4:]) for cells, slot in zip(rows, elsewhere, strict=True))
-    return table(columns, rows, title=title, right=WEIGHT_NUMBERS)
+    return table(columns, rows, title=title, right=weight_cells.NUMBERS)
 
 
 def _totals(data: dict[str, Any]) -> str:

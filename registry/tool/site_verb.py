@@ -23,6 +23,8 @@ def _port(text: str) -> int:
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--out": {"default": "site", "metavar": "FOLDER", "help": "site: folder to write, by default site"},
+    "--runs": {"action": "append", "default": [], "metavar": "GLOB"}
+    | {"help": "site: run folders to show with their curves, as in 'runs/*'"},
     "--plans": {"action": "append", "default": [], "metavar": "GLOB"}
     | {"help": "site: plans to show, files or folders, as in 'plans/*'"},
     "--serve": {"nargs": "?", "const": PORT, "type": _port, "metavar": "PORT"}
@@ -34,7 +36,10 @@ def site(options: argparse.Namespace) -> int:
     """Writes pages of all experiments, or of those whose name matches; --serve shows them in a browser."""
     pattern = names(options, 0, 1, "at most one pattern")
     from registry.records.quantities import size
+    from registry.runs.folders import find
+    from registry.runs_pages.runs_page import RunPages
     from registry.site.collect import records
+    from registry.site.pages import LINKS, RUNS_LINK
     from registry.site.plans import read_plans
     from registry.site.serve import serve
     from registry.site.write import write_site
@@ -45,7 +50,11 @@ def site(options: argparse.Namespace) -> int:
         raise UsageError(f"--serve needs a local folder (got --out={options.out}). Remove --serve.")
     plans, keys = read_plans(options.plans), _keys(options, *pattern)
     made = records(keys, options.imports, _tracked)
-    written = write_site(made, folder, plans)
+    links = LINKS | (RUNS_LINK if options.runs else {})
+    runs = RunPages(folder, links)
+    if options.runs:
+        runs.write(find(options.runs))
+    written = write_site(made, folder, plans, links)
     for record in made:
         if "error" in record:
             print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)
@@ -54,8 +63,10 @@ def site(options: argparse.Namespace) -> int:
     count = f"{len(made)} experiment{'s' if len(made) != 1 else ''}"
     print(f"{count}, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
     print(f"Written: {folder / 'index.html'}", flush=True)
+    if options.runs:
+        print(f"{len(runs.rows)} runs: {folder / 'runs.html'}", flush=True)
     if options.serve is not None and isinstance(folder, Path):
-        serve(folder, options.serve)
+        serve(folder, options.serve, (lambda: runs.write(find(options.runs))) if options.runs else None)
     return 2 if any("error" in record for record in made) else 0
 
 

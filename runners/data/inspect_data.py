@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rich.table import Table
 from layers.errors import UsageError
 from registry.build import build, config_of
 from registry.experiment import Experiment
-from runners.reports import page
+from registry.pages import figures, page
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
 from tasks.inputs.rows import TokensInput
@@ -27,7 +27,10 @@ ROWS_SHOWN = 4
 SECONDS = 3.0  # spent on reading each split
 MOST_BATCHES = 200
 SHOWN_TOKENS = 160  # of a segment, decoded
-COLORS = ("#e8f0fe", "#fdefe3", "#e7f6ec", "#f6e9f5", "#fff7d6")
+BINS = 40  # of the histogram
+SKEWED = 20  # a longest length so many times the median has bins of equal ratios
+QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
+HUES = 5  # of segments, in figures.css
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,7 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
         samples.append(sample_split(split, source, vocabulary))
     _show(samples, vocabulary)
     make_folder(workdir)
+    page.write_assets(workdir)
     write_whole(workdir / PAGE, _page(type(experiment).__name__, samples, vocabulary))
     print(f"Page: {workdir / PAGE}", flush=True)
     return 0
@@ -215,18 +219,16 @@ def _page(name: str, samples: Sequence[SplitSample], vocabulary: Vocabulary) -> 
             ]
         ),
         page.table(head, rows, head[1:]),
-        f"<h2>Lengths of {_unit(samples)}</h2>",
         _histogram(samples),
         "<h2>First rows</h2><p class=doc>Targets, colored by segment.</p>",
         *(_colored(row, vocabulary) for row in samples[0].first_rows[:ROWS_SHOWN]),
     ]
-    return page.page(f"{name}: data", parts)
+    return page.page(f"{name}: data", parts, styles=figures.STYLES, scripts=figures.SCRIPTS)
 
 
 def _colored(row: Batch, vocabulary: Vocabulary) -> str:
     spans = [
-        f"<span style='background:{COLORS[number % len(COLORS)]}'>"
-        f"{page.text(vocabulary.decode(row.targets[places].tolist()))}</span>"
+        f'<span class="segment hue{number % HUES}">{page.text(vocabulary.decode(row.targets[places].tolist()))}</span>'
         for number, places in enumerate(segments_of(row))
     ]
     padding = int(np.count_nonzero(row.weights == 0))
@@ -239,18 +241,35 @@ def _unit(samples: Sequence[SplitSample]) -> str:
 
 
 def _histogram(samples: Sequence[SplitSample]) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 2.8), layout="constrained")
-    axis = figure.subplots()
+    """Chart of the lengths in each split: the share of its documents or segments in bins of equal width or ratio."""
     unit = _unit(samples)
     by_split = [(sample.split, sample.lengths if unit == "segments" else sample.documents) for sample in samples]
     lengths_of = {split: lengths for split, lengths in by_split if lengths is not None and len(lengths)}
     most = max((int(lengths.max()) for lengths in lengths_of.values()), default=1)
-    for split, lengths in lengths_of.items():
-        axis.hist(lengths, bins=40, range=(0, most), histtype="step", lw=1.6, label=split, density=True)
-    axis.set_xlabel("tokens")
-    axis.set_yticks([])
-    axis.legend(frameon=False)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    return page.image(figure, f"lengths of {unit}")
+    is_skewed = any(lengths.max() > SKEWED * np.median(lengths) for lengths in lengths_of.values())
+    bins = np.geomspace(1, most + 1, BINS + 1) if is_skewed else np.linspace(0, most, min(BINS, most) + 1)
+    series = []
+    for number, (split, lengths) in enumerate(lengths_of.items()):
+        middles, shares = (bins[:-1] + bins[1:]) / 2, np.histogram(lengths, bins)[0] / len(lengths)
+        series.append(
+            figures.Series(name=split, x=middles.tolist(), y=(100 * shares).tolist(), color=number, steps=True)
+        )
+    chart = figures.Chart(
+        name="lengths",
+        title=f"Lengths of {unit}",
+        x=figures.Axis(title="tokens", log=is_skewed, format="~s"),
+        y=figures.Axis(title=f"{unit}, %"),
+        series=series,
+        shape="wide",
+        values=_quantiles(lengths_of),
+    )
+    return figures.chart(chart)
+
+
+def _quantiles(lengths_of: Mapping[str, np.ndarray]) -> str:
+    """Table of quantiles of the lengths, a row per split."""
+    columns = [f"{share:.0%}" for share in QUANTILES]
+    rows = [
+        (split, *(f"{cut:,.0f}" for cut in np.quantile(lengths, QUANTILES))) for split, lengths in lengths_of.items()
+    ]
+    return page.table(("quantile", *columns), rows, columns)

@@ -15,7 +15,7 @@ class Options(WidthOptions):
 
 
 def run(request: Request, options: Options) -> int:
-    """Writes coord_check.json and coord_check.png; returns 1 if a slope leaves its band."""
+    """Writes coord_check.json, .png and .html; returns 1 if a slope leaves its band."""
     from runners.widths.coord_check import CoordOptions, coord_check
     from runners.widths.widths import parse_widths, refuse_settings
 

@@ -20,7 +20,7 @@ class Options(WidthOptions):
 
 
 def run(request: Request, options: Options) -> int:
-    """Writes sweep.json and sweep.png; returns the exit code."""
+    """Writes sweep.json, sweep.png and sweep.html; returns the exit code."""
     from runners.widths.sweep import SweepOptions, sweep
     from runners.widths.widths import parse_rates, parse_widths, refuse_settings
 

@@ -8,17 +8,20 @@ import jax
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
+from registry.pages import figures
+from registry.pages.page import page, table, text, write_assets
+from registry.pages.weights import weights
 from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.chips import CHIPS, Chip
 from runners.planner.cost import Plan, Step, cost
 from runners.planner.topologies import parse_topology, topology_devices
-from runners.reports import page
 from runners.reports.results import make_folder, title
 from runners.session import Session
 from runners.virtual_devices import make_virtual_devices
 from tasks.storage.files import Place, write_whole
 
+GIB = 2**30
 SMOKE_DEVICES = 8  # virtual devices of a --smoke experiment without --host_devices
 
 
@@ -181,44 +184,43 @@ def show(content: Plan) -> None:
 
 
 def write(content: Plan, experiment: Experiment, folder: Place) -> None:
-    """Writes plan.json and plan.html."""
+    """Writes plan.json, plan.html and the assets that the page loads."""
     write_whole(folder / "plan.json", json.dumps(content, indent=1) + "\n")
-    memory = [(name, render.size(amount)) for name, amount in parts(content).items()]
+    write_assets(folder)
     sections = [
-        f"<h1>{page.text(title(content))}: the plan of a {content['step']} step</h1>",
-        f"<p class=doc>{page.text(machine(content))}</p>",
-        f"<p><b>{page.text(fit_message(content))}</b></p>",
+        f"<h1>{text(title(content))}: the plan of a {content['step']} step</h1>",
+        f"<p class=doc>{text(machine(content))}</p>",
+        f"<p><b>{text(fit_message(content))}</b></p>",
         _bar(content),
-        page.table(("memory per device", "bytes"), memory, ("bytes",)),
         "<h2>Cost</h2>",
-        page.table(("figure", "value"), numbers(content)),
-        f"<p>{page.text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",
+        table(("figure", "value"), numbers(content)),
+        f"<p>{text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",
         "<h2>Collectives</h2>",
-        page.table(COLLECTIVE_COLUMNS, collective_cells(content), COLLECTIVE_COLUMNS[2:]),
+        table(COLLECTIVE_COLUMNS, collective_cells(content), COLLECTIVE_COLUMNS[2:]),
         "<h2>Weights</h2>",
-        page.weights(weight_summary(experiment, content["mesh"])),
+        weights(weight_summary(experiment, content["mesh"])),
     ]
-    write_whole(folder / "plan.html", page.page(f"Plan of {title(content)}", sections))
+    write_whole(
+        folder / "plan.html",
+        page(f"Plan of {title(content)}", sections, styles=figures.STYLES, scripts=figures.SCRIPTS),
+    )
 
 
 def _bar(content: Plan) -> str:
     """Bar chart of the memory per device by kind, with a line at the capacity."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1.9), layout="constrained")
-    axis = figure.subplots()
-    colors = ("#35618f", "#6b8fb5", "#d99a4e", "#c9c9c9", "#8f8f8f")
-    end = 0.0  # of the last bar
-    for (name, amount), color in zip(parts(content).items(), colors, strict=False):
-        axis.barh([""], [amount / 2**30], left=end, color=color, label=f"{name} {render.size(amount)}", height=0.5)
-        end += amount / 2**30
-    if content["hbm_bytes_per_device"] is not None:
-        capacity = content["hbm_bytes_per_device"] / 2**30
-        axis.axvline(capacity, color="#c0392b", lw=2, label=f"capacity {capacity:.4g} GiB")
-        end = max(end, capacity)
-    axis.set_xlim(0, end * 1.03)
-    axis.set_yticks([])
-    axis.set_xlabel("GiB per device")
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
-    return page.image(figure, "memory per device")
+    capacity, shares = content["hbm_bytes_per_device"], parts(content)
+    line = "" if capacity is None else f"; the line is the capacity, {render.size(capacity)}"
+    end = max(sum(shares.values()), capacity or 0) / GIB
+    chart = figures.Chart(
+        name="memory",
+        title=f"Memory per device{line}",
+        x=figures.Axis(title="GiB per device", range=(0, end * 1.03)),
+        series=[
+            figures.Series(name=name, x=[amount / GIB], color=number, text=render.size(amount))
+            for number, (name, amount) in enumerate(shares.items())
+        ],
+        kind="bars",
+        marks=[] if capacity is None else [capacity / GIB],
+        shape="low",
+    )
+    return figures.chart(chart)

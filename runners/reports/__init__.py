@@ -1,1 +1,1 @@
-"""HTML pages and tables of results."""
+"""Result files."""

@@ -41,7 +41,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Updates queued on the devices while one runs: devices do not wait for the host, and a signal waits for few updates.
 AHEAD = 2
 STACKS = "stacks"  # folder for the stacks of all threads if an update does not end
-REPORT_EVERY = 20.0  # seconds between reports; drawing takes about one, and the last report is always drawn
+REPORT_EVERY = 20.0  # seconds between reports, each of which reads all metrics; the last one is always written
 
 # Positions after which the device's token count is read: long before it overflows, and more than one update has.
 READ_TOKENS = 2**31

@@ -24,6 +24,7 @@ from runners.compiled_functions import Updates
 from runners.reports.results import make_folder, title
 from runners.session import Session
 from runners.stacked_arrays import StackedArrays
+from runners.widths import coord_page
 from runners.widths.coord_gates import Gate, gates, slope
 from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
@@ -56,7 +57,7 @@ class CoordOptions:
 
 
 def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) -> int:
-    """Trains at every width, writes coord_check.json and coord_check.png; returns 1 if a slope is outside its band."""
+    """Trains at every width, writes coord_check.json, .png and .html; returns 1 if a slope is outside its band."""
     sessions = [_session(experiment, width) for width in options.widths]
     sessions[0].require_data(train=True, splits=("validation",))
     rate = sessions[0].task.optimizer.learning_rate
@@ -92,8 +93,9 @@ def coord_check(experiment: Experiment, folder: Place, options: CoordOptions) ->
     }
     write_whole(folder / "coord_check.json", json.dumps(finite({**record, "activations": rows}), indent=1) + "\n")
     draw(folder / "coord_check.png", record, stacked, slopes)
+    coord_page.write(folder, record, stacked, slopes)
     _show(record, outcomes)
-    print(f"Written: {folder / 'coord_check.json'} and {folder / 'coord_check.png'}")
+    print(f"Written: {folder / 'coord_check.json'}, {folder / 'coord_check.png'} and {folder / coord_page.PAGE}")
     return 0 if passed else 1
 
 

@@ -60,7 +60,7 @@ def _panel(
     kind, step = what_when
     for name in statistics:
         slope, (layer, short) = slopes[name][kind][step], parts(name)
-        if slope is None or not _shown(name, statistics):
+        if slope is None or not is_shown(name, statistics):
             continue
         style = {"color": COLORS[short], "ls": "-" if layer in (None, 0) else "--"}
         style |= {"lw": 1.5} if name in gates else {"lw": 0.8, "alpha": 0.5}
@@ -94,7 +94,7 @@ def _legend(record: Mapping[str, Any]) -> str:
     )
 
 
-def _shown(name: str, statistics: Mapping[str, Any]) -> bool:
+def is_shown(name: str, statistics: Mapping[str, Any]) -> bool:
     """Returns whether an activation is plotted: those of the embedding, the logits, the first and the last layer."""
     layer, short = parts(name)
     last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)

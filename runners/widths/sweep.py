@@ -19,6 +19,7 @@ from runners.compiled_functions import Updates
 from runners.reports.results import Key, Results, experiment_hash, make_folder, title
 from runners.session import Session
 from runners.training.evaluate import evaluate, fetch
+from runners.widths import sweep_page
 from runners.widths.sweep_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.inputs.indexed import IndexedInput
@@ -39,7 +40,7 @@ class SweepOptions:
 
 
 def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
-    """Trains and evaluates every case, prints a table, writes sweep.jsonl, sweep.json and sweep.png.
+    """Trains and evaluates every case, prints a table, writes sweep.jsonl, sweep.json, sweep.png and sweep.html.
 
     Each result is appended to sweep.jsonl at once: the same command in the same folder resumes the sweep.
     """
@@ -65,8 +66,9 @@ def sweep(experiment: Experiment, folder: Place, options: SweepOptions) -> int:
     summary = {**head, "overrides": list(experiment.overrides), **summary}
     write_whole(folder / "sweep.json", json.dumps(summary, indent=1) + "\n")
     draw(folder / "sweep.png", summary)
+    sweep_page.write(folder, summary)
     _show(summary)
-    print(f"Written: {results.file}, {folder / 'sweep.json'} and {folder / 'sweep.png'}")
+    print(f"Written: {results.file}, {folder / 'sweep.json'}, {folder / 'sweep.png'} and {folder / sweep_page.PAGE}")
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Tests of the frame of pages."""
+"""Tests of the frame of pages and of charts."""

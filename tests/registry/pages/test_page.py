@@ -61,7 +61,7 @@ def test_a_table_aligns_numbers():
 def test_assets_are_written_once(tmp_path):
     assets = write_assets(tmp_path)
     names = {file.name for file in assets.iterdir()}
-    assert names >= {"page.js", "plotly.min.js", "style.css"}
+    assert names >= {"page.js", "plotly.min.js", "style.css", "figures.js", "curves.js"}
     before = {file.name: file.stat().st_mtime_ns for file in assets.iterdir()}
     (assets / "style.css").write_text("changed")
     write_assets(tmp_path)

@@ -48,8 +48,9 @@ def test_rows_lengths_padding_and_speed_are_shown(documents, capsys, tmp_path):
     assert shown
     assert all("word" in text for text in shown)
     page = (tmp_path / "look" / "data.html").read_text()
-    assert page.count("<span") >= 4
-    assert "data:image/png" in page
+    assert page.count('<span class="segment') >= 4
+    assert '"name":"validation","x":[' in page
+    assert (tmp_path / "look" / "assets" / "figures.js").exists()
 
 
 def test_padding_is_remarked_upon(documents, capsys):

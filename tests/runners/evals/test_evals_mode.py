@@ -62,7 +62,7 @@ def test_every_kind_of_request(run, tasks):
     assert row.split() == ["capitals", "acc", f"{capitals['capitals/acc']:.4f}", *row.split()[3:]]
     page = (run / "report.html").read_text()
     assert "Evaluation tasks" in page
-    assert "<td>word_perplexity" in page
+    assert ">word_perplexity</td>" in page
     [sample, *_] = map(json.loads, (run / "evals" / "00000003" / "answers.jsonl").read_text().splitlines())
     assert sample["doc"]["country"] == "France"
     assert sample["arguments"][0][0] == "France:"

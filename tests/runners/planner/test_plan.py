@@ -157,7 +157,8 @@ def test_files(tmp_path, capsys):
         assert key in written
     assert written["compile_seconds"] > 0
     page = (tmp_path / "p" / "plan.html").read_text()
-    assert "data:image/png" in page
+    assert '"name":"weights","x":[' in page
+    assert (tmp_path / "p" / "assets" / "figures.js").exists()
     assert "stack/block/ffn/ffn_in_mf" in page
     shown = capsys.readouterr().out
     assert "Fits: " in shown

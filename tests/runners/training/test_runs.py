@@ -53,6 +53,7 @@ def test_what_a_run_leaves(finished):
         "metrics.jsonl",
         "checkpoints",
         "report.html",
+        "assets",
     }
     assert "Done: 30 steps" in out
     assert str(workdir / "report.html") in out
@@ -64,7 +65,8 @@ def test_what_a_run_leaves(finished):
     assert record["versions"]["jax"]
     assert "ffn_in_mf" in (workdir / "weights.txt").read_text()
     page = (workdir / "report.html").read_text()
-    assert "data:image/png;base64," in page
+    assert 'data-metric="loss"' in page
+    assert (workdir / "assets" / "plotly.min.js").stat().st_size > 1_000_000
     assert "ffn_in_mf" in page
 
 

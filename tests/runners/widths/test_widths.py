@@ -32,6 +32,9 @@ def checked(tmp_path, name, widths=WIDTHS, smoke=False, **knobs):
     record = json.loads((tmp_path / "coord_check.json").read_text())
     assert record["passed"] == (code == 0) == all(gate["ok"] for gate in record["gates"])
     assert (tmp_path / "coord_check.png").stat().st_size > 10_000
+    page = (tmp_path / "coord_check.html").read_text()
+    assert f"<dd>{'passed' if code == 0 else 'failed'}</dd>" in page
+    assert page.count('class="plot') == 5
     return code, record
 
 
@@ -280,6 +283,9 @@ def test_a_sweep_equals_training_and_resumes(tmp_path, capsys):
     summary = json.loads((folder / "sweep.json").read_text())
     assert [row["width"] for row in summary["rows"]] == [64, 128]
     assert (folder / "sweep.png").stat().st_size > 10_000
+    page = (folder / "sweep.html").read_text()
+    assert page.count('class="plot') == 2
+    assert f">{summary['rows'][0]['losses'][0]:.4f}" in page
 
 
 def test_other_settings_are_other_cases():

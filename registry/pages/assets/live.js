@@ -1,0 +1,49 @@
+// Pages of runs on a server: replaces what has changed while runs train. Pages opened from disk are not refreshed.
+"use strict";
+
+const live = {
+  every: 5000, // milliseconds
+  file: new URL("../runs/version.json", document.currentScript.src),
+  versions: null, // of runs by name
+  changed: [],
+
+  async check() {
+    if (document.hidden) return;
+    const found = await live.read(live.file, (response) => response.json());
+    if (!found) return;
+    live.changed = live.versions ? Object.keys(found).filter((name) => found[name] !== live.versions[name]) : [];
+    live.versions = found;
+    const own = document.body.querySelector("form[data-source]")?.dataset.curves;
+    if (own ? live.changed.includes(own) : live.changed.length) await live.refresh(own);
+  },
+
+  async refresh(own) {
+    const text = await live.read(location.href, (response) => response.text());
+    if (!text) return;
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const other = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
+      if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...document.importNode(other, true).childNodes);
+    }
+    const tell = () => document.dispatchEvent(new Event("vortaro-refreshed"));
+    if (!own) return tell();
+    const source = document.querySelector("form[data-source]").dataset.source;
+    const script = vortaro.element("script", { src: `${source}?${live.versions[own]}` });
+    script.addEventListener("load", tell);
+    document.head.append(script);
+  },
+
+  async read(address, convert) {
+    try {
+      const response = await fetch(address, { cache: "no-store" });
+      return response.ok ? await convert(response) : null;
+    } catch {
+      return null; // the server has stopped
+    }
+  },
+};
+
+if (location.protocol.startsWith("http")) {
+  live.check();
+  setInterval(live.check, live.every);
+}

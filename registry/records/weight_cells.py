@@ -1,0 +1,25 @@
+"""Rows of the weight table as text, for the terminal and for pages."""
+
+from typing import Any
+
+from registry.records.quantities import size
+
+COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
+NUMBERS = ("shape", "std", "rate", "bytes", "per device")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Formats one row of the weight table, under COLUMNS."""
+    return (
+        row["path"].removeprefix("params/"),
+        "x".join(map(str, row["shape"])),
+        row["dtype"],
+        row["spec"],
+        row["role"],
+        row["init"],
+        f"{row['stddev']:.4g}",
+        f"{row['rate']:.4g}",
+        "yes" if row["decay"] else "no",
+        size(row["bytes"]),
+        size(row["bytes_per_device"]),
+    )

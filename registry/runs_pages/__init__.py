@@ -1,0 +1,1 @@
+"""Pages of runs: one run (report.html and the pages of the site), and all runs with their curves over each other."""
