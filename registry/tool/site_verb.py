@@ -51,10 +51,10 @@ def site(options: argparse.Namespace) -> int:
     plans, keys = read_plans(options.plans), _keys(options, *pattern)
     made = records(keys, options.imports, _tracked)
     links = LINKS | (RUNS_LINK if options.runs else {})
-    runs = RunPages(folder, links)
-    if options.runs:
-        runs.write(find(options.runs))
+    folders, runs = find(options.runs) if options.runs else [], RunPages(folder, links)
     written = write_site(made, folder, plans, links)
+    if options.runs:
+        runs.write(folders)
     for record in made:
         if "error" in record:
             print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)
@@ -64,7 +64,7 @@ def site(options: argparse.Namespace) -> int:
     print(f"{count}, {written.files} files, {size(written.bytes)}, {time.monotonic() - began:.1f} s")
     print(f"Written: {folder / 'index.html'}", flush=True)
     if options.runs:
-        print(f"{len(runs.rows)} runs: {folder / 'runs.html'}", flush=True)
+        print(f"{len(folders)} run{'s' if len(folders) != 1 else ''}: {folder / 'runs.html'}", flush=True)
     if options.serve is not None and isinstance(folder, Path):
         serve(folder, options.serve, (lambda: runs.write(find(options.runs))) if options.runs else None)
     return 2 if any("error" in record for record in made) else 0

@@ -10,7 +10,7 @@ from tests.support.runs_with_curves import run_folder
 def test_runs_are_pages_of_the_site(tmp_path, capsys):
     run_folder(tmp_path / "runs" / "a")
     assert main(["site", f"--out={tmp_path / 'site'}", f"--runs={tmp_path}/runs/*", "tiny.StdlibTiny"]) == 0
-    assert f"1 runs: {tmp_path / 'site' / 'runs.html'}" in capsys.readouterr().out
+    assert f"1 run: {tmp_path / 'site' / 'runs.html'}" in capsys.readouterr().out
     for name in ("index.html", "compare.html", "runs.html"):
         assert 'href="./runs.html"' in (tmp_path / "site" / name).read_text().replace('"runs.html"', '"./runs.html"')
     assert '"../runs.html"' in (tmp_path / "site" / "experiments" / "tiny.StdlibTiny.html").read_text()
