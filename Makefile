@@ -12,7 +12,7 @@ TESTED = .venv/.tested-by-make
 
 EXTRAS = browser,tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-slow test-tpu test-cluster test-browser lint docs bench faults
+.PHONY: help venv demo test test-slow test-tpu test-cluster browser test-browser lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (15 to 30 minutes on two cores)"
@@ -55,14 +55,17 @@ test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'
 	$(RUN) -m pytest -n 2 -m "not browser"
 
-test-browser: $(TESTED)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+# Exits with 1 and the reason where Chromium is missing and cannot be installed.
+browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 			echo "Chromium is missing, and only root with apt-get can install it. Install your distribution's chromium, then run make test-browser again." >&2; exit 1; fi; \
 		echo "Installing the distribution's chromium ..."; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || \
 			{ echo "Chromium cannot be installed: apt-get failed. Check the network and the package sources, then run make test-browser again." >&2; exit 1; }; }
+
+test-browser: $(TESTED) browser
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
 	$(RUN) -m pytest tests/browser
 
 test-cluster: $(TESTED)

@@ -204,21 +204,27 @@ def index_data(records: Sequence[Record]) -> str:
     return f"vortaro.index = {script_json([row(record) for record in records])};\n"
 
 
-def knob_data(records: Sequence[Record]) -> str:
-    """Returns the script with the meaning and group of each knob, those of the first experiment that has it."""
+def shared_knobs(records: Sequence[Record]) -> dict[str, tuple[str, str]]:
+    """Returns the meaning and group of each knob, those of the first experiment that has a meaning for it."""
     known: dict[str, tuple[str, str]] = {}
     for record in records:
         for knob in record.get("knobs", {}):
-            known.setdefault(knob, (record["meanings"].get(knob, ""), record["groups"].get(knob, "Model")))
+            if not known.get(knob, ("", ""))[0]:
+                known[knob] = (record["meanings"].get(knob, ""), record["groups"].get(knob, "Model"))
+    return known
+
+
+def knob_data(known: Mapping[str, tuple[str, str]]) -> str:
+    """Returns the script with the meanings and groups that experiments share."""
     return f"vortaro.knobs = {script_json(known)};\n"
 
 
-def entry_data(record: Record, known: Mapping[str, str]) -> str:
+def entry_data(record: Record, known: Mapping[str, tuple[str, str]]) -> str:
     """Returns the script with an experiment's knobs, config, weights and totals.
 
     Args:
       record: registry.site.records.record.
-      known: meanings that knobs.js has; others are added.
+      known: `shared_knobs`; meanings that differ from them are added.
     """
     keys = ("path", "shape", "dtype", "spec", "cut", "role", "bytes", "bytes_per_device")
     data = {
@@ -227,7 +233,7 @@ def entry_data(record: Record, known: Mapping[str, str]) -> str:
         "totals": record["totals"],
         "knobs": {knob: [found["value"], found["owner"]] for knob, found in record["knobs"].items()},
         "own": record["own"],
-        "meanings": {knob: text for knob, text in record["meanings"].items() if known.get(knob) != text},
+        "meanings": {knob: text for knob, text in record["meanings"].items() if known[knob][0] != text},
         "config": record["config"],
         "weights": [{key: weight[key] for key in keys} for weight in record["weights"]],
     }

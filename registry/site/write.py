@@ -11,6 +11,7 @@ from registry.site import pages
 from registry.site.records import Record
 from tasks.storage.files import Place, make_folder
 
+PARTS = ("experiments/", "data/")
 FILES = "files.json"  # names of the files that the last command wrote, relative to the site
 
 
@@ -35,7 +36,6 @@ def write_site(
       folder: local or on an object store; it need not exist.
       plans: rows of registry.site.plans by experiment.
       links: labels and paths, relative to the site, in the header of each page.
-
     Raises:
       UsageError: the folder cannot be written.
     """
@@ -52,12 +52,12 @@ def _write_site(
     links: Mapping[str, str],
 ) -> Written:
     names = {record["name"] for record in records}
-    known = {knob: text for record in reversed(records) for knob, text in record.get("meanings", {}).items() if text}
+    known = pages.shared_knobs(records)
     texts = {
         "index.html": pages.index_page(records, links),
         "compare.html": pages.compare_page(records, links),
         "data/index.js": pages.index_data(records),
-        "data/knobs.js": pages.knob_data(records),
+        "data/knobs.js": pages.knob_data(known),
     }
     for record in records:
         name = record["name"]
@@ -65,7 +65,7 @@ def _write_site(
         if "error" not in record:
             texts[f"data/{name}.js"] = pages.entry_data(record, known)
     assets = write_assets(folder, *sorted((pages.HERE / "assets").iterdir()))
-    for part in ("experiments", "data"):
+    for part in PARTS:
         make_folder(folder / part)
     for name, text in texts.items():
         write_changed(folder / name, text.encode())
@@ -80,5 +80,7 @@ def _remove_others(folder: Place, texts: Mapping[str, str]) -> None:
     listing = folder / "data" / FILES
     earlier = json.loads(listing.read_text()) if listing.exists() else []
     for name in set(earlier) - set(texts):
+        if not name.startswith(PARTS) or ".." in name:
+            continue  # not a file of this command
         (folder / name).unlink(missing_ok=True)
     write_changed(listing, json.dumps(sorted(texts), indent=0).encode())

@@ -11,7 +11,7 @@ from registry.index import entries
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
 from registry.site import collect
-from registry.site.pages import SIZES, code_marked, entry_data, row
+from registry.site.pages import SIZES, code_marked, entry_data, row, shared_knobs
 from registry.site.records import kinds, record
 from registry.site.serve import HOST, server
 from registry.site.write import write_site
@@ -186,7 +186,9 @@ def test_code_in_texts():
 
 def test_data_of_an_entry_has_meanings_that_differ_from_the_shared_ones():
     made = record("tiny.StdlibTiny")
-    text = entry_data(made, {**made["meanings"], "SEED": "another meaning"})
+    known = shared_knobs([made])
+    assert known["SEED"] == (made["meanings"]["SEED"], "Optimization")
+    text = entry_data(made, {**known, "SEED": ("another meaning", "Model")})
     data = json.loads(text.partition(" = ")[2].rstrip(";\n"))
     assert data["meanings"] == {"SEED": made["meanings"]["SEED"]}
     assert set(data["knobs"]) == set(made["knobs"])
@@ -199,6 +201,15 @@ def test_writing_again_changes_no_file(tmp_path):
     assert write_site(made, tmp_path / "site") == first
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "site").rglob("*")} == before
     assert first.bytes < 6 * 2**20
+
+
+def test_a_list_of_files_removes_none_outside(tmp_path):
+    made, outside = [record("tiny.StdlibTiny")], tmp_path / "outside.txt"
+    outside.write_text("kept")
+    write_site(made, tmp_path / "site")
+    (tmp_path / "site" / "data" / "files.json").write_text('["../outside.txt", "data/../../outside.txt", "index.html"]')
+    write_site(made, tmp_path / "site")
+    assert outside.exists()
 
 
 def test_the_server_listens_on_this_machine_alone(tmp_path):
