@@ -10,12 +10,12 @@ from typing import Any
 from registry.pages import figures
 from registry.pages.page import ASSETS, page, render, script_json, text, write_assets, write_changed
 from registry.records.diff import differing
-from registry.records.quantities import amount
+from registry.records.quantities import amount, duration
 from registry.records.record import EXPERIMENT
 from registry.runs.folders import METRICS
 from registry.runs.run import Run
 from registry.runs_pages.curves import AXES, SCRIPTS, curves, groups, panel
-from registry.runs_pages.run_page import duration, last_line, run_page, samples_of
+from registry.runs_pages.run_page import last_line, run_page, samples_of
 from tasks.storage.files import Place, make_folder, write_whole
 
 RUNS = "runs.html"
