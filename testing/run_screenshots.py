@@ -17,7 +17,7 @@ TRAIN = ("--exp=tiny.StdlibTiny", "--no-tensorboard", "--set=NUM_STEPS=300", "--
 RUNS = {"base": (), "slow": ("--set=LEARNING_RATE=0.001",), "wide": ("--set=MODEL_DIM=192",)}
 PLAN = ("--exp=gpt.GptBase", "--mode=plan", "--chip=v4", "--host_devices=64", "--set=DEVICE_MESH_SHAPE=64,1")
 DATA = ("--exp=gpt.GptStdlib", "--smoke", "--mode=inspect_data", "--set=ROWS=pack", "--set=DOCUMENT_MASKS=true")
-HEIGHT = 900  # pixels
+HEIGHT = 1250  # pixels
 
 
 def main() -> None:

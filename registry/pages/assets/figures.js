@@ -166,7 +166,7 @@ const figures = {
     const name = figures.plain(one.name);
     if (chart.kind === "bars") {
       const text = `${name}: ${figures.plain(one.text ?? figures.number(one.x[0]))}<extra></extra>`;
-      return { type: "bar", orientation: "h", x: one.x, y: [""], name, opacity, marker: { color }, hovertemplate: text };
+      return { type: "bar", orientation: "h", x: one.x, y: [0], name, opacity, marker: { color }, hovertemplate: text };
     }
     const line = { color, width: one.faint ? 1.2 : 2, dash: one.dashed ? "dash" : "solid", shape: one.steps ? "hvh" : "linear" };
     const symbols = one.x.map((_, index) => (index === one.best ? "star" : "circle"));
@@ -196,7 +196,8 @@ const figures = {
     chart.series.forEach((one, index) => {
       const set = (opacities) => plot.data && Plotly.restyle(plot, { opacity: opacities });
       const all = (fade) => chart.series.map((other, at) => (fade && at !== index ? PALER : other.faint ? FAINT : 1));
-      list?.append(figures.key(one.name, one.color, { dashed: one.dashed }, (isOn) => set(all(isOn))));
+      const label = one.text ? `${one.name} ${one.text}` : one.name;
+      list?.append(figures.key(label, one.color, { dashed: one.dashed }, (isOn) => set(all(isOn))));
     });
   },
 
