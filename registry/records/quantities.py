@@ -1,6 +1,8 @@
-"""Counts, bytes and meshes as text."""
+"""Counts, bytes, durations and meshes as text."""
 
 from collections.abc import Mapping, Sequence
+
+CLOCK = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(number: int) -> str:
@@ -23,6 +25,22 @@ def _in_units(number: int, base: int, units: Sequence[str]) -> str:
 
 def _digits(number: int, unit: int) -> str:
     return str(number) if unit == 1 else f"{number / unit:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Formats a time in its two largest units; below a minute in seconds.
+
+    >>> duration(0.25), duration(45), duration(3_723)
+    ('0.2 s', '45 s', '1 h 2 min')
+    """
+    rest, parts = int(seconds), []
+    for size, unit in CLOCK:
+        if rest >= size and len(parts) < 2:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+        elif parts:
+            break  # 1 h 5 s is 1 h
+    return " ".join(parts) or f"{seconds:.1f} s"
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

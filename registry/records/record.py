@@ -10,6 +10,7 @@ from tasks.storage.files import Place
 
 Snapshot = dict[str, Any]  # an experiment as plain data: registry.records.snapshot.snapshot makes one
 EXPERIMENT = "experiment.json"  # the record of a run folder
+_TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
 
 
 def load(path: Place) -> Snapshot:
@@ -36,6 +37,11 @@ def _with_texts(loaded: Snapshot) -> Snapshot:
         return loaded
     knobs = {name: {"value": knob["text"], "owner": knob["owner"]} for name, knob in loaded["knobs"].items()}
     return {**loaded, "knobs": knobs, "config": loaded["config_text"]}
+
+
+def own_knobs(knobs: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Returns the knobs that the experiment or its family sets, of a record's knobs: {name: {value, owner}}."""
+    return [name for name, knob in knobs.items() if not knob["owner"].startswith(_TEMPLATES)]
 
 
 def made_by(stored: Mapping[str, Any]) -> dict[str, Any] | None:

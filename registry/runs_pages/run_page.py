@@ -6,14 +6,13 @@ from typing import Any
 from registry.pages import figures
 from registry.pages.page import ASSETS, cards, page, script_data, table, text
 from registry.pages.weights import weights
-from registry.records.quantities import amount, mesh_text
+from registry.records.quantities import amount, duration, mesh_text
+from registry.records.record import own_knobs
 from registry.runs_pages import task_results
 from registry.runs_pages.curves import EVALS, SCRIPTS, Line, curves, groups, panel
 from tasks.storage.files import Place
 
 MOST_SAMPLES = 12  # samples on a page, the latest ones
-TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
-CLOCK = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def run_page(
@@ -93,16 +92,6 @@ def last_line(lines: Sequence[Line], split: str) -> Line:
     return next((line for line in reversed(lines) if line["split"] == split), {})
 
 
-def duration(seconds: float) -> str:
-    """Formats a time in the two largest units: 3 h 20 min; below a minute in seconds."""
-    left, found = round(seconds), []
-    for size, unit in CLOCK:
-        if left >= size and len(found) < 2:
-            found.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(found) or f"{seconds:.1f} s"
-
-
 def _live(name: str, content: str) -> str:
     """Marks content that live.js replaces while the run trains."""
     return f'<div data-live="{name}">{content}</div>'
@@ -133,12 +122,12 @@ def _samples(samples: Sequence[tuple[str, str]]) -> str:
 def _knobs(knobs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """Yields the knobs that the experiment sets, and all of them, folded."""
     columns = ("knob", "value", "set by")
-    rows = [(name, knob["value"], knob["owner"]) for name, knob in knobs.items()]
-    own = [row for row in rows if not row[2].startswith(TEMPLATES)]
+    rows = {name: (name, knob["value"], knob["owner"]) for name, knob in knobs.items()}
+    own = [rows[name] for name in own_knobs(knobs)]
     yield "<h2>Knobs</h2>"
     if own:
         yield table(columns, own)
-    yield f"<details><summary>All {len(rows)} knobs</summary>{table(columns, rows)}</details>"
+    yield f"<details><summary>All {len(rows)} knobs</summary>{table(columns, rows.values())}</details>"
 
 
 def _tasks(results: Sequence[Sequence[str]]) -> str:

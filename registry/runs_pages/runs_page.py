@@ -10,19 +10,19 @@ from typing import Any
 from registry.pages import figures
 from registry.pages.page import ASSETS, page, render, script_json, text, write_assets, write_changed
 from registry.records.diff import differing
-from registry.records.quantities import amount
+from registry.records.quantities import amount, duration
 from registry.records.record import EXPERIMENT
 from registry.runs.folders import METRICS
 from registry.runs.run import Run
 from registry.runs_pages.curves import AXES, SCRIPTS, curves, groups, panel
-from registry.runs_pages.run_page import duration, last_line, run_page, samples_of
+from registry.runs_pages.run_page import last_line, run_page, samples_of
 from tasks.storage.files import Place, make_folder, write_whole
 
 RUNS = "runs.html"
 FOLDER = "runs"  # of the pages and data of each run
 VERSIONS = "version.json"  # in FOLDER: which state of a run its page shows, by name
 RESULTS = ("state", "step", "best loss", "loss", "bits per byte", "train loss")  # columns before the knobs
-AMOUNTS = ("tokens", "time", "parameters")  # columns after them
+AMOUNTS = ("tokens", "training time", "parameters")  # columns after them
 MOST_FIRST = 8  # runs that are chosen until a reader chooses others, the latest ones
 
 
@@ -210,7 +210,7 @@ def row_of(run: Run, title: str, found: str, short: Mapping[str, Any]) -> Row:
         "train loss": _number(train.get("loss")),
         "bits per byte": _number(validation.get("bits_per_byte")),
         "tokens": Cell(amount(int(tokens)), str(tokens), "n") if tokens else Cell("-", kind="n"),
-        "time": Cell(duration(seconds), f"{seconds:.3f}", "n") if seconds else Cell("-", kind="n"),
+        "training time": Cell(duration(seconds), f"{seconds:.3f}", "n") if seconds else Cell("-", kind="n"),
         "parameters": _amount(record.get("totals", {}).get("parameters")),
     }
     return Row(found, title, entry, started, run.knobs, cells, short)

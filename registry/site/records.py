@@ -11,14 +11,13 @@ from layers.errors import VortaroError, file_line
 from layers.specs import Specs, axes_of
 from registry.experiment import REGISTRY, Experiment, cls_key, doc_line, written_classes
 from registry.records.knob_docs import groups, meanings
+from registry.records.record import own_knobs
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
 from registry.user_code import clear_errors
 from registry.values import parse, show
 
 Record = dict[str, Any]
-
-TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
 
 
 def record(name: str, imports: tuple[str, ...] = ()) -> Record:
@@ -38,14 +37,13 @@ def record(name: str, imports: tuple[str, ...] = ()) -> Record:
 def _record(experiment: Experiment) -> Record:
     cls = written_classes(type(experiment))[0]
     data = snapshot(experiment)
-    own = [knob for knob, row in data["knobs"].items() if not row["owner"].startswith(TEMPLATES)]
     return {
         "name": cls_key(cls),
         "doc": inspect.cleandoc(cls.__doc__ or ""),
         "place": _place(cls),
         "ancestors": [_ancestor(base) for base in cls.__mro__ if base is not object],
         "knobs": data["knobs"],
-        "own": own,
+        "own": own_knobs(data["knobs"]),
         "meanings": meanings(cls),
         "groups": groups(cls),
         "mixer": kinds(getattr(cls, "MIXER", ())),

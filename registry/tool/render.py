@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from registry.records import weight_cells
 from registry.records.quantities import amount, mesh_text, size
+from registry.records.record import own_knobs
 from registry.tool.tables import Table
 
 PIPE_WIDTH = 200
@@ -86,9 +87,6 @@ def _entry_cells(row: dict[str, Any]) -> dict[str, str]:
     return {"name": row["name"], "parameters": parameters, "mesh": mesh, "description": row["doc"]}
 
 
-TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
-
-
 def summary(
     data: dict[str, Any],
     *,
@@ -108,7 +106,7 @@ def summary(
     """
     out = console()
     out.print(f"{data['experiment']}: {' '.join(doc.split())}\n", markup=False)
-    own = {name: knob for name, knob in data["knobs"].items() if not knob["owner"].startswith(TEMPLATES)}
+    own = {name: data["knobs"][name] for name in own_knobs(data["knobs"])}
     for group in dict.fromkeys(groups.values()):
         rows = [
             (name, knob["value"], meanings.get(name, ""), knob["owner"])

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.records.json_values import text_of
-from registry.tool.render import amount, console, percent, table
+from registry.records.quantities import amount, duration
+from registry.tool.render import console, percent, table
 
 Row = dict[str, Any]
 NONE = "-"
@@ -31,7 +32,7 @@ def runs(rows: Sequence[Row]) -> None:
             row["state"],
             _step(row),
             _amount(row["tokens"]),
-            duration(row["seconds"]),
+            _duration(row["seconds"]),
             _number(row["train_loss"]),
             *(_number(_scalar(row, name)) for name in scalars),
             _best(row),
@@ -101,29 +102,15 @@ def _mean(name: str, figure: Mapping[str, Any] | None) -> str:
     if figure is None:
         return NONE
     if name == "seconds":
-        return duration(figure["mean"])
+        return _duration(figure["mean"])
     if name == "tokens":
         return _amount(figure["mean"])
     spread = "" if figure["deviation"] is None else f" ± {figure['deviation']:.2g}"
     return f"{_number(figure['mean'])}{spread}"
 
 
-def duration(seconds: float | None) -> str:
-    """Formats a duration in its two largest units: `45 s`, `3 min 20 s`, `5 h 12 min`, `2 d 3 h`.
-
-    >>> duration(45), duration(3_723)
-    ('45 s', '1 h 2 min')
-    """
-    if seconds is None:
-        return NONE
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    rest, parts = int(seconds), []
-    for unit, size in units:
-        count, rest = divmod(rest, size)
-        if (count or parts or unit == "s") and len(parts) < 2:
-            parts.append((count, unit))
-    shown = [f"{count} {unit}" for i, (count, unit) in enumerate(parts) if count or i == 0]
-    return " ".join(shown)
+def _duration(seconds: float | None) -> str:
+    return NONE if seconds is None else duration(seconds)
 
 
 def comparison(data: Row) -> None:

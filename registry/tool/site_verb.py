@@ -49,9 +49,10 @@ def site(options: argparse.Namespace) -> int:
     if options.serve is not None and not isinstance(folder, Path):
         raise UsageError(f"--serve needs a local folder (got --out={options.out}). Remove --serve.")
     plans, keys = read_plans(options.plans), _keys(options, *pattern)
+    folders = find(options.runs) if options.runs else []
     made = records(keys, options.imports, _tracked)
     links = LINKS | (RUNS_LINK if options.runs else {})
-    folders, runs = find(options.runs) if options.runs else [], RunPages(folder, links)
+    runs = RunPages(folder, links)
     written = write_site(made, folder, plans, links)
     if options.runs:
         runs.write(folders)

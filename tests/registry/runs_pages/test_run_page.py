@@ -4,7 +4,7 @@ import json
 import re
 
 from registry.runs.run import Run
-from registry.runs_pages.run_page import card_pairs, duration, run_page, samples_of
+from registry.runs_pages.run_page import card_pairs, run_page, samples_of
 from tests.support.runs_with_curves import metrics, run_folder
 
 SCRIPT = "<script>window.attacked = 1</script>"
@@ -69,13 +69,3 @@ def test_cards(tmp_path):
     assert cards["tokens seen"] == "15.36 k"
     lines = Run(run_folder(tmp_path / "b", lines=metrics(5, flops=False))).lines
     assert "FLOPs" not in dict(card_pairs(run.record, lines))
-
-
-def test_times_in_their_two_largest_units():
-    assert [duration(seconds) for seconds in (0.25, 59, 61, 7_322, 90_000)] == [
-        "0.2 s",
-        "59 s",
-        "1 min 1 s",
-        "2 h 2 min",
-        "1 d 1 h",
-    ]

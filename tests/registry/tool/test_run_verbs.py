@@ -12,7 +12,6 @@ from scipy import stats
 from registry.runs.comparison import interval, verdict
 from registry.runs.table import statistics
 from registry.tool.command_line import main
-from registry.tool.render_runs import duration
 from tests.conftest import ROOT
 from tests.support.run_folders import CODE, STARTED, lines_of, record_of, write_run
 
@@ -248,14 +247,3 @@ def test_bad_requests(runs, capsys, arguments, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_duration():
-    assert [duration(x) for x in (None, 0, 59.9, 61, 3600, 90_061)] == [
-        "-",
-        "0 s",
-        "59 s",
-        "1 min 1 s",
-        "1 h",
-        "1 d 1 h",
-    ]
