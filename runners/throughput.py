@@ -19,6 +19,7 @@ class Throughput:
     def __init__(self, task: Task, mesh: Mesh, abstract: AbstractArrays):
         self._task, self._mesh, self._abstract = task, mesh, abstract
         self._flops: dict[tuple[int, int], int] = {}
+        self._is_countable = True
 
     def update_flops(self, shape: tuple[int, int]) -> int:
         """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
@@ -52,9 +53,12 @@ class Throughput:
 
     def flops(self, updates: Mapping[tuple[int, int], int]) -> int | None:
         """Returns the FLOPs of updates, by number of each batch shape; None if they cannot be counted."""
+        if not self._is_countable:
+            return None
         try:
             return self._flops_of(updates)
         except UsageError:  # an operation of a user's layer hides its work; `mfu` raises it before training
+            self._is_countable = False
             return None
 
     def _flops_of(self, updates: Mapping[tuple[int, int], int]) -> int:

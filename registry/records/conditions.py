@@ -24,7 +24,7 @@ def holds(expression: str, value_of: Callable[[str], Any], names: Collection[str
 
     Args:
       expression: comparisons of names, numbers, texts, true, false and none by <, <=, >, >=, ==, !=, with `and`, `or`,
-        `not` and parentheses.
+        `not` and parentheses. A name that is not an identifier is written as metric("arc_easy/acc,none").
       value_of: returns the value of a name; it is called only for those that decide.
       names: the known names.
       example: a condition to show in errors.
@@ -50,13 +50,15 @@ def holds(expression: str, value_of: Callable[[str], Any], names: Collection[str
                 return constant
             case ast.UnaryOp(op=op, operand=ast.Constant(value=int() | float() as number)) if type(op) in _SIGNS:
                 return _SIGNS[type(op)](number)
-            case ast.Name(id=name) if name in names:
+            case ast.Name(id=name) | ast.Call(func=ast.Name(id="metric"), args=[ast.Constant(value=str(name))]) if (
+                name in names
+            ):
                 return value_of(name)
             case ast.Name(id=("true" | "false") as name):
                 return name == "true"
             case ast.Name(id="none"):
                 return None
-            case ast.Name(id=name):
+            case ast.Name(id=name) | ast.Call(func=ast.Name(id="metric"), args=[ast.Constant(value=str(name))]):
                 raise UsageError(f"Unknown name '{name}' in --where. {did_you_mean(name, names)}")
             case ast.BoolOp(op=ast.And(), values=parts):
                 return all(value(part) for part in parts)

@@ -9,7 +9,7 @@ from registry.records.diff import differing, differing_config
 from registry.records.record import made_by
 from registry.runs.metrics import AXES, TRAIN, VALIDATION, Curve, curve, higher_is_better
 from registry.runs.run import Run
-from registry.runs.table import groups, statistics
+from registry.runs.table import groups, per_setting, statistics
 
 Comparison = dict[str, Any]
 METRICS = ("bits_per_byte", "loss")  # compared unless --metric names another: the first that all runs have
@@ -23,6 +23,7 @@ def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
 
     Results have a row for each group of runs that differ in SEED alone: the last and the best value, and the value at
     the largest number of steps, tokens, FLOPs and seconds that all runs have reached, linear between two measurements.
+    Runs of one seed count as one sample, their mean. Without a known direction of the metric there is no best.
 
     Args:
       runs: two or more.
@@ -32,17 +33,17 @@ def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
       UsageError: a record cannot be read, or not all runs have the metric.
     """
     sides = [run.snapshot for run in runs]
-    texts = [{name: knob["value"] for name, knob in side["knobs"].items()} for side in sides]
     return {
         "runs": [{"run": run.name, "state": run.state, "step": run.summary.step} for run in runs],
         "entry": differing([{"entry": run.entry} for run in runs]),
-        "knobs": differing(texts),
+        "knobs": differing([run.knobs for run in runs]),
         "config": differing_config([side["config"] for side in sides]),
         "weights": differing([_weights(side) for side in sides]),
         "totals": differing([side["totals"] for side in sides]),
         "mesh": differing([side["mesh"] for side in sides]),
         "data": differing([_data(side) for side in sides]),
         "code": differing([_code(side) for side in sides]),
+        "devices": differing([_devices(side) for side in sides]),
         "versions": differing([(made_by(side) or {}).get("versions", {}) for side in sides]),
         "results": results(runs, metric),
     }
@@ -69,6 +70,12 @@ def _data(side: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{of['is']}{digest(of)}" for name, of in inputs.items()}
 
 
+def _devices(side: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the devices of the last start, in one text."""
+    of = (side.get("starts") or [{}])[-1].get("devices")
+    return {} if of is None else {"devices": f"{of['count']} x {of['kind']}, processes: {of['processes']}"}
+
+
 def _code(side: Mapping[str, Any]) -> dict[str, str]:
     """Returns the checkout of the last start, by package, with its digest."""
     return {name: checkout(of) for name, of in (made_by(side) or {}).get("code", {}).items()}
@@ -92,19 +99,21 @@ def results(runs: Sequence[Run], metric: str | None) -> Comparison:
     name, split = found
     higher = higher_is_better(name)
     curves = {axis: {run.name: curve(run.lines, name, split=split, axis=axis) for run in runs} for axis in AXES}
-    rows = []
-    for group in groups(runs, [SEED] if any(SEED in run.knobs for run in runs) else []):
+    rows, by = [], [SEED] if any(SEED in run.knobs for run in runs) else []
+    for group in groups(runs, by):
         steps = [curves["step"][run.name] for run in group]
+        best = [] if higher is None else [each.best(higher=higher)[1] for each in steps]
         rows.append(
             {
                 "runs": [run.name for run in group],
-                "final": interval([each.y[-1] for each in steps]),
-                "best": interval([each.best(higher=higher)[1] for each in steps]),
+                "final": interval(per_setting(group, [each.y[-1] for each in steps], by)),
+                "best": interval(per_setting(group, best, by)) if best else None,
                 "at": {axis: _at(runs, group, of) for axis, of in curves.items()},
             }
         )
     equal = {axis: _limit(of.values()) for axis, of in curves.items()}
-    verdicts = {axis: verdict(rows, axis, higher=higher) for axis, limit in equal.items() if limit is not None}
+    axes = () if higher is None else [axis for axis, limit in equal.items() if limit is not None]
+    verdicts = {axis: verdict(rows, axis, higher=bool(higher)) for axis in axes}
     return {
         "metric": name,
         "split": split,
@@ -119,7 +128,8 @@ def _measured(runs: Sequence[Run], metric: str | None) -> tuple[str, str] | None
     """Returns a scalar that all runs have, and its split."""
     have: list[set[tuple[str, str]]] = []
     for run in runs:
-        have.append({(name, line["split"]) for line in run.lines for name in line if line[name] is not None})
+        scalars = ((name, line["split"], value) for line in run.lines for name, value in line.items())
+        have.append({(name, split) for name, split, value in scalars if _is_scalar(name, value)})
     common = set.intersection(*have)
     for name in (metric,) if metric else METRICS:
         for split in (VALIDATION, "evals", TRAIN):
@@ -127,9 +137,13 @@ def _measured(runs: Sequence[Run], metric: str | None) -> tuple[str, str] | None
                 return name, split
     if metric is None:
         return None
-    names = {name for name, split in common if split != TRAIN} - {"split", "step", "seconds"}
+    names = {name for name, split in common if split != TRAIN}
     lacking = next((run.name for run, of in zip(runs, have, strict=True) if metric not in {n for n, _ in of}), "")
     raise UsageError(f"--metric={metric} is not measured in '{lacking}'. {did_you_mean(metric, names)}")
+
+
+def _is_scalar(name: str, value: Any) -> bool:
+    return name not in ("step", "seconds") and isinstance(value, int | float)
 
 
 def _limit(curves: Collection[Curve]) -> float | None:
@@ -144,7 +158,7 @@ def _at(runs: Sequence[Run], group: Sequence[Run], curves: Mapping[str, Curve]) 
     """Returns the values of a group where all runs have been; None if that is nowhere."""
     limit = _limit([curves[run.name] for run in runs])
     values = [] if limit is None else [curves[run.name].at(limit) for run in group]
-    return interval([value for value in values if value is not None]) if values else None
+    return interval(per_setting(group, values, [SEED])) if values else None
 
 
 def interval(values: Sequence[float]) -> Comparison:
@@ -171,7 +185,8 @@ def verdict(rows: Sequence[Comparison], axis: str, *, higher: bool) -> Compariso
 
     Returns:
       `best` and `second` (their runs), `share` (of the second's mean, by which the best differs), and `is_certain`:
-      whether the 95% interval of the difference of the means excludes 0 (Welch's t-test); None without several seeds.
+      whether the 95% interval of the difference of the means excludes 0 (Welch's t-test); None without several seeds
+      that differ.
     """
     have = [row for row in rows if row["at"][axis] is not None]
     ranked = sorted(have, key=lambda row: (-1 if higher else 1) * row["at"][axis]["mean"])
@@ -186,6 +201,6 @@ def verdict(rows: Sequence[Comparison], axis: str, *, higher: bool) -> Compariso
     terms = [(side["deviation"] ** 2 / side["n"], side["n"]) for side in (best, second)]
     variance = sum(term for term, _ in terms)
     if not variance:
-        return {**found, "is_certain": gap > 0}
+        return found
     freedom = variance**2 / sum(term**2 / (n - 1) for term, n in terms)  # Welch 1947
     return {**found, "is_certain": gap > _quantile(freedom) * math.sqrt(variance)}

@@ -50,11 +50,10 @@ def _runs(pattern: str) -> Iterator[Place]:
 
 def _matching(pattern: str) -> list[str]:
     """Returns the names of folders that match, of which some may not be folders of runs."""
-    if not glob.has_magic(pattern):
+    if not glob.has_magic(pattern) or place(pattern).exists():  # a name may have brackets
         return [pattern]
     if not is_remote(pattern):
         return glob.glob(pattern)
-    place(pattern)  # errors of access
     with reached(pattern, "listed"):
         system, path = file_system(pattern)
         scheme = pattern.partition("://")[0]
@@ -67,6 +66,9 @@ def _is_run(folder: Place) -> bool:
 
 def _below(folder: Place, depth: int) -> Iterator[Place]:
     """Yields the runs in a folder and its folders, by name; runs contain no other runs."""
+    if is_remote(folder):
+        yield from _listed(folder, depth)
+        return
     if depth == 0 or not folder.is_dir():
         return
     with reached(folder, "listed"):
@@ -77,3 +79,13 @@ def _below(folder: Place, depth: int) -> Iterator[Place]:
                 yield child
             else:
                 yield from _below(child, depth - 1)
+
+
+def _listed(folder: Place, depth: int) -> Iterator[Place]:
+    """Yields the runs below a folder on a store, with few requests."""
+    scheme = str(folder).partition("://")[0]
+    with reached(folder, "listed"):
+        system, path = file_system(folder)
+        below = [f"{path}{'/*' * level}/{name}" for level in range(1, depth + 1) for name in (EXPERIMENT, METRICS)]
+        names = {name.rpartition("/")[0] for pattern in below for name in system.glob(pattern)}
+    yield from (place(f"{scheme}://{name}") for name in sorted(names))

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError
 from registry.records.provenance import short_digest
 from registry.runs.run import Run
-from tasks.storage.files import place
+from tasks.storage.files import is_remote, place
 
 Ancestor = dict[str, Any]
 DEEPEST = 100  # ancestors that are followed; more are a circle of run folders
@@ -29,11 +30,11 @@ def lineage(run: Run) -> list[Ancestor]:
         if "file" in parent:
             found.append(_file(parent))
             break
-        source = Run(place(parent["workdir"]))
+        source = _source(here, parent)
         there = source.problem is None
         found.append(
             {
-                "run": source.name,
+                "run": parent["workdir"],
                 "entry": source.entry if there else parent.get("experiment"),
                 "step": parent["step"],
                 "by": _by(here, source if there else None, parent),
@@ -43,6 +44,24 @@ def lineage(run: Run) -> list[Ancestor]:
         )
         here = source if there else None
     return found
+
+
+def _source(child: Run, parent: Mapping[str, Any]) -> Run:
+    """Returns the run that a child's weights come from.
+
+    A relative name is searched in the working folder, then in the folders that contain the child.
+    """
+    names = [name for name in (parent.get("path"), parent["workdir"]) if name]
+    if not is_remote(child.folder) and not is_remote(parent["workdir"]):
+        names += [str(above / parent["workdir"]) for above in Path(child.folder).absolute().parents]
+    runs = []
+    for name in names:
+        try:
+            runs.append(Run(place(name)))
+        except UsageError:  # a store that this machine cannot read
+            continue
+    found = next((run for run in runs if run.problem is None), None)
+    return found or Run(Path(parent["workdir"]))
 
 
 def _of(run: Run) -> Ancestor:

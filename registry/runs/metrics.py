@@ -4,39 +4,47 @@ import bisect
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from registry.runs.folders import METRICS
 from tasks.storage.files import Place, reached
 
-_LOSS = re.compile(r'"loss": ([-+.\deE]+)')  # in a line as it is written
+_STEP = re.compile(rb'"step": (\d+)')  # in a line as it is written
+_LOSS = re.compile(rb'"loss": (-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)')
 
 Line = dict[str, Any]  # "step", "split" and scalars
 
 TRAIN, VALIDATION, EVALS = "train", "validation", "evals"  # splits of lines; scalars of evals are named TASK/METRIC
 AXES = {"step": "step", "tokens": "tokens_seen", "flops": "flops", "seconds": "seconds"}  # axis: scalar of train lines
-HIGHER = ("accuracy", "acc", "acc_norm", "exact_match", "f1", "bleu", "rouge")  # metrics of which more is better
+LOWER = ("loss", "objective", "perplexity", "bits_per_byte", "bits_per_token", "brier_score")  # endings
+HIGHER = ("exact_match", "bleu", "rouge", "chrf", "pass@")  # beginnings
+HIGHER_NAMES = ("em", "f1", "mcc", "mc1", "mc2")
 
 
-def text_of(folder: Place) -> str:
-    """Returns the text of metrics.jsonl; empty if there is none."""
+def content_of(folder: Place) -> bytes:
+    """Returns the content of metrics.jsonl; empty if there is none."""
     file = folder / METRICS
     with reached(file, "read"):
-        return file.read_bytes().decode(errors="replace") if file.exists() else ""
+        return file.read_bytes() if file.exists() else b""
 
 
-def lines_of(text: str) -> list[Line]:
-    """Returns all lines in the order of their steps, without those that a crash has truncated."""
-    return [line for line in map(_parsed, text.splitlines()) if line is not None]
+def lines_of(content: bytes) -> list[Line]:
+    """Returns all lines in the order of their steps, without those that a crash has truncated.
+
+    Evaluations of earlier checkpoints are at the end of the file.
+    """
+    lines = [line for line in map(_parsed, content.splitlines()) if line is not None]
+    return sorted(lines, key=lambda line: line["step"])
 
 
-def _parsed(text: str) -> Line | None:
+def _parsed(text: bytes) -> Line | None:
     try:
         line = json.loads(text)
     except ValueError:
         return None
-    return line if isinstance(line, dict) and {"step", "split"} <= line.keys() else None
+    is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
+    return line if is_line else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +52,9 @@ class Summary:
     """What a table of runs shows of metrics."""
 
     train: Line  # the last line of training; empty if there is none
-    validation: Line  # the last line of validation; empty if there is none
+    validation: Line  # the line of validation of the largest step; empty if there is none
     best: Line  # the line of validation with the lowest loss; empty if there is none
+    evals: Mapping[str, float]  # the last value of each scalar of evaluation tasks, TASK/METRIC
 
     @property
     def step(self) -> int:
@@ -53,15 +62,32 @@ class Summary:
         return max((line["step"] for line in (self.train, self.validation) if line), default=0)
 
 
-def summary(text: str) -> Summary:
-    """Returns the summary of the text of metrics.jsonl; most lines of training are not parsed."""
-    lines = text.splitlines()
-    last = next((line for line in map(_parsed, reversed(lines)) if line and line["split"] == TRAIN), {})
-    validation = [line for line in lines if f'"split": "{VALIDATION}"' in line]
-    newest = next((line for line in map(_parsed, reversed(validation)) if line), {})
-    measured = [(float(match[1]), line) for line in validation if (match := _LOSS.search(line)) and line.endswith("}")]
-    best = min(measured, key=lambda pair: pair[0], default=(0.0, ""))[1]
-    return Summary(last, newest, _parsed(best) or {})
+def summary(content: bytes) -> Summary:
+    """Returns the summary of the content of metrics.jsonl; most lines are not parsed."""
+    train = next((line for line in map(_parsed, _backwards(content, TRAIN)) if line), {})
+    validation = list(_backwards(content, VALIDATION))
+    newest = _first(validation, _STEP, lowest=False)
+    best = _first(validation, _LOSS, lowest=True)
+    tasks = sorted((line for line in map(_parsed, _backwards(content, EVALS)) if line), key=lambda line: line["step"])
+    evals = {name: value for line in tasks for name, value in line.items() if "/" in name and value is not None}
+    return Summary(train, newest, best, evals)
+
+
+def _backwards(content: bytes, split: str) -> Iterator[bytes]:
+    """Yields the lines of a split from the last to the first."""
+    key, end = b'"split": "' + split.encode() + b'"', len(content)
+    while (at := content.rfind(key, 0, end)) >= 0:
+        start = content.rfind(b"\n", 0, at) + 1
+        stop = content.find(b"\n", at)
+        yield content[start : len(content) if stop < 0 else stop]
+        end = start
+
+
+def _first(lines: Sequence[bytes], figure: re.Pattern[bytes], *, lowest: bool) -> Line:
+    """Returns the line with the lowest or highest figure, the last of equal ones, among those that are complete."""
+    found = [(float(match[1]), line) for line in lines if (match := figure.search(line))]
+    found.sort(key=lambda pair: pair[0], reverse=not lowest)
+    return next((parsed for parsed in (_parsed(line) for _, line in found) if parsed), {})
 
 
 def with_seconds(lines: Iterable[Line]) -> list[Line]:
@@ -128,6 +154,13 @@ def _places(lines: Sequence[Mapping[str, Any]], scalar: str) -> Callable[[Mappin
     return lambda line: axis.at(line["step"])
 
 
-def higher_is_better(metric: str) -> bool:
-    """Returns whether more of a metric is better: accuracies and their like, also of tasks (`arc_easy/acc`)."""
-    return metric.rpartition("/")[2].partition(",")[0] in HIGHER
+def higher_is_better(metric: str) -> bool | None:
+    """Returns whether more of a metric is better; None if that is not known.
+
+    >>> higher_is_better("arc_easy/acc_norm,none"), higher_is_better("loss"), higher_is_better("mine/score")
+    (True, False, None)
+    """
+    name = metric.rpartition("/")[2].partition(",")[0]
+    if name.endswith(LOWER):
+        return False
+    return True if "acc" in name or name.startswith(HIGHER) or name in HIGHER_NAMES else None

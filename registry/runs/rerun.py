@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ def rerun(run: Run, imports: Sequence[str] = ()) -> dict[str, Any]:
     target = f"{run.name.rstrip('/')}{AGAIN}"
     distinct = [command for i, command in enumerate(commands) if i == 0 or command != commands[i - 1]]
     modules = [*imports, *(flag for command in distinct for flag in _values(command, "--import"))]
+    data = _data(run, starts, modules)
     return {
         "run": run.name,
         "commands": [shlex.join(_command(command, target)) for command in distinct],
-        "missing": [*_code(starts, modules), *_versions(starts), *_sources(run), *_data(run, starts, modules)],
+        "missing": list(chain(_stops(record), _code(starts, modules), _versions(starts), _sources(run), data)),
         "devices": starts[-1].get("devices"),
     }
 
@@ -58,6 +60,15 @@ def _command(command: Sequence[str], target: str) -> list[str]:
             word = f"--workdir={target}"
         made.append(word)
     return made
+
+
+def _stops(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a sentence for each start that ended before a later one continued with another command."""
+    starts = record.get("starts") or []
+    for number, (start, following) in enumerate(pairwise(starts), 1):
+        if start.get("command") != following.get("command"):
+            step = following["step"]
+            yield f"Start {number} was stopped at step {step}, and the next had other flags. Stop it at step {step}."
 
 
 def _values(command: Sequence[str], flag: str) -> Iterator[str]:

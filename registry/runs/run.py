@@ -1,5 +1,6 @@
 """One run: the content of its folder, read once and only when it is needed."""
 
+import datetime
 import functools
 import json
 import time
@@ -60,8 +61,10 @@ class Run:
             loaded = json.loads(content)
             if not isinstance(loaded, dict) or not {"experiment", "knobs", "overrides"} <= loaded.keys():
                 raise ValueError("it does not contain an experiment")
+            for start in loaded.get("starts") or []:
+                datetime.datetime.fromisoformat(start["started"])
             return with_todays_knobs(loaded, str(file))
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"'{file}' cannot be read as a run: {first_line(error)}.") from error
 
     @functools.cached_property
@@ -70,19 +73,19 @@ class Run:
         return load(self.folder)
 
     @functools.cached_property
-    def text(self) -> str:
-        """The text of its metrics."""
-        return metrics.text_of(self.folder)
+    def content(self) -> bytes:
+        """The content of its metrics.jsonl."""
+        return metrics.content_of(self.folder)
 
     @functools.cached_property
     def summary(self) -> metrics.Summary:
         """Its last and best metrics."""
-        return metrics.summary(self.text)
+        return metrics.summary(self.content)
 
     @functools.cached_property
     def lines(self) -> list[metrics.Line]:
-        """All its metrics, with the training time of each in seconds."""
-        return metrics.with_seconds(metrics.lines_of(self.text))
+        """All its metrics in the order of their steps, with the training time of each in seconds."""
+        return metrics.with_seconds(metrics.lines_of(self.content))
 
     @property
     def entry(self) -> str:
@@ -93,6 +96,24 @@ class Run:
     def knobs(self) -> dict[str, str]:
         """The text of each knob."""
         return {name: knob["value"] for name, knob in self.record["knobs"].items()}
+
+    @functools.cached_property
+    def settings(self) -> dict[str, str]:
+        """The text of each knob, and of each config field that an override sets."""
+        parts = (override.partition("=") for override in self.record["overrides"])
+        return self.knobs | {path.strip(): text.strip() for path, _, text in parts if "." in path}
+
+    @property
+    def code(self) -> str:
+        """The digests of the code of its last start, in one text."""
+        start = (self.record.get("starts") or [{}])[-1]
+        return " ".join(str(of.get("digest")) for of in start.get("code", {}).values())
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The fingerprints of its data, and the digests of its code."""
+        start = (self.record.get("starts") or [{}])[-1]
+        return (*(str(of.get("fingerprint")) for of in start.get("data", {}).values()), self.code)
 
     @property
     def steps(self) -> int | None:
@@ -105,7 +126,7 @@ class Run:
         """One of `registry.runs.state.STATES`."""
         if self.problem is not None:
             return state.BROKEN
-        return state.state_of(self.folder, self.record, step=self.summary.step, steps=self.steps)
+        return state.state_of(self.folder, self.record, step=lambda: self.summary.step, steps=self.steps)
 
     @functools.cached_property
     def seconds(self) -> float | None:
@@ -114,12 +135,12 @@ class Run:
         return state.seconds_of(self.folder, self.record, now=time.time(), is_running=running)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a figure in FIGURES, a knob, or a scalar of the last validation; None if the run lacks it."""
+        """Returns a figure in FIGURES, a setting, or the last scalar of validation or of tasks; None without it."""
         if name in FIGURES:
             return FIGURES[name](self)
-        if name in self.knobs:
-            return value(self.knobs[name])
-        return self.summary.validation.get(name)
+        if name in self.settings:
+            return value(self.settings[name])
+        return self.summary.validation.get(name, self.summary.evals.get(name))
 
 
 FIGURES: dict[str, Any] = {

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,27 @@ NEW = "new"  # it has not started: imported weights, or a record alone
 BROKEN = "broken"  # its record is missing or cannot be read
 STATES = (RUNNING, FINISHED, STOPPED, DEAD, NEW, BROKEN)
 
+ASSUMED_SECONDS = 600.0
 CLOCKS_APART = 60.0  # seconds by which the clocks of a store and of this machine may differ
 
 
-def state_of(folder: Place, record: Mapping[str, Any], *, step: int, steps: int | None) -> str:
+def state_of(folder: Place, record: Mapping[str, Any], *, step: Callable[[], int], steps: int | None) -> str:
     """Returns the state of a run with a readable record.
+
+    On a file system without locks, a run whose last start has no end is taken for running if its metrics have changed
+    within ASSUMED_SECONDS.
 
     Args:
       folder: the run folder.
       record: its experiment.json.
-      step: the last step in its metrics.
+      step: returns the last step in its metrics; only called for records of earlier versions.
       steps: the step at which training ends.
     """
-    if is_in_use(folder):
+    starts, in_use = record.get("starts") or [], is_in_use(folder)
+    if in_use is None and starts and not starts[-1].get("ended"):
+        in_use = time.time() - (last_change(folder) or 0.0) < ASSUMED_SECONDS
+    if in_use:
         return RUNNING
-    starts = record.get("starts") or []
     if not starts:
         return NEW
     if "ended" in starts[-1]:  # records of earlier versions lack the end of a start
@@ -45,11 +51,14 @@ def state_of(folder: Place, record: Mapping[str, Any], *, step: int, steps: int 
     saved = last_saved(folder)
     if saved is not None and steps is not None and saved >= steps:
         return FINISHED
-    return STOPPED if saved is not None and saved >= step else DEAD
+    return STOPPED if saved is not None and saved >= step() else DEAD
 
 
-def is_in_use(folder: Place) -> bool:
-    """Returns whether a process trains in the folder: it holds the lock, or on a store has renewed its lease."""
+def is_in_use(folder: Place) -> bool | None:
+    """Returns whether a process trains in the folder: it holds the lock, or on a store has renewed its lease.
+
+    None on a file system without locks.
+    """
     return is_locked(folder / LOCK) if isinstance(folder, Path) else _is_leased(folder)
 
 
@@ -74,29 +83,27 @@ def last_saved(folder: Place) -> int | None:
 def seconds_of(folder: Place, record: Mapping[str, Any], *, now: float, is_running: bool) -> float | None:
     """Returns the time in seconds that processes have trained, over all starts; None if it is unknown.
 
-    A start without a recorded end lasted until now if the run is running, and otherwise until the last change of its
-    metrics or until the next start.
+    The last start lasts until now if the run is running, and without a recorded end it lasted until the last change of
+    its metrics. Starts of earlier versions have no end: the time is unknown if another start follows.
     """
     starts = record.get("starts") or []
     begins = [datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts]
-    changed = _changed(folder)
+    changed = last_change(folder)
     total = 0.0
     for number, (start, begun) in enumerate(zip(starts, begins, strict=True)):
-        if start.get("ended"):
+        if (start.get("ended") or {}).get("at"):
             end = datetime.datetime.fromisoformat(start["ended"]["at"]).timestamp()
         elif number + 1 < len(starts):
-            end = begins[number + 1]
-        elif is_running:
-            end = now
-        elif changed is None:
             return None
         else:
-            end = changed
+            end = now if is_running else changed
+        if end is None:
+            return None
         total += max(end - begun, 0.0)
     return total if starts else None
 
 
-def _changed(folder: Place) -> float | None:
+def last_change(folder: Place) -> float | None:
     """Returns the time at which metrics were last written, in seconds since 1970; None if there are none."""
     file = folder / METRICS
     try:

@@ -56,18 +56,22 @@ def groups(rows: Sequence[Row]) -> None:
         return
     knobs = list(dict.fromkeys(name for row in rows for name in row["knobs"]))
     figures = [name for name in GROUPED if any(name in row for row in rows)]
-    columns = ("experiment", "n", *(name.replace("_", " ") for name in figures), *knobs)
+    codes = {code for row in rows for code in row["code"]}
+    code = ("code",) if len(codes) > 1 else ()
+    columns = ("experiment", "n", "state", *(name.replace("_", " ") for name in figures), *knobs, *code)
     cells = [
         (
             _entry(row),
             row["n"],
+            ", ".join(state if count == row["n"] else f"{count} {state}" for state, count in row["states"].items()),
             *(_mean(name, row.get(name)) for name in figures),
             *_knob_cells(row, knobs),
+            *(" ".join(row["code"]) for _ in code),
         )
         for row in rows
     ]
     out.print(table(columns, cells, right=("n",)))
-    out.print("Mean ± standard deviation of the runs of a line.")
+    out.print("Mean ± standard deviation of the runs of a line; runs that are equal in all knobs count as one.")
 
 
 def _knob_cells(row: Row, knobs: Iterable[str]) -> list[str]:
@@ -129,6 +133,7 @@ def comparison(data: Row) -> None:
         "mesh": "Mesh axes that differ",
         "data": "Data that differ",
         "code": "Code that differs",
+        "devices": "Devices that differ",
         "versions": "Versions that differ",
     }
     for part, title in titles.items():
@@ -156,12 +161,13 @@ def _results(data: Row, marks: Mapping[str, str]) -> None:
     out = console()
     name = data["metric"].replace("_", " ")
     axes = [axis for axis, limit in data["equal"].items() if limit is not None]
-    columns = ("runs", "final", "best", *(f"at {_limit(axis, data['equal'][axis])}" for axis in axes))
+    best = ("best",) if data["higher_is_better"] is not None else ()
+    columns = ("runs", "final", *best, *(f"at {_limit(axis, data['equal'][axis])}" for axis in axes))
     rows = [
         (
             " ".join(marks[run] for run in row["runs"]),
             _interval(row["final"]),
-            _interval(row["best"]),
+            *(_interval(row["best"]) for _ in best),
             *(_interval(row["at"][axis]) for axis in axes),
         )
         for row in data["rows"]
@@ -169,9 +175,11 @@ def _results(data: Row, marks: Mapping[str, str]) -> None:
     out.print(table(columns, rows, title=f"{data['split'].capitalize()} {name}", right=columns[1:]))
     if any(len(row["runs"]) > 1 for row in data["rows"]):
         out.print(
-            "Mean and 95% confidence interval (Student's t) of runs that differ in SEED alone; their differences "
-            "by Welch's t-test."
+            "Mean and 95% confidence interval (Student's t) of runs that differ in SEED alone; differences of "
+            "the best two lines by Welch's t-test."
         )
+    if not best:
+        out.print(f"Whether more of {data['metric']} is better is not known.")
     for axis, found in data["verdicts"].items():
         out.print(_verdict(axis, found, marks))
 
@@ -196,6 +204,8 @@ def _verdict(axis: str, found: Row, marks: Mapping[str, str]) -> str:
     """Returns a sentence: which runs are better on an axis, by how much, and whether seeds could explain it."""
     best, second = (" ".join(marks[run] for run in found[side]) for side in ("best", "second"))
     verb = "is" if len(found["best"]) == 1 else "are"
+    if not found["share"]:
+        return f"At equal {AXES[axis]}, {best} and {second} are equal."
     doubt = {None: "", True: " (significant at 5%)", False: " (not significant at 5%)"}[found["is_certain"]]
     return f"At equal {AXES[axis]}, {best} {verb} better than {second} by {percent(found['share'])}{doubt}."
 

@@ -21,13 +21,15 @@ def runs(options: argparse.Namespace) -> int:
     found = read(names(options, 0, None, "patterns"))
     broken = [run for run in found if run.problem is not None]
     readable = [run for run in found if run.problem is None]
+    known, everything = table.names(readable), readable
     if options.where:
-        readable, broken = table.where(readable, options.where), []
+        readable, broken = table.where(readable, options.where, known), []
     if options.sort:
-        readable = table.ordered(readable, options.sort)
+        readable = table.ordered(readable, options.sort, known)
     knobs = table.varied(readable)
     if options.group:
         by = options.group.split(",")
+        table.groups(everything, by)  # errors of names, also if no run is left
         rows = [table.group_row(group, knobs, by) for group in table.groups(readable, by)]
         printed(options, rows, render_runs.groups)
     else:

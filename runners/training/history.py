@@ -13,9 +13,11 @@ from absl import logging
 from registry.experiment import Experiment
 from registry.records import provenance
 from registry.records.record import EXPERIMENT, load, made_by
+from registry.runs.state import last_change
 from runners.session import Session
-from tasks.storage.files import Place, place, write_whole
+from tasks.storage.files import Place, absolute, place, write_whole
 
+DIED = "died"  # the reason of an end without notice
 FIRST = ("versions", "code", "command", "parent", "starts")  # keys that later starts do not change
 
 
@@ -68,7 +70,12 @@ def record_start(
         "ended": None,
         "devices": {"count": len(devices), "kind": devices[0].device_kind, "processes": jax.process_count()},
     }
-    record["starts"] = [*record.get("starts", []), entry]
+    earlier = record.get("starts", [])
+    if earlier and earlier[-1].get("ended", ...) is None:  # killed; the metrics file is replaced after this
+        died = last_change(workdir)
+        at = None if died is None else datetime.datetime.fromtimestamp(died, datetime.UTC).isoformat(timespec="seconds")
+        earlier[-1]["ended"] = {"at": at, "step": step, "reason": DIED}
+    record["starts"] = [*earlier, entry]
     if parent is not None:
         record["parent"] = parent
     write_whole(workdir / EXPERIMENT, json.dumps(record, indent=1) + "\n")
@@ -114,6 +121,7 @@ def parent_run(workdir: str, step: int) -> dict[str, Any]:
     config = json.dumps(stored["config"], sort_keys=True).encode()
     return {
         "workdir": workdir,
+        "path": str(absolute(folder)),
         "step": step,
         "experiment": stored["experiment"],
         "overrides": stored["overrides"],

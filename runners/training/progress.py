@@ -89,3 +89,11 @@ def clock(seconds: float) -> str:
     total = int(seconds)
     hours, minutes = divmod(total // 60, 60)
     return f"{hours}:{minutes:02}:{total % 60:02}" if hours else f"{minutes}:{total % 60:02}"
+
+
+def already_finished(start: int, steps: int, knob: str) -> str:
+    """Returns the message for a run whose last checkpoint, of step `start`, is at its last step `steps` or later."""
+    return (
+        f"Training had already finished: the last checkpoint is of step {start}, and {knob} = {steps}. "
+        f"To train further, add --set={knob}={2 * start}."
+    )

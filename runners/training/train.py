@@ -29,7 +29,7 @@ from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import EVALS, MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
-from runners.training.progress import TrainingProgress, clock, summary
+from runners.training.progress import TrainingProgress, already_finished, clock, summary
 from runners.training.warm_start import Origin, begin
 from tasks.batch import Batch
 from tasks.metrics import TokenCount, language_scalars
@@ -235,8 +235,9 @@ class _Run:
         """Compiles the update for the batch shape of a step."""
         began = time.perf_counter()
         self.updates.of(batch)
-        # Raises now, not at the first report, if FLOPs are unknown.
+        # Counted now, not in the time of the first report; raises if FLOPs are unknown where MFU is reported.
         self.session.throughput.mfu({batch.inputs.shape: 1}, 1.0)
+        self._flops_with(collections.Counter([batch.inputs.shape]))
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
             self.progress.print(
@@ -285,8 +286,8 @@ class _Run:
             "tokens_per_second": positions / seconds,
             "steps_per_second": steps / seconds,
         }
-        self._count_flops(shapes)
-        if self.extra.get("flops") is not None:
+        self.extra["flops"] = self._flops_with(shapes)
+        if self.extra["flops"] is not None:
             scalars["flops"] = self.extra["flops"]
         if self.program.input.short_batches:
             scalars["sequence_length"] = list(shapes)[-1][1]
@@ -298,10 +299,11 @@ class _Run:
         self.log.write(step, "train", scalars)
         self.progress.report(step, scalars)
 
-    def _count_flops(self, shapes: collections.Counter[tuple[int, int]]) -> None:
-        """Adds the FLOPs of a window to those so far, which checkpoints of earlier versions do not have."""
-        before, added = self.extra.get("flops"), self.session.throughput.flops(shapes)
-        self.extra["flops"] = None if before is None or added is None else before + added
+    def _flops_with(self, shapes: collections.Counter[tuple[int, int]]) -> int | None:
+        """Returns the FLOPs until the last report and of these updates; checkpoints of earlier versions lack them."""
+        before = self.extra.get("flops")
+        added = None if before is None else self.session.throughput.flops(shapes)
+        return None if before is None or added is None else before + added
 
     def _beside(self, work: Any, step: int, *arguments: Any) -> None:
         """Runs `work(step, ...)` and excludes its time from the throughput."""
@@ -346,6 +348,7 @@ class _Run:
             self._read_tokens()
         # A copy, because the checkpoint is written while training continues.
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
+        extra["flops"] = self._flops_with(self.shapes)
         self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
 
@@ -363,7 +366,10 @@ class _Run:
     def _write_report(self) -> None:
         if self.processes.primary:
             self.log.flush()
-            report.write(self.workdir)
+            try:
+                report.write(self.workdir)
+            except VortaroError as error:  # a run does not end because of its page
+                self.progress.print(f"The report cannot be written: {error}")
             self.report_written = time.perf_counter()
 
     def _finish(self) -> int:
@@ -374,26 +380,18 @@ class _Run:
                 self._evaluate(step)
             self._save(step)
         self.checkpoints.close()
-        self._write_report()
         name = None if self.signal is None else signal.Signals(self.signal).name
         record_end(self.workdir, self.session, step=step, reason=name or FINISHED)
+        self._write_report()
         if name is not None:
             print(f"{name}: saved step {step} in {self.workdir}. Run the same command again to resume.", flush=True)
             return 130 if self.signal == signal.SIGINT else 0
         report_page = f"Report: {self.workdir / report.REPORT}"
         if self.start and self.start >= self.program.num_steps:
-            print(f"{self._already_finished()} {report_page}", flush=True)
+            knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
+            print(f"{already_finished(self.start, self.program.num_steps, knob)} {report_page}", flush=True)
             return 0
         spent = clock(time.perf_counter() - self.began)
         done = f"{step} steps" if not self.start else f"{step} steps (resumed at step {self.start})"
         print(f"Done: {done} in {spent}. {report_page}", flush=True)
         return 0
-
-    def _already_finished(self) -> str:
-        """Returns the message for a run whose last checkpoint is at its last step or later."""
-        steps = self.program.num_steps
-        knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
-        return (
-            f"Training had already finished: the last checkpoint is of step {self.start}, and {knob} = {steps}. "
-            f"To train further, add --set={knob}={2 * self.start}."
-        )

@@ -47,13 +47,18 @@ def _lock(stream: TextIO, wait: bool) -> None:
     fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def is_locked(file: Path) -> bool:
-    """Returns whether a process holds the lock of a file, without changing the file; False without the file."""
+def is_locked(file: Path) -> bool | None:
+    """Returns whether a process holds the lock of a file, without changing the file.
+
+    False without the file; None if the file system has no locks.
+    """
     try:
         with file.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no lock file, or a file system without locks
+    except FileNotFoundError:
         return False
+    except OSError:  # Lustre without flock, NFS without locks; or the file cannot be read
+        return None
     return False

@@ -12,8 +12,8 @@ from tests.support.run_folders import lines_of as made
 LOSSES = {10: 4.0, 20: 2.0, 30: 3.0}
 
 
-def text(lines) -> str:
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def text(lines) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def test_summary():
@@ -23,7 +23,7 @@ def test_summary():
     assert (found.best["step"], found.best["loss"], found.step) == (20, 2.0, 30)
 
 
-@pytest.mark.parametrize("content", ["", "\n", '{"step": 1, "spl', "[1]\n", '{"step": 1}\n'])
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"step": 1, "spl', b"[1]\n", b'{"step": 1}\n'])
 def test_nothing_to_summarize(content):
     found = summary(content)
     assert (found.train, found.validation, found.best, found.step) == ({}, {}, {}, 0)
@@ -33,12 +33,30 @@ def test_nothing_to_summarize(content):
 def test_a_crash_cuts_a_line_at_any_character(cut):
     whole = text(made(LOSSES))
     content = whole[: len(whole) - cut]
-    lines = [json.loads(line) for line in content.splitlines() if line.endswith("}")]
+    lines = [json.loads(line) for line in content.splitlines() if line.endswith(b"}")]
     assert lines_of(content) == lines
     validation = [line for line in lines if line["split"] == "validation"]
     found = summary(content)
     assert found.validation == (validation[-1] if validation else {})
     assert found.best == min(validation, key=lambda line: line["loss"], default={})
+
+
+@pytest.mark.parametrize("cut", ["3.", "3.4e", "3.4e-", "-", ""])
+def test_a_cut_line_that_the_next_one_continues_hides_no_other(cut):
+    broken = b'{"step": 15, "split": "validation", "loss": ' + cut.encode()
+    whole = text(made(LOSSES)).splitlines(keepends=True)
+    found = summary(b"".join([*whole[:2], broken, *whole[2:]]))
+    assert (found.best["step"], found.best["loss"], found.validation["step"]) == (20, 2.0, 30)
+
+
+def test_evaluations_of_earlier_checkpoints_are_not_the_last():
+    """`--mode=validation --checkpoint=...` appends its line."""
+    lines = [*made(LOSSES), {"step": 15, "split": "validation", "loss": 9.0}]
+    lines += [{"step": step, "split": "evals", "t/acc,none": step / 100, "t/documents": 5} for step in (30, 10)]
+    found = summary(text(lines))
+    assert (found.validation["step"], found.evals) == (30, {"t/acc,none": 0.3, "t/documents": 5})
+    assert curve(lines_of(text(lines)), "loss").x == (10, 15, 20, 30)
+    assert curve(lines_of(text(lines)), "t/acc,none", split="evals").y == (0.1, 0.3)
 
 
 def test_a_loss_that_is_not_finite_is_not_the_best():

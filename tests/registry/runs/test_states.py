@@ -1,8 +1,12 @@
 """States of run folders, and the search for them."""
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -66,10 +70,29 @@ with open({str(file)!r}) as stream:
 
 def test_seconds_of_all_starts(tmp_path):
     first = {**OLD, "ended": {**ENDED, "reason": "SIGTERM"}}  # one minute
-    second = {**OLD, "started": "2026-01-02T00:00:00+00:00", "ended": None}  # until the next
+    second = {**OLD, "started": "2026-01-02T00:00:00+00:00"}
+    second["ended"] = {**ENDED, "at": "2026-01-02T00:00:30+00:00", "reason": "died"}
     third = {**OLD, "started": "2026-01-02T00:00:30+00:00"}
     third["ended"] = {**ENDED, "at": "2026-01-02T00:01:00+00:00", "reason": "finished"}
     assert Run(write_run(tmp_path / "a", record_of({}, starts=[first, second, third]))).seconds == 60 + 30 + 30
+    old = Run(write_run(tmp_path / "b", record_of({}, starts=[OLD, third])))
+    assert old.seconds is None, "the time between a crash and the next start is not that of a process"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(10, "running"), (10_000, "dead")])
+def test_on_a_file_system_without_locks_recent_metrics_are_those_of_a_running_run(
+    tmp_path, monkeypatch, seconds, state
+):
+    def without_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = write_run(tmp_path / "a", record_of({}, starts=[{**OLD, "ended": None}]), lines_of({50: 2.0}))
+    (folder / ".lock").write_text("")
+    changed = time.time() - seconds
+    os.utime(folder / "metrics.jsonl", (changed, changed))
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    assert is_locked(folder / ".lock") is None
+    assert Run(folder).state == state
 
 
 def test_runs_are_found_below_folders_and_by_patterns(tmp_path, monkeypatch):
@@ -84,6 +107,8 @@ def test_runs_are_found_below_folders_and_by_patterns(tmp_path, monkeypatch):
     assert [str(folder) for folder in find(["runs"])] == names
     assert [str(folder) for folder in find(["runs/*", "./runs/a"])] == names
     assert [str(folder) for folder in find(["*/[bc]"])] == ["elsewhere/c", "runs/b"]
+    write_run(tmp_path / "more/[x]", record_of({}))
+    assert [str(folder) for folder in find(["more/[x]"])] == ["more/[x]"]
     with pytest.raises(UsageError, match=r"No run folder matches 'nowhere/\*'"):
         find(["runs", "nowhere/*"])
 
@@ -95,6 +120,8 @@ def test_runs_are_found_below_folders_and_by_patterns(tmp_path, monkeypatch):
         ("{", "cannot be read as a run: "),
         ("[]", "cannot be read as a run: it does not contain an experiment"),
         (json.dumps({"experiment": "tiny.StdlibTiny"}), "it does not contain an experiment"),
+        (json.dumps({**record_of({}), "starts": [{}]}), "cannot be read as a run: "),
+        (json.dumps({**record_of({}), "knobs": []}), "cannot be read as a run: "),
     ],
 )
 def test_a_broken_record(tmp_path, content, problem):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -96,6 +97,60 @@ def test_group(runs, capsys):
     assert "2.100 ± 0.14" in registry(capsys, "runs", "--group=SEED")[1]
     _, rows = data(capsys, "runs", "--group=SEED,LEARNING_RATE")
     assert [row["n"] for row in rows] == [4, 1]
+
+
+def test_a_config_field_that_an_override_sets_separates_runs(runs, capsys):
+    knobs = {"LEARNING_RATE": "0.1", "SEED": "7", "BATCH_SIZE": "8", "NORM": "'rms'"}
+    record = {**record_of(knobs), "overrides": ["task.optimizer.b2=0.9"]}
+    write_run(runs / "runs/other_b2", record, lines_of({50: 3.0, 100: 8.0}))
+    _, rows = data(capsys, "runs", "runs/lr0.1-*", "runs/other_b2", "--group=SEED")
+    assert [(row["n"], row["knobs"]) for row in rows] == [(2, {}), (1, {"task.optimizer.b2": 0.9})]
+    _, found = data(capsys, "compare", "runs/lr0.1-*", "runs/other_b2")
+    assert [len(row["runs"]) for row in found["results"]["rows"]] == [2, 1]
+
+
+def test_runs_of_other_code_or_data_are_separate(runs, capsys):
+    knobs = {"LEARNING_RATE": "0.1", "SEED": "7", "BATCH_SIZE": "8", "NORM": "'rms'"}
+    for name, change in (
+        ("code", {"code": {"vortaro": {**CODE, "digest": "f" * 12}}}),
+        ("data", {"data": {"x": {"is": "y", "fingerprint": "1"}}}),
+    ):
+        record = record_of(knobs)
+        record["starts"][-1] |= change
+        write_run(runs / f"runs/{name}", record, lines_of({100: 2.0}))
+    _, rows = data(capsys, "runs", "runs/lr0.1-*", "runs/code", "runs/data", "--group=SEED")
+    assert [row["n"] for row in rows] == [2, 1, 1]
+    assert "ffffffffffff" in registry(capsys, "runs", "--group=SEED")[1]
+
+
+def test_two_runs_of_one_seed_are_one_sample(runs, capsys):
+    for name in ("lr0.1-0", "lr0.2-0"):
+        shutil.copytree(runs / "runs" / name, runs / "again" / name)
+    (row,) = data(capsys, "runs", "runs/lr0.1-0", "again/lr0.1-0", "--group=SEED")[1]
+    assert (row["n"], len(row["runs"]), row["loss"]["deviation"]) == (1, 2, None)
+    _, found = data(capsys, "compare", "runs/lr0.[12]-0", "again/*")
+    assert [row["final"]["n"] for row in found["results"]["rows"]] == [1, 1]
+    assert found["results"]["verdicts"]["step"]["is_certain"] is None
+
+
+def test_equal_results_have_no_better_one(runs, capsys):
+    knobs = {"LEARNING_RATE": "0.1", "SEED": "0", "BATCH_SIZE": "8", "NORM": "'layer'"}
+    write_run(runs / "same", record_of(knobs), lines_of({50: 3.0, 100: 2.0}))
+    assert "At equal steps, a and b are equal." in registry(capsys, "compare", "runs/lr0.1-0", "same")[1]
+
+
+def test_scalars_of_tasks(runs, capsys):
+    for name, value in (("a", 0.5), ("b", 0.25)):
+        lines = [*lines_of({100: 2.0}), {"step": 100, "split": "evals", "arc/acc,none": value, "arc/odd": value}]
+        write_run(runs / "tasks" / name, record_of({"SEED": "0", "NORM": f"'{name}'"}), lines)
+    names = lambda *flags: [row["run"] for row in data(capsys, "runs", "tasks", *flags)[1]]
+    assert names("--sort=arc/acc,none") == ["tasks/b", "tasks/a"]
+    assert names("--where", 'metric("arc/acc,none")>0.3') == ["tasks/a"]
+    _, found = data(capsys, "compare", "tasks/*", "--metric=arc/acc,none")
+    assert found["results"]["verdicts"]["step"]["best"] == ["tasks/a"]
+    _, out, _ = registry(capsys, "compare", "tasks/*", "--metric=arc/odd")
+    assert "Whether more of arc/odd is better is not known." in out
+    assert "better than" not in out
 
 
 def test_broken_runs_are_listed(runs, capsys):
@@ -196,6 +251,20 @@ def test_lineage(runs, capsys):
     assert "Its weights began with initial values." in registry(capsys, "lineage", "runs/wide")[1]
 
 
+def test_a_parent_with_a_relative_path_is_found_from_another_folder(runs, capsys, monkeypatch):
+    parent = {"workdir": "runs/wide", "step": 50, "experiment": "tiny.StdlibTiny"}
+    write_run(runs / "child", record_of({}, parent=parent))
+    monkeypatch.chdir("/")
+    _, rows = data(capsys, "lineage", str(runs / "child"))
+    assert [(row["run"], row["found"]) for row in rows] == [(str(runs / "child"), True), ("runs/wide", True)]
+
+
+def test_no_run_meets_the_condition(runs, capsys):
+    for more in ("--sort=loss", "--group=SEED"):
+        code, out, _ = registry(capsys, "runs", "--where", "loss<0", more)
+        assert (code, out) == (1, "No run meets the condition of --where.\n")
+
+
 def test_lineage_of_run_folders_in_a_circle_ends(runs, capsys):
     parent = {"step": 50, "experiment": "tiny.StdlibTiny"}
     write_run(runs / "a", record_of({}, parent={**parent, "workdir": "b"}))
@@ -215,13 +284,14 @@ def test_rerun(runs, capsys):
 def test_rerun_of_a_run_that_was_continued(runs, capsys):
     command = ["python", "-m", "runners.main", "--exp=tiny.StdlibTiny", "--workdir", "b", "--set=NOTE=a b"]
     starts = [
-        {"started": STARTED, "command": each, "code": {"vortaro": CODE}}
+        {"started": STARTED, "step": 17, "command": each, "code": {"vortaro": CODE}}
         for each in (command, command, [*command, "--set=NUM_STEPS=200"])
     ]
     write_run(runs / "b", {**record_of({}, starts=starts), "command": command})
     _, found = data(capsys, "rerun", "b")
     line = "python -m runners.main --exp=tiny.StdlibTiny --workdir b-again '--set=NOTE=a b'"
     assert found["commands"] == [line, f"{line} --set=NUM_STEPS=200"]
+    assert found["missing"][0] == "Start 2 was stopped at step 17, and the next had other flags. Stop it at step 17."
 
 
 @pytest.mark.parametrize(
@@ -237,6 +307,7 @@ def test_rerun_of_a_run_that_was_continued(runs, capsys):
         (["runs", "--smoke"], "--smoke has no effect on runs. Remove it."),
         (["list", "--sort=loss"], "--sort has no effect on list. Remove it."),
         (["compare", "runs/wide"], "compare takes two or more run folders (got runs/wide). Give another one."),
+        (["compare", "runs/wide", "runs/lr0.1-0", "--metric=split"], "--metric=split is not measured in"),
         (["lineage"], "lineage takes one run folder (got 0 names)."),
         (["lineage", "nowhere"], "Run folder 'nowhere' does not exist. "),
         (["rerun", "nowhere"], "Run folder 'nowhere' does not exist. "),

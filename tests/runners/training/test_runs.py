@@ -164,6 +164,9 @@ def test_a_signal_saves_and_the_next_start_resumes(inside, tmp_path, monkeypatch
     assert again.returncode == code, again.stderr
     assert f"Resumed at step {step}" in again.stdout
     assert saved_at(tmp_path / "run", again.stdout, number) > step
+    train = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
+    assert len(train) > 1
+    assert len({line["flops"] / line["step"] for line in train}) == 1, "those before the stop are counted"
 
 
 @pytest.mark.slow
