@@ -22,6 +22,7 @@ from tasks.storage.files import Place, make_folder, write_whole
 HERE = Path(__file__).parent
 ASSETS = "assets"  # name of the folder next to a page, or above it
 PLOTLY = f"{ASSETS}/plotly.min.js"  # for `scripts` of a page with figures
+SHORT = 16  # characters of a cell of a table whose words are not broken
 LARGE = 1 << 20  # bytes; a larger asset counts as unchanged if its size is
 
 
@@ -78,7 +79,7 @@ def cards(pairs: Iterable[tuple[str, Any]]) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> str:
     """Returns a table that scrolls if it is wider than the page; the columns in `numbers` are right-aligned."""
-    return render("table.jinja", columns=columns, rows=list(rows), numbers=numbers)
+    return render("table.jinja", columns=columns, rows=list(rows), numbers=numbers, short=SHORT)
 
 
 def script_data(name: str, value: Any) -> str:

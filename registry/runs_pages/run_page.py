@@ -8,6 +8,7 @@ from registry.pages.page import ASSETS, cards, page, script_data, table, text
 from registry.pages.weights import weights
 from registry.records.quantities import amount, duration, mesh_text
 from registry.records.record import own_knobs
+from registry.runs.metrics import TRAIN, VALIDATION, Summary
 from registry.runs_pages import task_results
 from registry.runs_pages.curves import EVALS, SCRIPTS, Line, curves, groups, panel
 from tasks.storage.files import Place
@@ -21,11 +22,13 @@ def run_page(
     samples: Sequence[tuple[str, str]],
     *,
     title: str = "",
+    folder: str = "",
     state: str = "",
     root: str = ".",
     source: str = "",
     links: Mapping[str, str] | None = None,
     content: Mapping[str, Any] | None = None,
+    summary: Summary | None = None,
 ) -> str:
     """Returns the page of a run.
 
@@ -34,20 +37,24 @@ def run_page(
       lines: the lines of metrics.jsonl, those of training with their `seconds`.
       samples: names and texts of its samples, latest first.
       title: name of the run; empty: that of the experiment.
+      folder: name of its folder, to be shown.
       state: whether it is running; empty if that is not known.
       root: relative path to the folder that contains `assets/`.
       source: path of the script that holds the curves; empty: the page holds them.
       links: pages in the header.
       content: what `curves` returns for the lines, if it is known.
+      summary: the last lines, if they are known.
     """
     content = content or curves(lines)
+    last = summary or Summary(last_line(lines, TRAIN), last_line(lines, VALIDATION), {}, {})
+    seconds = lines[-1].get("seconds") if lines else None
     results = task_results.last(line for line in lines if line["split"] == EVALS)
     shown = groups([content], tasks=_tasks(results))
     name = f"{record['experiment']}{' (smoke)' if record.get('smoke') else ''}"
     parts = [
         f"<h1>{text(title or name)}</h1>",
-        _description(record, name if title else ""),
-        _live("cards", cards(card_pairs(record, lines, state))),
+        _description(record, name if title else "", folder),
+        _live("cards", cards(card_pairs(record, last, seconds, state))),
         panel(title or "run", shown, content["axes"], source=source) if shown else "<p>No metrics yet.</p>",
         _live("samples", _samples(samples)),
         *_knobs(record["knobs"]),
@@ -67,16 +74,18 @@ def samples_of(folder: Place) -> list[tuple[str, str]]:
     return [(file.name.removesuffix(".txt"), file.read_bytes().decode(errors="replace")) for file in files]
 
 
-def card_pairs(record: Mapping[str, Any], lines: Sequence[Line], state: str = "") -> list[tuple[str, str]]:
-    """Returns the labels and values of the cards of a run."""
-    train, validation = (last_line(lines, split) for split in ("train", "validation"))
+def card_pairs(
+    record: Mapping[str, Any], last: Summary, seconds: float | None = None, state: str = ""
+) -> list[tuple[str, str]]:
+    """Returns the labels and values of the cards of a run, `seconds` of training."""
+    train, validation = last.train, last.validation
     measure = "bits_per_byte" if "bits_per_byte" in validation else "loss"
     value = validation.get(measure)
-    flops, seconds = train.get("flops"), train.get("seconds")
+    flops = train.get("flops")
     pairs = [
         ("state", state),
         ("step", f"{train.get('step', 0):,}"),
-        (f"validation {measure.replace('_', ' ')}", f"{value:.3f}" if value else "-"),
+        (f"validation {measure.replace('_', ' ')}", "-" if value is None else f"{value:.3f}"),
         ("parameters", amount(record["totals"]["parameters"]) if "totals" in record else ""),
         ("tokens seen", amount(int(train.get("tokens_seen", 0)))),
         ("tokens per second", f"{train.get('tokens_per_second') or 0:,.0f}"),
@@ -97,7 +106,7 @@ def _live(name: str, content: str) -> str:
     return f'<div data-live="{name}">{content}</div>'
 
 
-def _description(record: Mapping[str, Any], name: str) -> str:
+def _description(record: Mapping[str, Any], name: str, folder: str) -> str:
     start = (record.get("starts") or [{}])[-1]
     devices = start.get("devices")
     facts = [
@@ -107,7 +116,8 @@ def _description(record: Mapping[str, Any], name: str) -> str:
     ]
     sets = "".join(f" <code>--set={text(override)}</code>" for override in record["overrides"])
     note = " · ".join(text(fact) for fact in facts if fact)
-    return f"<p class=doc>{text(record.get('doc', ''))}</p><p class=note>{note}{sets}</p>"
+    place = f"<p class=note>Folder <code>{text(folder)}</code></p>" if folder else ""
+    return f"<p class=doc>{text(record.get('doc', ''))}</p><p class=note>{note}{sets}</p>{place}"
 
 
 def _samples(samples: Sequence[tuple[str, str]]) -> str:
@@ -132,4 +142,4 @@ def _knobs(knobs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
 
 def _tasks(results: Sequence[Sequence[str]]) -> str:
     columns, numbers = ("step", *task_results.COLUMNS), ("step", *task_results.NUMBERS)
-    return table(columns, results, numbers) if results else ""
+    return _live("tasks", table(columns, results, numbers)) if results else ""

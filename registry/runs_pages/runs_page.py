@@ -2,8 +2,7 @@
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,16 @@ from registry.records.quantities import amount, duration
 from registry.records.record import EXPERIMENT
 from registry.runs.folders import METRICS
 from registry.runs.run import Run
+from registry.runs.state import is_in_use
 from registry.runs_pages.curves import AXES, SCRIPTS, curves, groups, panel
-from registry.runs_pages.run_page import last_line, run_page, samples_of
+from registry.runs_pages.run_page import run_page, samples_of
+from registry.runs_pages.titles import file_names, full_name, titles
 from tasks.storage.files import Place, make_folder, write_whole
 
 RUNS = "runs.html"
 FOLDER = "runs"  # of the pages and data of each run
-VERSIONS = "version.json"  # in FOLDER: which state of a run its page shows, by name
+VERSIONS = "version.json"  # in FOLDER: which state of a run its page shows, by title
+FILES = "files.json"  # in FOLDER: names of the files in it that the last command wrote
 RESULTS = ("state", "step", "best loss", "loss", "bits per byte", "train loss")  # columns before the knobs
 AMOUNTS = ("tokens", "training time", "parameters")  # columns after them
 MOST_FIRST = 8  # runs that are chosen until a reader chooses others, the latest ones
@@ -41,17 +43,14 @@ class Row:
 
     version: str  # changes whenever its files do
     title: str  # unique among the runs
+    file: str  # name of its files without suffix
+    folder: str  # its folder, as it was given
     entry: str
     started: str
     knobs: Mapping[str, str]
     cells: Mapping[str, Cell]
     outline: Mapping[str, Any]  # its curves, without most points
     problem: str = ""  # why it cannot be read; empty if it can
-
-    @property
-    def file(self) -> str:
-        """The name of its files without suffix."""
-        return file_name(self.title)
 
 
 class RunPages:
@@ -72,16 +71,16 @@ class RunPages:
           OSError: a file cannot be read or written.
         """
         make_folder(self.out / FOLDER)
-        runs = {str(folder): Run(folder) for folder in folders}
-        titles = dict(zip(runs, unique([folder_name(run.folder) for run in runs.values()]), strict=True))
+        runs = {full_name(folder): Run(folder) for folder in folders}
+        shown = titles(list(runs))
+        files = file_names(shown.values())
         changed, is_new = [], runs.keys() != self.rows.keys() or not runs
-        for folder, run in runs.items():
-            found = version(run)
-            row = self.rows.get(folder)
-            if row is None or (row.version, row.title) != (found, titles[folder]):
-                self.rows[folder] = self._write_run(run, titles[folder], found)
-                changed.append(titles[folder])
-        self.rows = {folder: self.rows[folder] for folder in runs}
+        for name, run in runs.items():
+            found, title, row = version(run), shown[name], self.rows.get(name)
+            if row is None or (row.version, row.title, row.file) != (found, title, files[title]):
+                self.rows[name] = self._write_run(run, title, files[title], found)
+                changed.append(title)
+        self.rows = {name: self.rows[name] for name in runs}
         if changed or is_new:
             write_assets(self.out)
             write_whole(self.out / RUNS, self._all_runs())
@@ -89,35 +88,35 @@ class RunPages:
         return changed
 
     def _write_versions(self) -> None:
-        """Records the versions of the pages, and removes the files of runs that have left."""
-        file = self.out / FOLDER / VERSIONS
-        earlier = json.loads(file.read_text()) if file.exists() else {}
-        files = {file_name(row.title) for row in self.rows.values()}
-        for name in {file_name(title) for title in earlier} - files:
-            for suffix in (".html", ".js"):
-                (self.out / FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
-        write_whole(file, json.dumps({row.title: row.version for row in self.rows.values()}))
+        """Records the versions of the pages and their files, and removes the files of runs that have left."""
+        folder = self.out / FOLDER
+        made = {f"{row.file}{suffix}" for row in self.rows.values() if not row.problem for suffix in (".html", ".js")}
+        _remove(folder, _recorded(folder) - made)
+        write_changed(folder / FILES, json.dumps(sorted(made), indent=0).encode())
+        write_whole(folder / VERSIONS, json.dumps({row.title: row.version for row in self.rows.values()}))
 
-    def _write_run(self, run: Run, title: str, found: str) -> Row:
+    def _write_run(self, run: Run, title: str, file: str, found: str) -> Row:
         if run.problem:
-            return Row(found, title, "", "", {}, {}, {"series": {}, "axes": {}}, run.problem)
+            return Row(found, title, file, run.name, "", "", {}, {}, {"series": {}, "axes": {}}, run.problem)
         content = curves(run.lines)
-        row = row_of(run, title, found, outline(content))
+        row = row_of(run, title, file, found, outline(content))
         script = f"(window.vortaroRuns ??= {{}})[{script_json(title)}] = {script_json(content)};\n"
-        write_changed(self.out / FOLDER / f"{row.file}.js", script.encode())
+        write_changed(self.out / FOLDER / f"{file}.js", script.encode())
         links = {label: f"../{path}" for label, path in self.links.items()}
         made = run_page(
             run.record,
             run.lines,
             samples_of(run.folder),
             title=title,
+            folder=run.name,
             state=run.state,
             root="..",
-            source=f"{row.file}.js",
+            source=f"{file}.js",
             links=links,
             content=content,
+            summary=run.summary,
         )
-        write_changed(self.out / FOLDER / f"{row.file}.html", made.encode())
+        write_changed(self.out / FOLDER / f"{file}.html", made.encode())
         return row
 
     def _all_runs(self) -> str:
@@ -145,42 +144,47 @@ def write_runs(out: Place, folders: Iterable[Place], links: Mapping[str, str] | 
     RunPages(out, links).write(folders)
 
 
-def file_name(title: str) -> str:
-    """Returns the name of the files of a run, without suffix."""
-    return re.sub(r"[^\w.=-]", "_", title)
+def remove_runs(out: Place) -> None:
+    """Removes runs.html and the files in runs/ that an earlier command has recorded; others stay.
+
+    Raises:
+      OSError: a file cannot be read or removed.
+    """
+    folder = out / FOLDER
+    if not (folder / FILES).exists():
+        return
+    _remove(folder, {*_recorded(folder), VERSIONS, FILES})
+    (out / RUNS).unlink(missing_ok=True)
+    if isinstance(folder, Path) and not any(folder.iterdir()):
+        folder.rmdir()
 
 
-def folder_name(folder: Place) -> str:
-    """Returns the last part of the name of a folder."""
-    return Path(folder).resolve().name if isinstance(folder, Path) else folder.name
+def _recorded(folder: Place) -> set[str]:
+    """Returns the names of the files of runs that an earlier command wrote into the folder."""
+    file = folder / FILES
+    found = json.loads(file.read_text()) if file.exists() else []
+    return {name for name in found if "/" not in name and name.endswith((".html", ".js"))}
 
 
-def unique(names: Sequence[str]) -> list[str]:
-    """Returns the names, a number added to each whose files would be those of an earlier one."""
-    taken: set[str] = set()
-    made = []
+def _remove(folder: Place, names: Iterable[str]) -> None:
     for name in names:
-        number, candidate = 1, name
-        while file_name(candidate).lower() in taken:
-            number += 1
-            candidate = f"{name}-{number}"
-        taken.add(file_name(candidate).lower())
-        made.append(candidate)
-    return made
+        (folder / name).unlink(missing_ok=True)
 
 
 def version(run: Run) -> str:
-    """Returns a text that changes when the record, metrics, samples or state of a run change."""
+    """Returns a text that changes when the record, metrics, samples or state of a run change; reads no file."""
     files = [run.folder / EXPERIMENT, run.folder / METRICS, *sorted((run.folder / "samples").glob("*.txt"))]
     stamps = []
     for file in files:
         try:
             found: Any = file.stat()
         except OSError:
+            stamps.append("")
             continue
         size = found.st_size if isinstance(file, Path) else found.length
         stamps.append(f"{size:x}.{int((found.st_mtime if isinstance(file, Path) else found.mtime) * 1000):x}")
-    return "-".join([*stamps, "" if run.problem else run.state])
+    in_use = is_in_use(run.folder)  # what else the state depends on is in these files, and in what a process saves
+    return "-".join([*stamps, run.state if in_use is None else "used" if in_use else ""])
 
 
 def outline(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,20 +196,17 @@ def outline(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"series": series, "axes": dict.fromkeys(content["axes"])}
 
 
-def row_of(run: Run, title: str, found: str, short: Mapping[str, Any]) -> Row:
+def row_of(run: Run, title: str, file: str, found: str, short: Mapping[str, Any]) -> Row:
     """Returns the row of a run."""
-    lines, record = run.lines, run.record
-    train, validation = last_line(lines, "train"), last_line(lines, "validation")
-    losses = [line["loss"] for line in lines if line["split"] == "validation" and line.get("loss") is not None]
+    record, train, validation = run.record, run.summary.train, run.summary.validation
     steps = f" of {run.steps:,}" if run.steps is not None and run.state != "finished" else ""
-    tokens, seconds = train.get("tokens_seen"), train.get("seconds")
-    entry = f"{record['experiment']}{' --smoke' if record.get('smoke') else ''}"
+    tokens, seconds = train.get("tokens_seen"), run.lines[-1]["seconds"] if run.lines else None
     started = (record.get("starts") or [{}])[-1].get("started") or ""
     cells = {
-        "entry": Cell(entry, entry),
+        "entry": Cell(run.entry, run.entry),
         "state": Cell(run.state, run.state, run.state),
         "step": Cell(f"{train.get('step', 0):,}{steps}", str(train.get("step", 0)), "n"),
-        "best loss": _number(min(losses, default=None)),
+        "best loss": _number(run.summary.best.get("loss")),
         "loss": _number(validation.get("loss")),
         "train loss": _number(train.get("loss")),
         "bits per byte": _number(validation.get("bits_per_byte")),
@@ -213,7 +214,7 @@ def row_of(run: Run, title: str, found: str, short: Mapping[str, Any]) -> Row:
         "training time": Cell(duration(seconds), f"{seconds:.3f}", "n") if seconds else Cell("-", kind="n"),
         "parameters": _amount(record.get("totals", {}).get("parameters")),
     }
-    return Row(found, title, entry, started, run.knobs, cells, short)
+    return Row(found, title, file, run.name, run.entry, started, run.knobs, cells, short)
 
 
 def _number(value: float | None) -> Cell:

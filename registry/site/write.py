@@ -1,15 +1,17 @@
 """Writes the site of the registry: a folder of static pages."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
 from registry.pages.page import write_assets, write_changed
 from registry.site import pages
 from registry.site.records import Record
-from tasks.storage.files import Place, make_folder
+from tasks.storage.files import Place, file_system, make_folder, reached
 
 PARTS = ("experiments/", "data/")
 FILES = "files.json"  # names of the files that the last command wrote, relative to the site
@@ -21,6 +23,28 @@ class Written:
 
     files: int
     bytes: int
+
+
+def require_own(folder: Place) -> None:
+    """Raises a UsageError if a folder has files but is not a site of this module, whose files would be replaced.
+
+    It makes at most two requests to a store.
+    """
+    with reached(folder, "listed"):
+        is_own = (folder / "data" / FILES).exists()
+        if not is_own and _has_files(folder):
+            raise UsageError(
+                f"The folder '{folder}' is not empty and not a site of the registry. Choose another --out, or empty it."
+            )
+
+
+def _has_files(folder: Place) -> bool:
+    if isinstance(folder, Path):
+        return folder.is_dir() and any(folder.iterdir())
+    with contextlib.suppress(FileNotFoundError):
+        system, path = file_system(folder)
+        return bool(system.ls(path, detail=False))
+    return False
 
 
 def write_site(
@@ -64,9 +88,10 @@ def _write_site(
         texts[f"experiments/{name}.html"] = pages.entry_page(record, plans.get(name, ()), names, links)
         if "error" not in record:
             texts[f"data/{name}.js"] = pages.entry_data(record, known)
-    assets = write_assets(folder, *sorted((pages.HERE / "assets").iterdir()))
     for part in PARTS:
         make_folder(folder / part)
+    _record(folder, {*_recorded(folder), *texts})  # before they are written: an interrupted site can be written again
+    assets = write_assets(folder, *sorted((pages.HERE / "assets").iterdir()))
     for name, text in texts.items():
         write_changed(folder / name, text.encode())
     _remove_others(folder, texts)
@@ -77,10 +102,18 @@ def _write_site(
 
 def _remove_others(folder: Place, texts: Mapping[str, str]) -> None:
     """Removes files that an earlier command wrote and this one did not, and records those of this one."""
-    listing = folder / "data" / FILES
-    earlier = json.loads(listing.read_text()) if listing.exists() else []
-    for name in set(earlier) - set(texts):
+    for name in _recorded(folder) - set(texts):
         if not name.startswith(PARTS) or ".." in name:
             continue  # not a file of this command
         (folder / name).unlink(missing_ok=True)
-    write_changed(listing, json.dumps(sorted(texts), indent=0).encode())
+    _record(folder, texts)
+
+
+def _recorded(folder: Place) -> set[str]:
+    """Returns the names of the files that earlier commands have recorded."""
+    listing = folder / "data" / FILES
+    return set(json.loads(listing.read_text())) if listing.exists() else set()
+
+
+def _record(folder: Place, names: Collection[str]) -> None:
+    write_changed(folder / "data" / FILES, json.dumps(sorted(names), indent=0).encode())

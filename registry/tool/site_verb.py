@@ -37,17 +37,18 @@ def site(options: argparse.Namespace) -> int:
     pattern = names(options, 0, 1, "at most one pattern")
     from registry.records.quantities import size
     from registry.runs.folders import find
-    from registry.runs_pages.runs_page import RunPages
+    from registry.runs_pages.runs_page import RunPages, remove_runs
     from registry.site.collect import records
     from registry.site.pages import LINKS, RUNS_LINK
     from registry.site.plans import read_plans
     from registry.site.serve import serve
-    from registry.site.write import write_site
+    from registry.site.write import require_own, write_site
     from tasks.storage.files import place
 
     began, folder = time.monotonic(), place(options.out)
     if options.serve is not None and not isinstance(folder, Path):
         raise UsageError(f"--serve needs a local folder (got --out={options.out}). Remove --serve.")
+    require_own(folder)
     plans, keys = read_plans(options.plans), _keys(options, *pattern)
     folders = find(options.runs) if options.runs else []
     made = records(keys, options.imports, _tracked)
@@ -56,6 +57,8 @@ def site(options: argparse.Namespace) -> int:
     written = write_site(made, folder, plans, links)
     if options.runs:
         runs.write(folders)
+    else:
+        remove_runs(folder)
     for record in made:
         if "error" in record:
             print(f"registry: {record['name']} has no page: {record['error']}", file=sys.stderr)

@@ -1,7 +1,9 @@
 """Pages of runs in Chromium: curves, readout, axes, smoothing, themes, deep links, requests, accessibility."""
 
+import contextlib
 import functools
 import json
+import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
@@ -41,7 +43,7 @@ def visit(chromium):
     """Opens a file or address; afterwards no error was logged, and only files (or that server) were requested."""
     problems, contexts = [], []
 
-    def visit(address, *, width=1400, dark=False, allowed="file://", **more):
+    def visit(address, *, width=1400, dark=False, allowed="file://", ready=f"{LOSS} .scatterlayer .trace", **more):
         scheme = "dark" if dark else "light"
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
         contexts.append(context)
@@ -51,7 +53,7 @@ def visit(chromium):
         for_pages = (allowed, "data:", "blob:")
         page.on("request", lambda made: None if made.url.startswith(for_pages) else problems.append(made.url))
         page.goto(str(address) if "://" in str(address) else f"file://{quote(str(address), safe='/#?=&:%')}")
-        page.wait_for_selector(f"{LOSS} .scatterlayer .trace")
+        page.wait_for_selector(ready)
         return page
 
     yield visit
@@ -288,10 +290,7 @@ def test_pages_are_refreshed_while_a_run_trains(visit, tmp_path):
     folder = run_folder(tmp_path / "all" / "a", lines=metrics(20))
     pages = RunPages(tmp_path / "out")
     pages.write([folder])
-    handler = functools.partial(Quiet, directory=str(tmp_path / "out"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        root = f"http://127.0.0.1:{server.server_address[1]}"
+    with serving(tmp_path / "out") as root:
         opened = [visit(f"{root}/{name}", allowed=root) for name in ("runs.html", "runs/a.html")]
         for page in opened:
             page.wait_for_function("live.versions !== null")
@@ -304,6 +303,48 @@ def test_pages_are_refreshed_while_a_run_trains(visit, tmp_path):
         assert "50" in opened[0].locator("table.runs tbody tr").inner_text()
         assert opened[0].get_by_label("Show curves of a").is_checked()
         assert "50" in opened[1].locator(".cards").inner_text()
+
+
+@pytest.mark.parametrize("name", ["runs.html", "runs/a.html"])
+def test_pages_opened_before_the_first_metrics_get_figures(visit, tmp_path, name):
+    folder = run_folder(tmp_path / "all" / "a", lines=[])
+    pages = RunPages(tmp_path / "out")
+    pages.write([folder])
+    with serving(tmp_path / "out") as root:
+        page = visit(f"{root}/{name}#log=y", allowed=root, ready="h1")
+        for steps, metric in ((20, "loss"), (30, "new_metric")):
+            page.wait_for_function("live.versions !== null")
+            lines = [
+                {"new_metric": line["loss"], **line} if metric == "new_metric" else line for line in metrics(steps)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            assert pages.write([folder]) == ["a"]
+            page.evaluate("void live.check()")
+            page.locator(f"figure[data-metric={metric}]").scroll_into_view_if_needed()
+            page.wait_for_selector(f"figure[data-metric={metric}] .scatterlayer .trace")
+            assert plot_data(page, "plot._fullLayout.yaxis.type", metric) == "log"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_words_of_short_cells_are_not_broken(visit, site, width):
+    page = visit(site / "all" / "small" / "report.html", width=width)
+    cells = page.locator("table.data td").filter(has_text=re.compile("^(embedding|replicated|normal)$"))
+    lines = """(cells) => cells.map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return range.getClientRects().length;
+    })"""
+    found = [count for count in cells.evaluate_all(lines) if count]
+    assert found
+    assert set(found) == {1}
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """Serves a folder; yields the address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
 

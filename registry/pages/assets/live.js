@@ -21,6 +21,7 @@ const live = {
     const text = await live.read(location.href, (response) => response.text());
     if (!text) return;
     const fresh = new DOMParser().parseFromString(text, "text/html");
+    if (live.parts(fresh) !== live.parts(document)) return location.reload(); // as after the first metrics
     for (const part of document.querySelectorAll("[data-live]")) {
       const other = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
       if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...document.importNode(other, true).childNodes);
@@ -31,6 +32,12 @@ const live = {
     const script = vortaro.element("script", { src: `${source}?${live.versions[own]}` });
     script.addEventListener("load", tell);
     document.head.append(script);
+  },
+
+  /** Returns the names of the figures and replaced parts of a page; a page with others is loaded as a new one. */
+  parts(page) {
+    const found = [...page.querySelectorAll("form[data-curves], figure[data-metric], [data-live]")];
+    return found.map((part) => part.dataset.metric ?? part.dataset.live ?? "curves").sort().join();
   },
 
   async read(address, convert) {

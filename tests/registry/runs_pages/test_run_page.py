@@ -64,8 +64,16 @@ def test_an_old_or_partial_record_has_a_page(tmp_path):
 
 def test_cards(tmp_path):
     run = Run(run_folder(tmp_path / "a"))
-    cards = dict(card_pairs(run.record, run.lines, "running"))
+    cards = dict(card_pairs(run.record, run.summary, 30.0, "running"))
     assert (cards["state"], cards["step"], cards["training time"], cards["FLOPs"]) == ("running", "60", "30 s", "6e+04")
     assert cards["tokens seen"] == "15.36 k"
-    lines = Run(run_folder(tmp_path / "b", lines=metrics(5, flops=False))).lines
-    assert "FLOPs" not in dict(card_pairs(run.record, lines))
+    last = Run(run_folder(tmp_path / "b", lines=metrics(5, flops=False))).summary
+    assert "FLOPs" not in dict(card_pairs(run.record, last))
+
+
+def test_cards_have_the_last_validation_also_if_an_earlier_step_was_measured_later(tmp_path):
+    lines = [*metrics(60), {"step": 70, "split": "validation", "loss": 9.0}]
+    run = Run(run_folder(tmp_path / "a", lines=[*lines, {"step": 5, "split": "validation", "loss": 8.0}]))
+    assert dict(card_pairs(run.record, run.summary))["validation loss"] == "9.000"
+    for summary in (run.summary, None):
+        assert "<dd>9.000</dd>" in re.sub(r"\s", "", run_page(run.record, run.lines, [], summary=summary))

@@ -2,11 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from registry.runs_pages.runs_page import RunPages, unique, write_runs
+from registry.runs.run import Run
+from registry.runs_pages.runs_page import RunPages, version, write_runs
+from registry.runs_pages.titles import file_names
 from tests.support.runs_with_curves import metrics, run_folder
+
+LISTS = ("files.json", "version.json")
 
 
 @pytest.fixture
@@ -19,7 +24,7 @@ def folders(tmp_path):
 def test_files_and_table(tmp_path, folders):
     out = tmp_path / "out"
     write_runs(out, folders, {"Entries": "index.html", "Runs": "runs.html"})
-    assert {file.name for file in (out / "runs").iterdir()} == {"a.html", "a.js", "b.html", "b.js", "version.json"}
+    assert {file.name for file in (out / "runs").iterdir()} == {"a.html", "a.js", "b.html", "b.js", *LISTS}
     page = (out / "runs.html").read_text()
     assert re.findall(r'class="knob" data-value="(\d+)"', page) == ["64", "96"]
     assert [text for text in re.findall(r'data-sort="([^"]+)"', page) if text.isupper()] == ["MODEL_DIM"]
@@ -74,14 +79,51 @@ def test_texts_are_escaped(tmp_path):
     script = "<script>window.attacked = 1</script>"
     record = {"knobs": {"MODEL_DIM": {"value": script, "owner": "x"}}, "experiment": f"a.{script}"}
     folders = [run_folder(tmp_path / "all" / "a"), run_folder(tmp_path / "all" / "<b>&'\"", changes=record)]
+    titles = [folder.name for folder in folders]
     write_runs(tmp_path / "out", folders)
     for file in (tmp_path / "out" / "runs.html", *(tmp_path / "out" / "runs").glob("*.html")):
         assert script not in file.read_text()
     page = (tmp_path / "out" / "runs.html").read_text()
     assert "&lt;script&gt;window.attacked" in page
     assert "<b>&" not in page
-    assert (tmp_path / "out" / "runs" / "_b____.js").exists()
+    assert (tmp_path / "out" / "runs" / f"{file_names(titles)[titles[1]]}.js").exists()
 
 
-def test_names_are_unique_as_files():
-    assert unique(["a", "b", "a", "A", "a b", "a_b", "a-2"]) == ["a", "b", "a-2", "A-3", "a b", "a_b-2", "a-2-2"]
+def test_runs_of_equal_names_have_their_path_as_title(tmp_path):
+    runs = tmp_path / "all"
+    folders = [run_folder(runs / sweep / "seed1") for sweep in ("sweepA", "sweepB")]
+    pages = RunPages(tmp_path / "out")
+    assert pages.write(folders) == ["sweepA/seed1", "sweepB/seed1"]
+    page = (tmp_path / "out" / "runs.html").read_text()
+    assert f'title="{folders[0]}">sweepA/seed1</a>' in page
+    names = file_names(["sweepA/seed1", "sweepB/seed1"])
+    own = (tmp_path / "out" / "runs" / f"{names['sweepA/seed1']}.html").read_text()
+    assert "<h1>sweepA/seed1</h1>" in own
+    assert f"<code>{folders[0]}</code>" in own
+    assert pages.write([run_folder(runs / "sweep0" / "seed1"), *folders]) == ["sweep0/seed1"]
+
+
+def test_a_folder_given_by_two_names_is_one_run(tmp_path, monkeypatch):
+    folder = run_folder(tmp_path / "all" / "a")
+    monkeypatch.chdir(tmp_path)
+    assert RunPages(tmp_path / "out").write([folder, Path("all/a")]) == ["a"]
+
+
+def test_the_row_has_the_best_and_the_last_validation(tmp_path):
+    later = {"step": 70, "split": "validation", "loss": 9.0}
+    earlier = {"step": 5, "split": "validation", "loss": 8.0}  # measured after training
+    unknown = {"step": 65, "split": "validation", "loss": float("nan")}
+    folder = run_folder(tmp_path / "all" / "a", lines=[unknown, *metrics(60), later, earlier])
+    pages = RunPages(tmp_path / "out")
+    pages.write([folder])
+    (row,) = pages.rows.values()
+    run = Run(folder)
+    best = f"{run.summary.best['loss']:.4f}"
+    assert (row.cells["loss"].text, row.cells["best loss"].text) == ("9.0000", best)
+
+
+def test_the_version_of_a_run_reads_no_file(tmp_path, monkeypatch):
+    run = Run(run_folder(tmp_path / "all" / "a", changes={"starts": [{"started": ""}]}))
+    for method in ("read_text", "read_bytes"):
+        monkeypatch.setattr(Path, method, lambda *_, **__: pytest.fail("a file is read"))
+    assert version(run)
