@@ -46,7 +46,7 @@ def run_page(
       summary: the last lines, if they are known.
     """
     content = content or curves(lines)
-    last = summary or Summary(last_line(lines, TRAIN), last_line(lines, VALIDATION), {}, {})
+    last = summary or Summary(dict(last_line(lines, TRAIN)), dict(last_line(lines, VALIDATION)), {}, {})
     seconds = lines[-1].get("seconds") if lines else None
     results = task_results.last(line for line in lines if line["split"] == EVALS)
     shown = groups([content], tasks=_tasks(results))

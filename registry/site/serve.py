@@ -22,7 +22,7 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
     """
     handler = functools.partial(_Handler, directory=str(folder))
     try:
-        return ThreadingHTTPServer((HOST, port), handler)
+        return _Server((HOST, port), handler)
     except (OSError, OverflowError) as error:
         raise UsageError(f"--serve cannot use the port (got {port}): {first_line(error)}. Give another one.") from error
 
@@ -52,6 +52,12 @@ def _repeat(refresh: Callable[[], object]) -> None:
         if message and message != before:
             print(message, file=sys.stderr, flush=True)
         before = message
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that a browser can open many connections to at once."""
+
+    request_queue_size = 64  # connections that wait to be accepted; a page loads ten scripts, and the default is 5
 
 
 class _Handler(SimpleHTTPRequestHandler):

@@ -1,16 +1,15 @@
 """Pages of runs in Chromium: curves, readout, axes, smoothing, themes, deep links, requests, accessibility."""
 
 import contextlib
-import functools
 import json
 import re
 import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
 import pytest
 
 from registry.runs_pages.runs_page import RunPages, write_runs
+from registry.site.serve import HOST, server
 from runners.training import report
 from tests.support.runs_with_curves import metrics, run_folder
 
@@ -313,6 +312,7 @@ def test_pages_opened_before_the_first_metrics_get_figures(visit, tmp_path, name
     with serving(tmp_path / "out") as root:
         page = visit(f"{root}/{name}#log=y", allowed=root, ready="h1")
         for steps, metric in ((20, "loss"), (30, "new_metric")):
+            page.wait_for_load_state("networkidle")
             page.wait_for_function("live.versions !== null")
             lines = [
                 {"new_metric": line["loss"], **line} if metric == "new_metric" else line for line in metrics(steps)
@@ -342,17 +342,10 @@ def test_words_of_short_cells_are_not_broken(visit, site, width):
 @contextlib.contextmanager
 def serving(folder):
     """Serves a folder; yields the address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a log."""
-
-    def log_message(self, format, *args):
-        pass
+    with server(folder, 0) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{running.server_address[1]}"
+        running.shutdown()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
