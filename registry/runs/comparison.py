@@ -23,7 +23,7 @@ def compare(runs: Sequence[Run], metric: str | None = None) -> Comparison:
 
     Results have a row for each group of runs that differ in SEED alone: the last and the best value, and the value at
     the largest number of steps, tokens, FLOPs and seconds that all runs have reached, linear between two measurements.
-    Runs of one seed count as one sample, their mean. Without a known direction of the metric there is no best.
+    Runs of one seed count as one sample, their mean. `best` is None if the direction of the metric is unknown.
 
     Args:
       runs: two or more.
