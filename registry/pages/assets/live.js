@@ -6,32 +6,48 @@ const live = {
   file: new URL("../runs/version.json", document.currentScript.src),
   versions: null, // of runs by name
   changed: [],
+  isBusy: false, // one check at a time, and none while the page is loaded again
 
   async check() {
-    if (document.hidden) return;
+    if (document.hidden || live.isBusy) return;
+    live.isBusy = true;
+    if (!(await live.update())) live.isBusy = false;
+  },
+
+  /** Returns whether the page is being loaded again. */
+  async update() {
     const found = await live.read(live.file, (response) => response.json());
-    if (!found) return;
+    if (!found) return false;
     live.changed = live.versions ? Object.keys(found).filter((name) => found[name] !== live.versions[name]) : [];
     live.versions = found;
     const own = document.body.querySelector("form[data-source]")?.dataset.curves;
-    if (own ? live.changed.includes(own) : live.changed.length) await live.refresh(own);
+    const isOld = own ? live.changed.includes(own) : live.changed.length > 0;
+    return isOld && (await live.refresh(own));
   },
 
+  /** Replaces what differs from the page on the server; returns whether it is being loaded again instead. */
   async refresh(own) {
     const text = await live.read(location.href, (response) => response.text());
-    if (!text) return;
+    if (!text) return false;
     const fresh = new DOMParser().parseFromString(text, "text/html");
-    if (live.parts(fresh) !== live.parts(document)) return location.reload(); // as after the first metrics
+    if (live.parts(fresh) !== live.parts(document)) {
+      location.reload(); // as after the first metrics
+      return true;
+    }
     for (const part of document.querySelectorAll("[data-live]")) {
       const other = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
       if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...document.importNode(other, true).childNodes);
     }
     const tell = () => document.dispatchEvent(new Event("vortaro-refreshed"));
-    if (!own) return tell();
+    if (!own) {
+      tell();
+      return false;
+    }
     const source = document.querySelector("form[data-source]").dataset.source;
     const script = vortaro.element("script", { src: `${source}?${live.versions[own]}` });
     script.addEventListener("load", tell);
     document.head.append(script);
+    return false;
   },
 
   /** Returns the names of the figures and replaced parts of a page; a page with others is loaded as a new one. */
