@@ -46,7 +46,7 @@ def test_a_difference_is_true_where_there_is_one(run):
     assert difference
     assert [row["knob"] for row in difference["knobs"]] == ["NUM_LAYERS"]
     assert "NUM_LAYERS" in repr(difference)
-    assert "<td>NUM_LAYERS" in difference._repr_html_()
+    assert "NUM_LAYERS</td>" in difference._repr_html_()
     assert not vortaro.diff("tiny.StdlibTiny", "tiny.StdlibTiny")
     assert not vortaro.diff(run.folder, run.folder)
 
