@@ -1,17 +1,15 @@
 """Pictures of pages of runs, plans and data for the docs: `python -m testing.run_screenshots` writes docs/figures."""
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-from layers.errors import UsageError
 from registry.runs_pages.runs_page import write_runs
-from testing.screenshots import FIGURES, WIDTH
+from testing.screenshots import FIGURES, opened_page
 
 TRAIN = ("--exp=tiny.StdlibTiny", "--no-tensorboard", "--set=NUM_STEPS=300", "--set=LOG_EVERY=2", "--set=EVAL_EVERY=25")
 RUNS = {"base": (), "slow": ("--set=LEARNING_RATE=0.001",), "wide": ("--set=MODEL_DIM=192",)}
@@ -26,10 +24,7 @@ def main() -> None:
     Raises:
       UsageError: Chromium is missing.
     """
-    executable = shutil.which("chromium") or shutil.which("chromium-browser")
-    if executable is None:
-        raise UsageError("Chromium is missing. Install your distribution's chromium.")
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as name, opened_page(HEIGHT) as page:
         folder = Path(name)
         for run, settings in RUNS.items():
             _command(folder / "runs" / run, *TRAIN, *settings)
@@ -39,11 +34,8 @@ def main() -> None:
         write_runs(
             folder / "site", sorted((folder / "runs").iterdir()), {"Experiments": "index.html", "Runs": "runs.html"}
         )
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         for picture in _pictures(page, folder):
             page.screenshot(path=FIGURES / picture)
-        browser.close()
 
 
 def _command(workdir: Path, *flags: str) -> None:

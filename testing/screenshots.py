@@ -1,9 +1,11 @@
 """Pictures of the site for the README: `python -m testing.screenshots` writes docs/figures/site_*.png with Chromium."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -15,8 +17,9 @@ ENTRY = "gshard.DenseLm128B16x16"  # on 512 devices
 WIDTH, HEIGHT = 1200, 760  # pixels
 
 
-def main() -> None:
-    """Writes the site of the complete registry into a temporary folder, and pictures of its index and of an entry.
+@contextlib.contextmanager
+def opened_page(height: int) -> Iterator[Page]:
+    """Yields an empty light page of Chromium, WIDTH x `height` pixels.
 
     Raises:
       UsageError: Chromium is missing.
@@ -24,10 +27,20 @@ def main() -> None:
     executable = shutil.which("chromium") or shutil.which("chromium-browser")
     if executable is None:
         raise UsageError("Chromium is missing. Install your distribution's chromium.")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        subprocess.run([sys.executable, "-m", "registry", "site", f"--out={folder}"], check=True)
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        yield browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
+        browser.close()
+
+
+def main() -> None:
+    """Writes the site of the complete registry into a temporary folder, and pictures of its index and of an entry.
+
+    Raises:
+      UsageError: Chromium is missing.
+    """
+    with tempfile.TemporaryDirectory() as folder, opened_page(HEIGHT) as page:
+        subprocess.run([sys.executable, "-m", "registry", "site", f"--out={folder}"], check=True)
         page.goto(f"{Path(folder).as_uri()}/index.html")
         page.locator("#query").fill("mixer=vq")
         page.get_by_role("button", name="Parameters").click()
@@ -36,7 +49,6 @@ def main() -> None:
         page.goto(f"{Path(folder).as_uri()}/experiments/{ENTRY}.html")
         _show_slices(page)
         page.screenshot(path=FIGURES / "site_weights.png")
-        browser.close()
 
 
 def _show_slices(page: Page) -> None:

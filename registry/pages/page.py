@@ -8,7 +8,6 @@ import functools
 import html
 import importlib.util
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from markupsafe import Markup
 
 from layers.errors import UsageError
 from tasks.storage.files import Place, make_folder, write_whole
+from tasks.storage.jsonl import finite
 
 HERE = Path(__file__).parent
 ASSETS = "assets"  # name of the folder next to a page, or above it
@@ -89,17 +89,8 @@ def script_data(name: str, value: Any) -> str:
 
 def script_json(value: Any) -> str:
     """Returns plain data as JSON without characters that HTML interprets inside of a script; NaN becomes null."""
-    dumped = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    dumped = json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
     return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    """Returns the value with None in place of numbers that JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_assets(folder: Place, *others: Path) -> Place:

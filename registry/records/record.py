@@ -55,3 +55,11 @@ def made_by(stored: Mapping[str, Any]) -> dict[str, Any] | None:
     kinds = {str(start.get("code")) for start in starts}
     last = {key: starts[-1][key] for key in ("code", "versions")}
     return {**last, "starts": len(stored.get("starts", [])), "kinds": len(kinds)}
+
+
+def checkout_text(code: Mapping[str, Any] | None) -> str:
+    """Returns a checkout in one text: `0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`; `-` for None."""
+    if code is None:
+        return "-"
+    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
+    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))

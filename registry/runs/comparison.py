@@ -6,7 +6,7 @@ from typing import Any
 
 from layers.errors import UsageError, did_you_mean
 from registry.records.diff import differing, differing_config
-from registry.records.record import made_by
+from registry.records.record import checkout_text, made_by
 from registry.runs.metrics import AXES, TRAIN, VALIDATION, Curve, curve, higher_is_better
 from registry.runs.run import Run
 from registry.runs.table import groups, per_setting, statistics
@@ -78,13 +78,7 @@ def _devices(side: Mapping[str, Any]) -> dict[str, str]:
 
 def _code(side: Mapping[str, Any]) -> dict[str, str]:
     """Returns the checkout of the last start, by package, with its digest."""
-    return {name: checkout(of) for name, of in (made_by(side) or {}).get("code", {}).items()}
-
-
-def checkout(code: Mapping[str, Any]) -> str:
-    """Returns a checkout in one text: `0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
-    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
-    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))
+    return {name: checkout_text(of) for name, of in (made_by(side) or {}).get("code", {}).items()}
 
 
 def results(runs: Sequence[Run], metric: str | None) -> Comparison:

@@ -9,7 +9,7 @@ from typing import Any
 from layers.errors import UsageError, first_line
 from registry.records import provenance
 from registry.records.diff import differing
-from registry.runs.comparison import checkout
+from registry.records.record import checkout_text
 from registry.runs.lineage import lineage
 from registry.runs.run import Run
 
@@ -98,13 +98,14 @@ def _code(starts: Sequence[Mapping[str, Any]], modules: Sequence[str]) -> Iterat
                 continue
             seen.add((name, then["digest"]))
             if here is None:
-                yield f"The code of {name} is not imported here (then {checkout(then)}). Add --import={name}."
+                yield f"The code of {name} is not imported here (then {checkout_text(then)}). Add --import={name}."
                 continue
             advice = "Restore its files."
             if then["commit"] is not None:
                 changes = " and the changes that were made to it" if then["dirty"] else ""
                 advice = f"Check out commit {then['commit'][:12]}{changes}."
-            yield f"The code of {name} is another one now (then {checkout(then)}; now {checkout(here)}). {advice}"
+            states = f"then {checkout_text(then)}; now {checkout_text(here)}"
+            yield f"The code of {name} is another one now ({states}). {advice}"
 
 
 def _versions(starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -7,12 +7,13 @@ from typing import Any
 
 from registry.pages.figures import SCRIPTS as FIGURES
 from registry.pages.page import ASSETS, render
+from registry.runs import metrics
+from registry.runs.metrics import EVALS, TRAIN
 from registry.runs_pages.task_results import is_result
 
 SCRIPTS = (*FIGURES, f"{ASSETS}/curves.js")  # for `scripts` of a page with curves
-TRAIN, EVALS = "train", "evals"
 AXES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "time"}  # their labels
-SCALARS = {"tokens": "tokens_seen", "flops": "flops", "seconds": "seconds"}  # scalars of lines of training, by axis
+SCALARS = {axis: scalar for axis, scalar in metrics.AXES.items() if axis != "step"}  # of lines of training
 MOST_POINTS = 2000  # of a curve; of more, the lowest and highest in each of equally many buckets
 MOST_TASKS = 30  # curves of evaluation tasks; a group like mmlu has hundreds
 

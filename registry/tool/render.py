@@ -10,7 +10,7 @@ from rich.tree import Tree
 
 from registry.records import weight_cells
 from registry.records.quantities import amount, mesh_text, size
-from registry.records.record import own_knobs
+from registry.records.record import checkout_text, own_knobs
 from registry.tool.tables import Table
 
 PIPE_WIDTH = 200
@@ -205,7 +205,8 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
 def _made_by(data: dict[str, Any], out: Console) -> None:
     """Prints the code of both sides, and the packages whose versions differ."""
     a, b = data["a"], data["b"]
-    rows = [(name, *(_checkout(side["code"].get(name)) for side in (a, b))) for name in {**a["code"], **b["code"]}]
+    names = {**a["code"], **b["code"]}
+    rows = [(name, *(checkout_text(side["code"].get(name)) for side in (a, b))) for name in names]
     packages = {**a["versions"], **b["versions"]}
     versions = [(name, *(side["versions"].get(name, "-") for side in (a, b))) for name in packages]
     out.print(table(("code", "a", "b"), [*rows, *(row for row in versions if row[1] != row[2])], title="Code"))
@@ -215,14 +216,6 @@ def _made_by(data: dict[str, Any], out: Console) -> None:
                 f"{name} was started {side['starts']} times, with {side['kinds']} states of the code. This is the last "
                 f"one; `starts` in its experiment.json lists all."
             )
-
-
-def _checkout(code: dict[str, Any] | None) -> str:
-    """Formats a checkout: `0.1.0, commit 1a2b3c4d5e6f with changes, digest 0123456789ab`."""
-    if code is None:
-        return "-"
-    commit = f"commit {code['commit'][:12]}{' with changes' if code['dirty'] else ''}" if code["commit"] else None
-    return ", ".join(filter(None, (code.get("version"), commit, f"digest {code['digest']}")))
 
 
 def _weight_change(row: dict[str, Any]) -> tuple[str, ...]:

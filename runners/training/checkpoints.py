@@ -12,13 +12,13 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from layers.errors import UsageError, VortaroError, first_line
+from registry.runs.folders import CHECKPOINTS as FOLDER
 from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
 
-FOLDER = "checkpoints"
 DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from registry.runs.metrics import EVALS
 from runners.evals.suite import Outcome, TaskSuite
 from runners.evals.tables import print_table
 from runners.session import Session
@@ -71,7 +72,7 @@ def evaluate_tasks(
         return 0
     known = [{**line} for line in metrics_log.read(workdir)]
     for scalars in outcome.scalars.values():
-        line = {"step": step, "split": metrics_log.EVALS, **scalars}
+        line = {"step": step, "split": EVALS, **scalars}
         if finite(line) not in known:
             append_line(workdir / metrics_log.METRICS, line)
     if log_samples:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from registry.runs.folders import METRICS
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
 from tasks.storage.staged_folder import StagedFolder
-
-METRICS = "metrics.jsonl"
-EVALS = "evals"  # split of the lines of evaluation tasks, whose scalars are named TASK/METRIC
 
 
 class MetricsLog:

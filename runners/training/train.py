@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
 from registry.records.record import load
+from registry.runs.metrics import EVALS
 from registry.runs.state import FINISHED
 from registry.values import show
 from runners.compiled_functions import Updates
@@ -27,7 +28,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
-from runners.training.metrics_log import EVALS, MetricsLog, NullMetricsLog
+from runners.training.metrics_log import MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, already_finished, clock, summary
 from runners.training.warm_start import Origin, begin

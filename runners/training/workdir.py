@@ -14,6 +14,7 @@ from registry.overrides import METHODS
 from registry.records.diff import diff
 from registry.records.record import EXPERIMENT, Snapshot, load
 from registry.records.snapshot import flat_config, snapshot, with_todays_fields
+from registry.runs.folders import LOCK
 from registry.tool import render
 from runners.processes.coordination import ProcessGroup
 from runners.training.history import Start, first_record
@@ -162,7 +163,7 @@ def sole_use(workdir: Place, processes: ProcessGroup | None = None) -> Iterator[
     with contextlib.ExitStack() as held:
         try:
             make_folder(workdir)
-            held.enter_context(locked(workdir / ".lock", wait=False))
+            held.enter_context(locked(workdir / LOCK, wait=False))
         except BlockingIOError as error:
             raise UsageError(
                 f"Another process trains in '{workdir}'. Wait for it, or choose another --workdir."

@@ -5,20 +5,8 @@ import sys
 import pytest
 
 from registry.tool import verbs
-from registry.tool.command_line import main
 from tests.conftest import ROOT
-
-
-def registry(capsys, *arguments):
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def data(capsys, *arguments):
-    code, out, err = registry(capsys, *arguments, "--json")
-    assert err == ""
-    return code, json.loads(out)
+from tests.support.registry_commands import data, registry
 
 
 def test_list_imports_no_jax():

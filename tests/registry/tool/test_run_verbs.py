@@ -1,6 +1,5 @@
 """The verbs of run folders: runs, compare, lineage, rerun."""
 
-import json
 import math
 import os
 import shutil
@@ -12,21 +11,9 @@ from scipy import stats
 
 from registry.runs.comparison import interval, verdict
 from registry.runs.table import statistics
-from registry.tool.command_line import main
 from tests.conftest import ROOT
+from tests.support.registry_commands import data, registry
 from tests.support.run_folders import CODE, STARTED, lines_of, record_of, write_run
-
-
-def registry(capsys, *arguments):
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def data(capsys, *arguments):
-    code, out, err = registry(capsys, *arguments, "--json")
-    assert err == ""
-    return code, json.loads(out)
 
 
 @pytest.fixture
