@@ -1,4 +1,4 @@
-"""Counts, bytes, durations and meshes as text."""
+"""Counts, bytes, durations and meshes as text; the parts of a plan's peak."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,6 +41,16 @@ def duration(seconds: float) -> str:
         elif parts:
             break  # 1 h 5 s is 1 h
     return " ".join(parts) or f"{seconds:.1f} s"
+
+
+def peak_parts(memory: Mapping[str, int]) -> dict[str, int]:
+    """Splits a plan's peak of bytes per device into weights, optimizer, gradients, and the rest, if a peak is known."""
+    shares = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
+    if "peak" in memory:
+        rest = memory["peak"] - memory["weights"] - memory["optimizer"]
+        shares["gradients"] = min(memory["gradients"], rest)
+        shares["activations and other"] = rest - shares["gradients"]
+    return shares
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
-from registry.records.quantities import mesh_text, size
+from registry.records.quantities import mesh_text, peak_parts, size
 
 FILE = "plan.json"
+PARTS = ("weights", "gradients", "optimizer", "activations and other")  # in the order of the page
 
 
 def read_plans(patterns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -66,12 +67,8 @@ def _fit(plan: Mapping[str, Any]) -> str:
 
 def _memory(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the parts of the peak, with their shares of it (or of the capacity, if larger) in percent."""
-    held = plan["memory_bytes_per_device"]
-    parts = {name: held[name] for name in ("weights", "gradients", "optimizer")}
-    if "peak" in held:
-        rest = held["peak"] - held["weights"] - held["optimizer"]
-        parts["gradients"] = min(held["gradients"], rest)
-        parts["activations and other"] = rest - parts["gradients"]
+    found = peak_parts(plan["memory_bytes_per_device"])
+    parts = {name: found[name] for name in PARTS if name in found}
     most = max(sum(parts.values()), plan["hbm_bytes_per_device"] or 0) or 1
     return [{"kind": name, "size": size(of), "share": round(100 * of / most, 2)} for name, of in parts.items()]
 

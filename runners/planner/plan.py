@@ -11,6 +11,7 @@ from registry.experiment import Experiment
 from registry.pages import figures
 from registry.pages.page import page, table, text, write_assets
 from registry.pages.weights import weights
+from registry.records.quantities import peak_parts
 from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.chips import CHIPS, Chip
@@ -83,13 +84,7 @@ def planning_devices(experiment: Experiment, options: PlanOptions) -> list[Any]:
 
 def parts(content: Plan) -> dict[str, int]:
     """Splits the peak into weights, optimizer, gradients, and the rest: activations, copies and the batch."""
-    memory = content["memory_bytes_per_device"]
-    shares = {name: memory[name] for name in ("weights", "optimizer", "gradients")}
-    if "peak" in memory:
-        rest = memory["peak"] - memory["weights"] - memory["optimizer"]
-        shares["gradients"] = min(memory["gradients"], rest)
-        shares["activations and other"] = rest - shares["gradients"]
-    return {name: amount for name, amount in shares.items() if amount}
+    return {name: amount for name, amount in peak_parts(content["memory_bytes_per_device"]).items() if amount}
 
 
 def fit_message(content: Plan) -> str:
