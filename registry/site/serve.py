@@ -61,12 +61,16 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """Serves files without a log line for each request, and without caching: the site may be written again."""
+    """Serves files without a log line for each request, and without caching: the site may be written again.
+
+    The time in Last-Modified has whole seconds, so a browser that may store a file would show the first of two
+    versions that are written within one second.
+    """
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing."""
 
     def end_headers(self) -> None:
         """Adds the header that disables caching."""
-        self.send_header("Cache-Control", "no-cache")
+        self.send_header("Cache-Control", "no-store")
         super().end_headers()

@@ -16,6 +16,11 @@ from tests.support.runs_with_curves import metrics, run_folder
 ATTACK = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
 LOSS = "figure[data-metric=loss]"
 WIDTHS = (400, 1400)
+DRAWN = """(metric) => {
+    const figure = document.querySelector(`figure[data-metric=${metric}]`);
+    figure?.scrollIntoView();  // again and again: a page that is loaded again restores where it was scrolled to
+    return figure?.querySelector(".scatterlayer .trace") != null;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -320,8 +325,7 @@ def test_pages_opened_before_the_first_metrics_get_figures(visit, tmp_path, name
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             assert pages.write([folder]) == ["a"]
             page.evaluate("void live.check()")
-            page.locator(f"figure[data-metric={metric}]").scroll_into_view_if_needed()
-            page.wait_for_selector(f"figure[data-metric={metric}] .scatterlayer .trace")
+            page.wait_for_function(DRAWN, arg=metric)
             assert plot_data(page, "plot._fullLayout.yaxis.type", metric) == "log"
 
 

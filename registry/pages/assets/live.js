@@ -18,17 +18,18 @@ const live = {
   async update() {
     const found = await live.read(live.file, (response) => response.json());
     if (!found) return false;
-    live.changed = live.versions ? Object.keys(found).filter((name) => found[name] !== live.versions[name]) : [];
-    live.versions = found;
+    const changed = live.versions ? Object.keys(found).filter((name) => found[name] !== live.versions[name]) : [];
     const own = document.body.querySelector("form[data-source]")?.dataset.curves;
-    const isOld = own ? live.changed.includes(own) : live.changed.length > 0;
-    return isOld && (await live.refresh(own));
+    const isOld = own ? changed.includes(own) : changed.length > 0;
+    const text = isOld ? await live.read(location.href, (response) => response.text()) : "";
+    if (text === null) return false; // the next check finds the same changes
+    live.changed = changed;
+    live.versions = found;
+    return isOld && live.refresh(own, text);
   },
 
-  /** Replaces what differs from the page on the server; returns whether it is being loaded again instead. */
-  async refresh(own) {
-    const text = await live.read(location.href, (response) => response.text());
-    if (!text) return false;
+  /** Replaces what differs from `text`, the page on the server; returns whether it is being loaded again instead. */
+  refresh(own, text) {
     const fresh = new DOMParser().parseFromString(text, "text/html");
     if (live.parts(fresh) !== live.parts(document)) {
       location.reload(); // as after the first metrics
