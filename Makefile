@@ -10,13 +10,15 @@ BENCH = .venv-bench/bin/python
 BENCHED = .venv-bench/.made-by-make
 TESTED = .venv/.tested-by-make
 
+GPU_PLAN = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu-plan]'
 EXTRAS = browser,tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-slow test-tpu test-cluster browser test-browser lint docs bench faults
+.PHONY: help venv demo test test-slow test-gpu-plan test-tpu test-cluster browser test-browser lint docs bench faults
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (15 to 30 minutes on two cores)"
 	@echo "make test-slow  set up, run the other tests: killed processes, waits, object stores, long trainings, models of transformers on torch, all documented commands"
+	@echo "make test-gpu-plan  set up with the GPU compiler (a download of 180 MB, no GPU), plan for H100s; part of test-slow"
 	@echo "make test-tpu  both, and what needs the TPU compiler (a large download, no TPU)"
 	@echo "make test-cluster  set up, train under a Slurm and an Open MPI on this machine (as root, with both installed)"
 	@echo "make test-browser  set up, test the pages in Chromium (as root it installs the distribution's), about three minutes"
@@ -49,7 +51,12 @@ test: $(TESTED)
 
 test-slow: $(TESTED)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
+	@$(GPU_PLAN) || echo "NOT RUN: plans for GPUs. The GPU compiler cannot be installed here." >&2
 	$(RUN) -m pytest -n 2 -m "slow and not browser"
+
+test-gpu-plan: $(TESTED)
+	$(GPU_PLAN)
+	$(RUN) -m pytest -n 2 -m gpu_plan
 
 test-tpu: $(TESTED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[tpu]'

@@ -106,7 +106,7 @@ def _row(name: str, plan: dict[str, Any]) -> str:
     else:
         sent = sum(exchange["bytes"] for exchange in plan["collectives"])
         bound = max(plan["roofline"], key=plan["roofline"].get).removesuffix("_seconds").replace("_", " ")
-        share = f"{size(memory['peak'])} of {size(plan['hbm_bytes_per_device'])}"
+        share = f"{size(memory['peak'])} of {size(plan['capacity_bytes_per_device'])}"
         cells += [share, "yes" if plan["fits"] else "no", size(sent), bound]
         cells += [f"{plan['roofline_step_seconds']:.3g} s", f"{plan['roofline_tokens_per_second']:,.0f}"]
     return "| " + " | ".join([*cells, f"{promised:,}" if promised else ""]) + " |"

@@ -7,6 +7,48 @@ GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What the GPU compiler asks of an NVIDIA GPU: properties that change the program and its memory."""
+
+    core_count: int  # streaming multiprocessors (SMs)
+    fpus_per_core: int  # float32 lanes of an SM
+    clock_rate_ghz: float  # highest clock
+    l2_cache_size: int  # bytes
+    compute_capability: int  # major; the minor one is 0 in all of CHIPS
+    shared_memory_per_core: int  # bytes of an SM
+    shared_memory_per_block_optin: int  # bytes, the most of a block
+    runtime: int = 13  # major version of CUDA
+    cudnn: tuple[int, int] = (9, 12)  # major and minor version, the least that JAX's extra `cuda13` installs
+
+
+KIB, MIB = 2**10, 2**20
+# Shared memory by compute capability: CUDA C++ programming guide, table of technical specifications.
+AMPERE = Gpu(
+    core_count=108,
+    fpus_per_core=64,
+    clock_rate_ghz=1.41,
+    l2_cache_size=40 * MIB,
+    compute_capability=8,
+    shared_memory_per_core=164 * KIB,
+    shared_memory_per_block_optin=163 * KIB,
+)
+HOPPER = Gpu(
+    core_count=132,
+    fpus_per_core=128,
+    clock_rate_ghz=1.98,
+    l2_cache_size=50 * MIB,
+    compute_capability=9,
+    shared_memory_per_core=228 * KIB,
+    shared_memory_per_block_optin=227 * KIB,
+)
+# NVIDIA states no number of SMs, clock or cache size of B200; these are what the CUDA driver reports.
+BLACKWELL = dataclasses.replace(
+    HOPPER, core_count=148, clock_rate_ghz=1.965, l2_cache_size=132_644_864, compute_capability=10
+)
+PREALLOCATED = 0.75  # share of a GPU's memory that JAX takes at its start (XLA_PYTHON_CLIENT_MEM_FRACTION)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
     """Specification of one JAX device: a core of TPU v2 and v3, a chip of all others."""
 
@@ -16,10 +58,19 @@ class Chip:
     hbm_bytes: int  # memory size in bytes
     hbm_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second that a device sends along one mesh axis, sum of both directions of a ring
+    gpu: Gpu | None = None  # of NVIDIA GPUs
+
+    def capacity(self, fraction: float | None = None) -> int:
+        """Returns the bytes that a process can use: a share of a GPU's memory, by default JAX's, or all of a TPU's.
+
+        Outside that share are the CUDA context and the workspaces of NCCL and other libraries.
+        """
+        return int(self.hbm_bytes * (fraction or (PREALLOCATED if self.gpu else 1)))
 
 
 # Link bandwidths of TPUs: both directions of one torus axis, shared by the two cores of a v2 or v3 chip. GPUs: NVLink,
-# one direction.
+# one direction. Memory of GPUs: what the CUDA driver reports of a card (an "80 GB" H100 has 79.1 GiB); for h100-nvl and
+# gh200 the figure of the data sheet.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -47,63 +98,83 @@ CHIPS = {
             hbm_bandwidth=1640e9,
             link_bandwidth=200e9,
         ),
+        # A100: NVIDIA A100 data sheet (2021), A100 white paper (2020, table 4: SMs, lanes, clock, L2).
         Chip(
-            name="a100",
+            name="a100-80",
             kinds=("NVIDIA A100",),
             flops=312e12,
-            hbm_bytes=80 * GIB,
+            hbm_bytes=85_100_068_864,
             hbm_bandwidth=2039e9,
             link_bandwidth=300e9,
+            gpu=AMPERE,
         ),
-        # NVIDIA A100 data sheet (2021): the 40 GB model, SXM and PCIe.
         Chip(
             name="a100-40",
             kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
             flops=312e12,
-            hbm_bytes=40 * GIB,
+            hbm_bytes=42_331_013_120,
             hbm_bandwidth=1555e9,
             link_bandwidth=300e9,
+            gpu=AMPERE,
         ),
-        # NVIDIA H100 data sheet (2023), without sparsity; the link is the NVLink bridge between two cards.
+        # H100: NVIDIA H100 data sheet (2023), without sparsity; H100 white paper (2022, table 3). The link of PCIe
+        # cards is the NVLink bridge between two of them.
         Chip(
             name="h100-pcie",
             kinds=("NVIDIA H100 PCIe",),
             flops=756e12,
-            hbm_bytes=80 * GIB,
+            hbm_bytes=84_942_979_072,
             hbm_bandwidth=2000e9,
             link_bandwidth=300e9,
+            gpu=dataclasses.replace(HOPPER, core_count=114, clock_rate_ghz=1.755),
         ),
         Chip(
             name="h100-nvl",
             kinds=("NVIDIA H100 NVL",),
             flops=835e12,
-            hbm_bytes=94 * GIB,
+            hbm_bytes=94_000_000_000,
             hbm_bandwidth=3900e9,
             link_bandwidth=300e9,
+            gpu=dataclasses.replace(HOPPER, clock_rate_ghz=1.785),
         ),
         Chip(
             name="h100",
             kinds=("NVIDIA H100",),
             flops=989e12,
-            hbm_bytes=80 * GIB,
+            hbm_bytes=84_942_979_072,
             hbm_bandwidth=3350e9,
             link_bandwidth=450e9,
+            gpu=HOPPER,
         ),
+        # NVIDIA H200 data sheet (2024).
         Chip(
             name="h200",
             kinds=("NVIDIA H200",),
             flops=989e12,
-            hbm_bytes=141 * GIB,
+            hbm_bytes=151_397_597_184,
             hbm_bandwidth=4800e9,
             link_bandwidth=450e9,
+            gpu=HOPPER,
         ),
+        # NVIDIA GH200 data sheet (2024), the model of 96 GB; the link is NVLink between GPUs, not that to the CPU.
+        Chip(
+            name="gh200",
+            kinds=("NVIDIA GH200",),
+            flops=989e12,
+            hbm_bytes=96_000_000_000,
+            hbm_bandwidth=4000e9,
+            link_bandwidth=450e9,
+            gpu=HOPPER,
+        ),
+        # NVIDIA HGX B200 data sheet (2024): 2.25 PFLOP/s of bfloat16 without sparsity, 8 TB/s.
         Chip(
             name="b200",
             kinds=("NVIDIA B200",),
             flops=2250e12,
-            hbm_bytes=180 * GIB,
+            hbm_bytes=191_514_411_008,
             hbm_bandwidth=8000e9,
             link_bandwidth=900e9,
+            gpu=BLACKWELL,
         ),
     )
 }

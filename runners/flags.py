@@ -12,7 +12,7 @@ from absl import app, flags
 from absl.flags import argparse_flags
 
 from layers.errors import UsageError, VortaroError, unknown_flag
-from runners.virtual_devices import make_virtual_devices
+from runners.virtual_devices import make_virtual_devices, skip_absent_gpus
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -134,6 +134,7 @@ def check_module_flags(options: argparse.Namespace) -> None:
 def prepare_devices(count: int | None) -> None:
     """Creates `count` virtual CPU devices (None: uses the existing devices); limits orbax's logging."""
     _quiet_orbax()
+    skip_absent_gpus()
     if count is not None:
         if count < 1:
             raise UsageError(f"--host_devices must be at least 1 (got {count}).")

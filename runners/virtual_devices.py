@@ -1,6 +1,18 @@
-"""Virtual CPU devices, for meshes with more devices than the machine has."""
+"""Which devices JAX uses: virtual CPU devices, for meshes with more devices than the machine has; no absent GPUs."""
 
 import os
+from pathlib import Path
+
+NVIDIA_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")  # files of the driver: Linux, WSL, Jetson
+
+
+def skip_absent_gpus() -> None:
+    """Keeps JAX's CUDA plugin, which the GPU compiler is part of, quiet on machines without an NVIDIA driver.
+
+    Without this it prints a traceback, because it finds no cuDNN. Call it before JAX initializes devices.
+    """
+    if not any(Path(file).exists() for file in NVIDIA_DRIVERS):
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
 def make_virtual_devices(count: int) -> None:

@@ -13,6 +13,7 @@ from layers.auxiliary import place, watch
 from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.norm import gain, rms_normalize
+from layers.platform import target_platform
 from layers.positions.embeddings import rotate
 from layers.positions.rotary_scaling import RotaryScaling
 from layers.specs import Specs, constrain
@@ -297,7 +298,7 @@ class Attention(nn.Module):
             return self.implementation == "cudnn"
         # A mask would be an array as large as all scores, which flash attention avoids.
         allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
-        return allowed and jax.default_backend() == "gpu"
+        return allowed and target_platform() == "gpu"
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

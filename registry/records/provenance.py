@@ -19,7 +19,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "num
 OTHER_PACKAGES = (  # recorded if installed: other dependencies, then accelerators, then extras
     *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "jinja2", "matplotlib", "plotly", "rich", "safetensors"),
     *("ml-dtypes", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12"),
-    *("nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
+    *("nvidia-cuda-nvcc", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
     *(
         "apache-beam",
         "clu",

@@ -58,7 +58,7 @@ def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fit(plan: Mapping[str, Any]) -> str:
-    capacity, peak = plan["hbm_bytes_per_device"], plan["memory_bytes_per_device"].get("peak")
+    capacity, peak = _capacity(plan), plan["memory_bytes_per_device"].get("peak")
     amounts = f": {size(peak)} of {size(capacity)}" if peak is not None and capacity is not None else ""
     if plan["fits"] is None:
         return f"Needs {size(peak)} per device." if peak is not None else "The memory is unknown."
@@ -69,7 +69,7 @@ def _memory(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the parts of the peak, with their shares of it (or of the capacity, if larger) in percent."""
     found = peak_parts(plan["memory_bytes_per_device"])
     parts = {name: found[name] for name in PARTS if name in found}
-    most = max(sum(parts.values()), plan["hbm_bytes_per_device"] or 0) or 1
+    most = max(sum(parts.values()), _capacity(plan) or 0) or 1
     return [{"kind": name, "size": size(of), "share": round(100 * of / most, 2)} for name, of in parts.items()]
 
 
@@ -89,3 +89,8 @@ def _figures(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ]
     sent = sum(collective["bytes"] for collective in plan["collectives"])
     return [*figures, ("sent per device and step", size(sent))]
+
+
+def _capacity(plan: Mapping[str, Any]) -> int | None:
+    """Returns the bytes per device that a program can use; plans of earlier versions state the chip's memory alone."""
+    return plan.get("capacity_bytes_per_device", plan["hbm_bytes_per_device"])

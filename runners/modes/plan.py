@@ -11,10 +11,16 @@ class Options(ModeOptions):
     """Flags of --mode=plan."""
 
     topology: str | None = option(
-        "a TPU slice to compile for, with the TPU compiler; needs no TPU", metavar="v3:8x8", default=None
+        "a TPU slice or hosts x GPUs to compile for, with their own compiler; needs no accelerator",
+        metavar="v3:8x8|h100:8x8",
+        default=None,
     )
     chip: str | None = option(
         "chip whose memory and speed apply to virtual CPU devices; a topology implies its own", default=None
+    )
+    memory_fraction: float | None = option(
+        "share of a GPU's memory that JAX preallocates (default: 0.75), as in XLA_PYTHON_CLIENT_MEM_FRACTION",
+        default=None,
     )
     plan_step: str = option("one update, or one token after a context", choices=("train", "decode"), default="train")
     sweep: bool = option(
@@ -31,6 +37,11 @@ def run(request: Request, options: Options) -> int:
     from runners.planner.mesh_search import rank_meshes
     from runners.planner.plan import PlanOptions, plan
 
-    fields = {"topology": options.topology, "chip": options.chip, "step": options.plan_step}
+    fields = {
+        "topology": options.topology,
+        "chip": options.chip,
+        "step": options.plan_step,
+        "memory_fraction": options.memory_fraction,
+    }
     chosen = PlanOptions(devices=request.flags.host_devices, **fields)
     return (rank_meshes if options.sweep else plan)(request.experiment, request.workdir, chosen)

@@ -13,32 +13,42 @@ from registry.records.snapshot import weight_summary
 from runners.chips import Chip
 from runners.flops import matmul_flops
 from runners.planner.hlo import collective_totals, loops_counted_once
+from runners.planner.topologies import planned_cudnn
 from runners.session import Session
 
 Step = Literal["train", "decode"]
 Plan = dict[str, Any]
 
 
-def cost(session: Session, chip: Chip | None, topology: str | None = None, step: Step = "train") -> Plan:
+def cost(
+    session: Session,
+    chip: Chip | None,
+    topology: str | None = None,
+    step: Step = "train",
+    memory_fraction: float | None = None,
+) -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
-    Bytes are per device. `peak` is the TPU compiler's peak memory; on virtual CPU devices it is arguments + outputs -
-    aliased + temporaries, an upper bound. `gradients` is the size of one gradient per weight; gradients are
+    Bytes are per device. `peak` is the TPU or GPU compiler's peak memory; on virtual CPU devices it is arguments +
+    outputs - aliased + temporaries, an upper bound. `gradients` is the size of one gradient per weight; gradients are
     temporaries, as are activations and copies. FLOPs count the matrix products on all devices, rematerialization
     included; `flops_per_token` is the model's alone, three times the forward pass. The roofline step time assumes that
     computation, the least memory traffic and the links of each mesh axis overlap perfectly; link times are estimates
     that assign each mesh axis one axis of the torus. `roofline_is_estimate` is true if the CPU compiler compiled the
     program: its collectives differ from the chip's, so the step time is not a bound. `fits` is the TPU compiler's
-    answer if it compiled the program, else a comparison of the peak with the chip's memory; None if neither is known.
+    answer if it compiled the program, else whether the peak is at most `capacity_bytes_per_device`, which a process can
+    use of the chip's memory; the GPU compiler refuses no program for its memory. It is None if no chip is known.
 
     Args:
       session: the experiment on the mesh to plan for.
       chip: source of capacity and speeds; None omits them.
       topology: name of the topology, if the devices belong to one.
       step: one update, or one decoded token per row of the batch after a full context.
+      memory_fraction: share of a GPU's memory that JAX preallocates; None: JAX's default.
     """
     began = time.perf_counter()
-    with session.placed():
+    target = None if topology is None else chip
+    with session.placed(), planned_cudnn(target):
         lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
     plan: Plan = {
         "experiment": session.name,
@@ -51,6 +61,7 @@ def cost(session: Session, chip: Chip | None, topology: str | None = None, step:
         "mesh": dict(session.mesh_shape),
         "fits": None,
         "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
+        "capacity_bytes_per_device": chip.capacity(memory_fraction) if chip else None,
         "memory_bytes_per_device": _from_table(session, step),
         "flops_per_step": flops,
         "flops_per_token": session.throughput.flops_per_token,
@@ -58,7 +69,8 @@ def cost(session: Session, chip: Chip | None, topology: str | None = None, step:
         "collectives": [],
     }
     try:
-        compiled = lowered.compile()
+        with planned_cudnn(target):  # each device's part of attention is lowered while compiling
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         shortage = _out_of_memory(str(error))
         if shortage is None:
@@ -70,7 +82,8 @@ def cost(session: Session, chip: Chip | None, topology: str | None = None, step:
         plan["collectives"] = [dataclasses.asdict(c) for c in collective_totals(text, session.mesh_shape)]
         plan["loops_counted_once"] = loops_counted_once(text)
         if chip is not None:
-            plan["fits"] = topology is not None or plan["memory_bytes_per_device"]["peak"] <= chip.hbm_bytes
+            by_compiler = topology is not None and chip.gpu is None
+            plan["fits"] = by_compiler or plan["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
             plan |= _roofline(plan, chip)
     return plan | {"compile_seconds": time.perf_counter() - began}
 
@@ -108,7 +121,7 @@ def _from_table(session: Session, step: Step) -> dict[str, int]:
     return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
 
 
-def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
+def _memory(compiled: Any, has_peak: bool) -> dict[str, int]:
     stats = compiled.memory_analysis()
     parts = {
         "arguments": stats.argument_size_in_bytes,
@@ -118,7 +131,7 @@ def _memory(compiled: Any, by_tpu_compiler: bool) -> dict[str, int]:
     }
     # The peak of the CPU compiler omits temporaries.
     most = parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]
-    return parts | {"peak": stats.peak_memory_in_bytes if by_tpu_compiler else most}
+    return parts | {"peak": stats.peak_memory_in_bytes if has_peak else most}
 
 
 def _roofline(plan: Plan, chip: Chip) -> Plan:

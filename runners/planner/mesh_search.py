@@ -64,7 +64,7 @@ def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], rem
     sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
     try:
         session = Session(override(type(experiment), sets)(), devices)
-        result = cost(session, chip_of(options), options.topology, options.step)
+        result = cost(session, chip_of(options), options.topology, options.step, options.memory_fraction)
     except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         return {"fits": False, "reason": first_line(error, 1000)}
     if "compiler" in result:
@@ -78,7 +78,7 @@ def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
         "key": experiment_hash(experiment),
         "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
         "jax": jax.__version__,
-        "machine": [options.topology, options.chip, options.devices],
+        "machine": [options.topology, options.chip, options.devices, options.memory_fraction],
         "of_step": options.step,
         "bounds": ["compute", "memory", "links"],  # of the step time
     }

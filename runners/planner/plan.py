@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import jax
@@ -30,10 +31,11 @@ SMOKE_DEVICES = 8  # virtual devices of a --smoke experiment without --host_devi
 class PlanOptions:
     """Options of --mode=plan."""
 
-    topology: str | None = None  # a TPU slice, whose program the TPU compiler compiles; None: virtual CPU devices
+    topology: str | None = None  # a TPU slice or GPUs, for which their own compiler compiles; None: virtual CPU devices
     chip: str | None = None  # chip whose capacity and speeds apply on virtual devices; a topology implies its own
     devices: int | None = None  # virtual devices; None: the size of the mesh
     step: Step = "train"
+    memory_fraction: float | None = None  # share of a GPU's memory that a process can use; None: JAX's default
 
 
 def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
@@ -41,7 +43,7 @@ def plan(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
     chip, devices = chip_of(options), planning_devices(experiment, options)
     session = Session(experiment, devices)
     make_folder(folder)
-    content = cost(session, chip, options.topology, options.step)
+    content = cost(session, chip, options.topology, options.step, options.memory_fraction)
     show(content)
     write(content, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")
@@ -52,17 +54,24 @@ def chip_of(options: PlanOptions) -> Chip | None:
     """Returns the chip that capacity and speeds are taken from.
 
     Raises:
-      UsageError: the chip is unknown, or is not the topology's.
+      UsageError: the chip is unknown, or is not the topology's, or a share of its memory is invalid.
     """
     if options.chip is not None and options.chip not in CHIPS:
         raise UsageError(f"Unknown chip '{options.chip}'. {did_you_mean(options.chip, CHIPS)}")
-    if options.topology is None:
-        return None if options.chip is None else CHIPS[options.chip]
-    chip = parse_topology(options.topology)[0]
-    if options.chip not in (None, chip.name):
+    chip = None if options.chip is None else CHIPS[options.chip]
+    if options.topology is not None:
+        chip = parse_topology(options.topology)[0]
+        if options.chip not in (None, chip.name):
+            raise UsageError(
+                f"--topology={options.topology} implies its own chip (got --chip={options.chip}). Remove --chip."
+            )
+    fraction = options.memory_fraction
+    if fraction is not None and (chip is None or chip.gpu is None):
         raise UsageError(
-            f"--topology={options.topology} implies its own chip (got --chip={options.chip}). Remove --chip."
+            f"--memory_fraction={fraction} needs a GPU. Set --topology=h100:1x8 or --chip=h100, or remove it."
         )
+    if fraction is not None and not 0 < fraction <= 1:
+        raise UsageError(f"--memory_fraction must be above 0 and at most 1 (got {fraction}). JAX's default is 0.75.")
     return chip
 
 
@@ -89,24 +98,41 @@ def parts(content: Plan) -> dict[str, int]:
 
 def fit_message(content: Plan) -> str:
     """Returns a sentence on whether the step fits into memory, and by how much."""
-    capacity, peak = content["hbm_bytes_per_device"], content["memory_bytes_per_device"].get("peak")
     if "compiler" in content:
         needed, available = (content["compiler"].get(key) for key in ("needed_bytes", "available_bytes"))
         if needed is None or available is None:
             return f"Does not fit: {content['compiler']['message']}."
         over = render.size(needed - available)
         return f"Does not fit: the compiler needs {render.size(needed)} of {render.size(available)}, {over} too much."
+    capacity, peak = content["capacity_bytes_per_device"], content["memory_bytes_per_device"].get("peak")
     if capacity is None or peak is None:
         return (
             "Capacity and speed are unknown. Set --chip=v3 or --topology=v3:8x8 for a comparison with the capacity "
             "and an estimate of the step time."
         )
     amounts = "{} of {}".format(*render.apart(peak, capacity, render.size))
+    share = _share(content["hbm_bytes_per_device"], capacity, peak)
     if content["fits"]:
-        return f"Fits: {amounts}, {render.size(capacity - peak)} free."
-    message = f"Does not fit: {amounts}, {render.size(peak - capacity)} too much."
+        return f"Fits: {amounts}, {render.size(capacity - peak)} free.{share}"
+    message = f"Does not fit: {amounts}, {render.size(peak - capacity)} too much.{share}"
+    if content["topology"] is not None:
+        return message
     return (
-        f"{message} A program compiled for the CPU needs more memory than for a TPU: --topology uses the TPU compiler."
+        f"{message} A program compiled for the CPU needs more memory than for the chip: --topology uses its compiler."
+    )
+
+
+def _share(card: int, capacity: int, peak: int) -> str:
+    """Returns what the capacity is a share of, if it is one of the card's memory."""
+    if capacity == card:
+        return ""
+    text = f" JAX preallocates {render.percent(capacity / card)} of the card's {render.size(card)}"
+    if not capacity < peak <= card:
+        return f"{text}."
+    least = math.ceil(100 * peak / card) / 100
+    return (
+        f"{text}. The peak is {render.percent(peak / card)} of it: set XLA_PYTHON_CLIENT_MEM_FRACTION={least} or more "
+        "in runs, and --memory_fraction here, if the CUDA context and NCCL fit into the rest."
     )
 
 
@@ -203,7 +229,7 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
 
 def _bar(content: Plan) -> str:
     """Bar chart of the memory per device by kind, with a line at the capacity."""
-    capacity, shares = content["hbm_bytes_per_device"], parts(content)
+    capacity, shares = content["capacity_bytes_per_device"], parts(content)
     line = "" if capacity is None else f"; the line is the capacity, {render.size(capacity)}"
     end = max(sum(shares.values()), capacity or 0) / GIB
     chart = figures.Chart(

@@ -1,37 +1,53 @@
-"""TPU topologies: compile targets without attached devices."""
+"""Topologies: compile targets without attached devices, TPU slices and hosts with GPUs."""
 
+import contextlib
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from layers.errors import UsageError, did_you_mean, first_line, missing_package
-from runners.chips import CHIPS, Chip
+from runners.chips import CHIPS, Chip, Gpu
 
-TPUS = [name for name in CHIPS if name.startswith("v")]
+GPU_COMPILERS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules; the extra gpu-plan installs the first
 
 
 def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
-    """Returns the chip and the grid of a name like `v3:8x8`.
+    """Returns the chip and the grid of a name like `v3:8x8` (chips of a slice) or `h100:8x8` (hosts x GPUs of a host).
 
     Raises:
-      UsageError: the name is malformed, or the TPU is unknown.
+      UsageError: the name is malformed, or the chip is unknown.
     """
-    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
+    match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)+)", name)
     if not match:
-        raise UsageError(f"--topology must be a TPU and its grid of chips, like v3:8x8 or v4:4x4x4 (got {name}).")
-    if match[1] not in TPUS:
-        raise UsageError(f"Unknown TPU '{match[1]}' in --topology={name}. {did_you_mean(match[1], TPUS)}")
-    return CHIPS[match[1]], tuple(map(int, match[2].split("x")))
+        raise UsageError(
+            "--topology must be a TPU and its grid of chips, like v3:8x8 or v4:4x4x4, or a GPU and hosts x GPUs of a "
+            f"host, like h100:8x8 (got {name})."
+        )
+    if match[1] not in CHIPS:
+        raise UsageError(f"Unknown chip '{match[1]}' in --topology={name}. {did_you_mean(match[1], CHIPS)}")
+    chip, grid = CHIPS[match[1]], tuple(map(int, match[2].split("x")))
+    if chip.gpu and (len(grid) != 2 or 0 in grid):
+        raise UsageError(f"--topology={name} must be hosts x GPUs of a host. Write for example {chip.name}:8x8.")
+    return chip, grid
 
 
 def topology_devices(name: str) -> list[Any]:
-    """Returns the devices of a TPU slice that is not attached: programs can be compiled for them, not run.
+    """Returns the devices of a machine that is not attached: programs can be compiled for them, not run.
+
+    A GPU's `process_index` is its host. JAX must not have searched for devices before, except on the CPU
+    (runners.virtual_devices).
 
     Raises:
-      UsageError: libtpu is not installed, or does not support the slice.
+      UsageError: the compiler is not installed, or does not support the topology.
     """
     chip, grid = parse_topology(name)
+    return _tpus(name, chip, grid) if chip.gpu is None else _gpus(chip, chip.gpu, grid)
+
+
+def _tpus(name: str, chip: Chip, grid: tuple[int, ...]) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise missing_package("--topology", "libtpu (the TPU compiler; no TPU is needed)", "tpu")
     # libtpu queries the TPU machine it runs on for these; there is none here.
@@ -49,3 +65,83 @@ def topology_devices(name: str) -> list[Any]:
         raise UsageError(
             f"The TPU compiler does not support a {chip.name} slice of {shape} chips: {first_line(error)}."
         ) from error
+
+
+def _gpus(chip: Chip, gpu: Gpu, grid: tuple[int, ...]) -> list[Any]:
+    if not has_gpu_compiler():
+        raise missing_package(
+            f"--topology={chip.name}:...", "the GPU compiler and ptxas (no GPU and no driver are needed)", "gpu-plan"
+        )
+    from jax.experimental import topologies
+
+    hosts, gpus = grid
+    try:
+        # One partition; with platform "gpu" JAX would look for a GPU that is attached.
+        shape = f"1x{hosts}x{gpus}"
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=target_config(chip, gpu), topology=shape
+        ).devices
+    except Exception as error:
+        raise UsageError(
+            f"The GPU compiler does not support {hosts} x {gpus} GPUs of type {chip.name}: {first_line(error)}."
+        ) from error
+
+
+def has_gpu_compiler() -> bool:
+    """Returns whether the GPU compiler is installed."""
+    return any(importlib.util.find_spec(module) for module in GPU_COMPILERS)
+
+
+def target_config(chip: Chip, gpu: Gpu) -> str:
+    """Returns XLA's description of a GPU, its GpuTargetConfigProto as text.
+
+    The compiler reads all of these: without the sizes of a warp or of the grid it ends the process, SMs, lanes and
+    clock change the program, and the memory's size is what scheduling and rematerialization aim at.
+    """
+    device = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 2**10,
+        "shared_memory_per_core": gpu.shared_memory_per_core,
+        "threads_per_core_limit": 2048,
+        "core_count": gpu.core_count,
+        "fpus_per_core": gpu.fpus_per_core,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "memory_bandwidth": int(chip.hbm_bandwidth),
+        "l2_cache_size": gpu.l2_cache_size,
+        "clock_rate_ghz": gpu.clock_rate_ghz,
+        "device_memory_size": chip.hbm_bytes,
+        "shared_memory_per_block_optin": gpu.shared_memory_per_block_optin,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+    }
+    fields = " ".join(f"{name}: {value}" for name, value in device.items())
+    major, minor = gpu.cudnn
+    return (
+        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {gpu.compute_capability} }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: {major} minor: {minor} }} '
+        f'runtime_version {{ major: {gpu.runtime} }} device_description_str: "{chip.kinds[0]}"'
+    )
+
+
+@contextlib.contextmanager
+def planned_cudnn(chip: Chip | None) -> Iterator[None]:
+    """Lets JAX trace cuDNN attention for a GPU that is not attached, inside the context.
+
+    JAX asks for the version of the cuDNN that is installed here, and for the GPU of this machine; the answers are those
+    of the chip.
+    """
+    if chip is None or chip.gpu is None:
+        yield
+        return
+    (major, minor), capability = chip.gpu.cudnn, (chip.gpu.compute_capability, 0)
+    number = lambda text: tuple(map(int, text.split(".")))
+    with mock.patch.multiple(
+        "jax._src.cudnn.fused_attention_stablehlo",
+        check_cudnn_version=lambda: major * 10_000 + minor * 100,
+        check_compute_capability=lambda least: capability >= number(least),
+        is_cuda_compute_capability_equal=lambda other: capability == number(other),
+    ):
+        yield

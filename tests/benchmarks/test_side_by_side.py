@@ -149,6 +149,7 @@ def test_on_a_gpu_attention_is_flash_or_an_alarm(monkeypatch):
     session = accelerator.dense(accelerator.TINY[0], 128, 256)
     monkeypatch.setattr(Attention, "_use_cudnn", used)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr("layers.attention.softmax.target_platform", lambda: "gpu")
     _, more = accelerator.update_seconds(session, 1)
     assert chosen
     assert all(chosen)

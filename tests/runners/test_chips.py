@@ -12,8 +12,8 @@ from runners.chips import CHIPS, chip_of
     [
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA A100-PCIE-40GB", "a100-40"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 NVL", "h100-nvl"),
         ("NVIDIA H100 80GB HBM3", "h100"),
