@@ -1,13 +1,16 @@
-"""Plans experiments of a fixed size with the TPU compiler; writes the table of docs/howto/plans.md.
+"""Plans experiments of a fixed size by the compilers of TPUs and GPUs; writes the table of docs/howto/plans.md.
 
-    python -m benchmarks.plans                  all experiments, half a minute each; needs the extra `tpu`, no TPU
+    python -m benchmarks.plans                  all experiments, half a minute each; needs the extras `tpu` and
+                                                `gpu-plan`, no TPU and no GPU
     python -m benchmarks.plans 'gshard.Moe*'    some; the others keep their rows
 
-Each experiment is planned in its own process, into plans/slices/NAME. Existing plans are kept; remove a folder to plan
-its experiment again.
+Each experiment is planned on the TPU slice of its family and on hosts of 8 H100s, H200s or B200s, the first in which it
+fits, in processes of their own, into plans/machines/NAME-MACHINE. Existing plans are kept; remove a folder to plan
+again. Where a compiler is not installed, the rows of its machines are kept.
 """
 
 import fnmatch
+import importlib.util
 import json
 import math
 import subprocess
@@ -17,14 +20,15 @@ from typing import Any
 
 from registry.index import entries
 from registry.tool.render import size
+from runners.planner.topologies import has_gpu_compiler
 from tasks.storage.files import write_whole
 
-FOLDER = Path("plans/slices")
+FOLDER = Path("plans/machines")
 PAGE = Path("docs/howto/plans.md")
 BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table -->"
 # Slices by number of devices. The BERT runs were MLPerf's on TPU v4, the GShard runs on the two-core
 # chips of v3; experiments for any number of devices are not planned. Entries for H100 GPUs of 80 GB are
-# planned on as many chips of TPU v5p, which have 95 GiB.
+# planned on as many chips of TPU v5p, which have 95 GiB, too.
 V5P = {8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8", 256: "v5p:4x8x8"}
 SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
@@ -34,6 +38,8 @@ SLICES = {
     "zero": {32: "v3:4x4"},
     **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }
+GPUS = ("h100", "h200", "b200")  # an experiment is planned on the first in which it fits
+GPUS_OF_HOST = 8
 # Tokens per second stated in comments of the reference implementation.
 PROMISED = {
     "DenseLm128B8x8": 3_700,
@@ -46,60 +52,86 @@ PROMISED = {
     "DenseLm12kWide162BAdam16x16": 12_500,
 }
 COLUMNS = (
-    "entry | slice | mesh | weights | optimizer | peak of memory | fits | sent per step | bound | step | "
+    "entry | machine | mesh | weights | optimizer | peak of memory | fits | sent per step | bound | step | "
     "tokens/s | promised"
 )
 
 
 def main(globs: list[str]) -> int:
     """Creates missing plans, then writes the table of all existing plans; rows without a plan stay as they are."""
-    names = [name for name in entries() if topology(name)]
-    selection = [name for name in names if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)]
-    for name in selection:
-        if not _file(name).exists():
-            print(f"{name} on {topology(name)} ...", flush=True)
-            _plan(name)
+    names = [name for name in entries() if slice_of(name) or gpus_of(name, "h100")]
+    for name in names:
+        if not globs or any(fnmatch.fnmatch(name, glob) for glob in globs):
+            _plan_all(name)
     text = PAGE.read_text()
-    table = text.partition(BEGIN)[2].partition(END)[0].splitlines()
-    kept = {line.split()[1].rstrip(","): line for line in table if line.startswith("| ")}
-    rows = [
-        _row(name, json.loads(_file(name).read_text())) if _file(name).exists() else kept[name]
-        for name in names
-        if _file(name).exists() or name in kept
-    ]
+    table = [line for line in text.partition(BEGIN)[2].partition(END)[0].splitlines() if line.startswith("| ")]
+    kept = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in table}
+    rows = []
+    for name in names:
+        machines = [slice_of(name), *(gpus_of(name, gpu) for gpu in GPUS)]
+        for machine in filter(None, machines):
+            file = _file(name, machine)
+            row = _row(name, json.loads(file.read_text())) if file.exists() else kept.get((_shown(name), machine))
+            rows += [row] if row else []
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     lines = [f"| {COLUMNS} |", "|---" * (COLUMNS.count("|") + 1) + "|", *rows]
     write_whole(PAGE, f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
-    print(f"{len(rows)} of {len(names)} plans in {PAGE}")
+    print(f"{len(rows)} plans of {len(names)} experiments in {PAGE}")
     return 0
 
 
-def topology(name: str) -> str | None:
-    """Returns the slice an experiment is planned for, or None."""
+def slice_of(name: str) -> str | None:
+    """Returns the TPU slice an experiment is planned for, or None."""
     if name.endswith("32x32"):
         return "v3:32x32"
     return SLICES.get(name.partition(".")[0], {}).get(math.prod(entries()[name].mesh))
 
 
-def _file(name: str) -> Path:
-    return FOLDER / name / "plan.json"
+def gpus_of(name: str, gpu: str) -> str | None:
+    """Returns hosts of as many GPUs as the experiment has devices, or None if their number does not fill hosts."""
+    devices = math.prod(entries()[name].mesh)
+    is_fixed = devices > 1 and devices % GPUS_OF_HOST == 0
+    return f"{gpu}:{devices // GPUS_OF_HOST}x{GPUS_OF_HOST}" if is_fixed else None
 
 
-def _plan(name: str) -> None:
-    step = "decode" if "Decode" in name else "train"
-    command = ["-m", "runners.main", f"--exp={name}", "--mode=plan", f"--plan_step={step}"]
-    command.append(f"--topology={topology(name)}")
-    ended = subprocess.run([sys.executable, *command, f"--workdir={FOLDER / name}"], capture_output=True, text=True)
-    if not _file(name).exists():
-        print(ended.stdout[-2000:] + ended.stderr[-2000:], flush=True)
+def _file(name: str, machine: str) -> Path:
+    return FOLDER / f"{name}-{machine.replace(':', '-')}" / "plan.json"
+
+
+def _plan_all(name: str) -> None:
+    """Makes the missing plans of an experiment."""
+    if (machine := slice_of(name)) and importlib.util.find_spec("libtpu"):
+        _plan(name, machine)
+    for gpu in GPUS if has_gpu_compiler() else ():
+        machine = gpus_of(name, gpu)
+        if machine is None or _plan(name, machine).get("fits"):
+            break
+
+
+def _plan(name: str, machine: str) -> dict[str, Any]:
+    """Returns the plan of an experiment on a machine, made now if it does not exist; {} if it cannot be made."""
+    file = _file(name, machine)
+    if not file.exists():
+        print(f"{name} on {machine} ...", flush=True)
+        step = "decode" if "Decode" in name else "train"
+        flags = [f"--exp={name}", "--mode=plan", f"--plan_step={step}", f"--topology={machine}"]
+        command = [sys.executable, "-m", "runners.main", *flags, f"--workdir={file.parent}"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if not file.exists():
+            print(ended.stdout[-2000:] + ended.stderr[-2000:], flush=True)
+            return {}
+    return json.loads(file.read_text())
+
+
+def _shown(name: str) -> str:
+    return name + (", one token" if "Decode" in name else "")
 
 
 def _row(name: str, plan: dict[str, Any]) -> str:
     memory = plan["memory_bytes_per_device"]
     mesh = "x".join(map(str, plan["mesh"].values()))
     promised = PROMISED.get(name.rpartition(".")[2])
-    shown = name + (", one token" if plan["step"] == "decode" else "")
-    cells = [shown, plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
+    cells = [_shown(name), plan["topology"], mesh, size(memory["weights"]), size(memory["optimizer"])]
     if "compiler" in plan:
         needed, available = (size(plan["compiler"].get(key, 0)) for key in ("needed_bytes", "available_bytes"))
         cells += [f"{needed} of {available}", "no", "", "", "", ""]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,9 @@ def test_bad_names_are_refused(name, message):
 
 
 def test_the_description_of_a_gpu_states_what_changes_the_program():
-    config = target_config(CHIPS["h100"], CHIPS["h100"].gpu)
+    chip = CHIPS["h100"]
+    assert chip.gpu is not None
+    config = target_config(chip, chip.gpu)
     fields = dict(re.findall(r"(\w+): (\"[^\"]*\"|[\d.]+)", config))
     for name, value in {
         "core_count": "132",
@@ -158,6 +161,6 @@ def test_every_gpu_has_a_compiler(chip):
     assert [device.process_index for device in devices] == [0] * 4 + [1] * 4
     mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 4), ("data", "model"))
     x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16, sharding=jax.NamedSharding(mesh, jax.P("data", "model")))
-    compiled = jax.jit(lambda x, y: jnp.exp(x @ y).sum()).lower(x, x).compile()
+    compiled: Any = jax.jit(lambda x, y: jnp.exp(x @ y).sum()).lower(x, x).compile()
     assert compiled.memory_analysis().peak_memory_in_bytes > 2 * 256 * 256 * 2 / 8
     assert {"all-gather", "all-reduce"} <= {one.kind for one in collectives(compiled.as_text(), dict(mesh.shape))}
