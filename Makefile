@@ -73,7 +73,7 @@ browser:
 
 test-browser: $(TESTED) browser
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
-	$(RUN) -m pytest -n 2 tests/browser
+	$(RUN) -m pytest tests/browser
 
 test-cluster: $(TESTED)
 	$(RUN) -m tests.cluster.slurm $(RUN) -m pytest -s -rs tests/cluster
