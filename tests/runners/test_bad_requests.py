@@ -49,7 +49,7 @@ def run(capsys, *arguments):
         (["--mode=plan", "--sweep"], "--sweep ranks by step time. Name a chip with --chip=v3"),
         (["--mode=plan", "--host_devices=4", "--set=DEVICE_MESH_SHAPE=1,8"], "needs 8 devices"),
         (["--mode=plan", "--topology=v3"], "must be a TPU and its grid of chips, like v3:8x8"),
-        (["--mode=plan", "--topology=v33:2x2"], "Unknown TPU 'v33' in --topology=v33:2x2. Did you mean 'v3'"),
+        (["--mode=plan", "--topology=v33:2x2"], "Unknown chip 'v33' in --topology=v33:2x2. Did you mean 'v3'"),
         (["--mode=plan", "--topology=v3:2x2", "--chip=h100"], "implies its own chip (got --chip=h100). Remove --chip."),
         (["--mode=plan", "--plan_step=decoding"], "invalid choice: 'decoding'"),
         (["--exp=DenseLm8B2x2", "--smoke", "--set=PADDED_HEADS=4"], "padded_heads must be at least num_heads = 8"),
