@@ -63,7 +63,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(SimpleHTTPRequestHandler):
     """Serves files without a log line for each request, and without caching: the site may be written again.
 
-    The time in Last-Modified has whole seconds, so a browser that may store a file would show the first of two
+    The time in Last-Modified is rounded to seconds, so a browser that may store a file would show the first of two
     versions that are written within one second.
     """
 
