@@ -10,7 +10,6 @@ again. Where a compiler is not installed, the rows of its machines are kept.
 """
 
 import fnmatch
-import importlib.util
 import json
 import math
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 from registry.index import entries
 from registry.tool.render import size
-from runners.planner.topologies import has_gpu_compiler
+from runners.planner.topologies import has_gpu_compiler, has_tpu_compiler
 from tasks.storage.files import write_whole
 
 FOLDER = Path("plans/machines")
@@ -100,7 +99,7 @@ def _file(name: str, machine: str) -> Path:
 
 def _plan_all(name: str) -> None:
     """Makes the missing plans of an experiment."""
-    if (machine := slice_of(name)) and importlib.util.find_spec("libtpu"):
+    if (machine := slice_of(name)) and has_tpu_compiler():
         _plan(name, machine)
     for gpu in GPUS if has_gpu_compiler() else ():
         machine = gpus_of(name, gpu)

@@ -132,7 +132,7 @@ def check_module_flags(options: argparse.Namespace) -> None:
 
 
 def prepare_devices(count: int | None) -> None:
-    """Creates `count` virtual CPU devices (None: uses the existing devices); limits orbax's logging."""
+    """Creates `count` virtual CPU devices (None: uses the existing devices); limits logs of orbax and absent GPUs."""
     _quiet_orbax()
     skip_absent_gpus()
     if count is not None:

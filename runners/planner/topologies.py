@@ -48,7 +48,7 @@ def topology_devices(name: str) -> list[Any]:
 
 
 def _tpus(name: str, chip: Chip, grid: tuple[int, ...]) -> list[Any]:
-    if importlib.util.find_spec("libtpu") is None:
+    if not has_tpu_compiler():
         raise missing_package("--topology", "libtpu (the TPU compiler; no TPU is needed)", "tpu")
     # libtpu queries the TPU machine it runs on for these; there is none here.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
@@ -85,6 +85,11 @@ def _gpus(chip: Chip, gpu: Gpu, grid: tuple[int, ...]) -> list[Any]:
         raise UsageError(
             f"The GPU compiler does not support {hosts} x {gpus} GPUs of type {chip.name}: {first_line(error)}."
         ) from error
+
+
+def has_tpu_compiler() -> bool:
+    """Returns whether the TPU compiler is installed."""
+    return importlib.util.find_spec("libtpu") is not None
 
 
 def has_gpu_compiler() -> bool:

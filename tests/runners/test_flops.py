@@ -17,15 +17,18 @@ from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
 from runners import flops
+from runners.chips import CHIPS
 from runners.flops import matmul_flops
+from runners.planner.topologies import planned_cudnn
 
 X, Y = jnp.ones((8, 4)), jnp.ones((4, 4))
 
 
 @pytest.fixture
-def cudnn(monkeypatch):
+def cudnn():
     """Makes JAX trace cuDNN's attention on a machine without cuDNN."""
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+    with planned_cudnn(CHIPS["h100"]):
+        yield
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])

@@ -1,6 +1,5 @@
 """The planner against what can be measured: live arrays, closed forms, and the TPU compiler where it is installed."""
 
-import importlib.util
 import json
 import re
 
@@ -18,6 +17,7 @@ from runners.planner.cost import _out_of_memory, cost
 from runners.planner.mesh_search import _shapes, rank_meshes
 from runners.planner.plan import PlanOptions, fit_message, numbers, parts, plan, show
 from runners.session import Session
+from tests.support.compilers import needs_tpu_compiler
 
 GIB = 2**30
 PLANNED = ["gshard.DenseLm8B2x2", "gshard.DenseLm175B32x32", "gshard.MoeLm8x2B", "wiki_bert.MLPerfTrainBertDense2B"]
@@ -197,12 +197,7 @@ def test_chips():
     assert [chip and chip.name for chip in found.values()] == ["v5e", "v5p", "v5p", "h200", None]
 
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: make test-tpu"
-)
-
-
-@needs_libtpu
+@needs_tpu_compiler
 @pytest.mark.parametrize("name", ["DenseLm128B8x8", "DenseLm1T16x16"])
 def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
     grid = "8x8" if name.endswith("8x8") else "16x16"
@@ -222,7 +217,7 @@ def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
     assert cpu["flops_per_step"] == tpu["flops_per_step"]
 
 
-@needs_libtpu
+@needs_tpu_compiler
 def test_an_unknown_slice_is_a_sentence(command):
     ended = command("runners.main", "--exp=DenseLm8B2x2", "--mode=plan", "--topology=v3:3x5")
     assert ended.returncode == 2

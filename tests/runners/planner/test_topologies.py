@@ -18,10 +18,10 @@ from registry.templates.decoder import DecoderLm
 from runners.chips import CHIPS
 from runners.planner.hlo import collectives
 from runners.planner.plan import PlanOptions, chip_of, fit_message
-from runners.planner.topologies import has_gpu_compiler, parse_topology, planned_cudnn, target_config, topology_devices
+from runners.planner.topologies import parse_topology, planned_cudnn, target_config, topology_devices
+from tests.support.compilers import needs_gpu_compiler
 
 GIB = 2**30
-needs_gpu_compiler = pytest.mark.skipif(not has_gpu_compiler(), reason="needs the GPU compiler: make test-gpu-plan")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_names(name, chip, grid):
     [
         ("h100", r"must be a TPU and its grid of chips, .* \(got h100\)"),
         ("v3:8", r"must be a TPU"),
-        ("v9:2x2", r"Unknown chip 'v9' in --topology=v9:2x2\. Did you mean 'v4'|Did you mean"),
+        ("v9:2x2", r"Unknown chip 'v9' in --topology=v9:2x2\. Did you mean 'v\d\w?'"),
         ("h100:2x2x2", r"must be hosts x GPUs of a host\. Write for example h100:8x8"),
         ("h100:0x8", r"must be hosts x GPUs of a host"),
         ("h10:8x8", r"Unknown chip 'h10' in --topology=h10:8x8\. Did you mean 'h100'"),

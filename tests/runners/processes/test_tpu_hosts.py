@@ -1,13 +1,10 @@
 """Which rows the hosts of a TPU slice read: all of them, each host those that its chips hold."""
 
-import importlib.util
 import json
 
-import pytest
+from tests.support.compilers import needs_tpu_compiler
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: make test-tpu"
-)
+pytestmark = needs_tpu_compiler
 # Slice, entry, and a mesh of its own where that of the entry is not the point.
 SLICES = [
     ("v3:8x8", "gshard.DenseLm128B8x8", None),

@@ -1,13 +1,12 @@
 """What the TPU compiler makes of ZeRO's exchanges."""
 
-import importlib.util
 import json
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: make test-tpu"
-)
+from tests.support.compilers import needs_tpu_compiler
+
+pytestmark = needs_tpu_compiler
 WEIGHTS = 4 * (4096 * 1024 + 3 * (12 * 1024**2 + 2 * 1024) + 1024)  # bytes
 SIZES = ["NUM_LAYERS=3", "MODEL_DIM=1024", "NUM_HEADS=8", "VOCAB_SIZE=4096", "SEQ_LEN=128", "DATA=synthetic"]
 
