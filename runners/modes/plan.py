@@ -1,6 +1,7 @@
 """Compiles the update for a machine that is not attached, and reports memory, collectives and step time."""
 
 import dataclasses
+from typing import Literal
 
 from runners.options import option
 from runners.request import ModeOptions, Request
@@ -22,7 +23,9 @@ class Options(ModeOptions):
         "share of a GPU's memory that JAX preallocates (default: 0.75), as in XLA_PYTHON_CLIENT_MEM_FRACTION",
         default=None,
     )
-    plan_step: str = option("one update, or one token after a context", choices=("train", "decode"), default="train")
+    plan_step: Literal["train", "decode"] = option(
+        "one update, or one token after a context", choices=("train", "decode"), default="train"
+    )
     sweep: bool = option(
         "plan every mesh shape and remat policy, and rank them", advice="Learning rates: --mode=sweep.", default=False
     )
@@ -34,14 +37,15 @@ class Options(ModeOptions):
 
 def run(request: Request, options: Options) -> int:
     """Prints the plan and writes plan.json and plan.html; returns the exit code."""
-    from runners.planner.mesh_search import rank_meshes
-    from runners.planner.plan import PlanOptions, plan
+    from runners.planner.machine import Machine
+    from runners.planner.plan import plan
+    from runners.planner.search.mesh_search import rank_meshes
 
-    fields = {
-        "topology": options.topology,
-        "chip": options.chip,
-        "step": options.plan_step,
-        "memory_fraction": options.memory_fraction,
-    }
-    chosen = PlanOptions(devices=request.flags.host_devices, **fields)
-    return (rank_meshes if options.sweep else plan)(request.experiment, request.workdir, chosen)
+    machine = Machine.named(
+        topology=options.topology,
+        chip=options.chip,
+        virtual_devices=request.flags.host_devices,
+        memory_fraction=options.memory_fraction,
+    )
+    run_plan = rank_meshes if options.sweep else plan
+    return run_plan(request.experiment, request.workdir, machine, options.plan_step)

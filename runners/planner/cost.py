@@ -1,32 +1,19 @@
 """Cost of a compiled step: memory, FLOPs, collectives and roofline time on a machine that need not be attached."""
 
 import dataclasses
-import re
-import time
-from typing import Any, Literal
+from typing import Any
 
-import jax
-import numpy as np
-
-from layers.errors import first_line
 from registry.records.snapshot import weight_summary
 from runners.chips import Chip
-from runners.flops import matmul_flops
-from runners.planner.hlo import collective_totals, loops_counted_once
-from runners.planner.topologies import planned_cudnn
+from runners.planner.machine import Machine
+from runners.planner.programs.compilation import Program, Step, compile_step, memory
+from runners.planner.programs.hlo import collective_totals, loops_counted_once
 from runners.session import Session
 
-Step = Literal["train", "decode"]
 Plan = dict[str, Any]
 
 
-def cost(
-    session: Session,
-    chip: Chip | None,
-    topology: str | None = None,
-    step: Step = "train",
-    memory_fraction: float | None = None,
-) -> Plan:
+def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
     Bytes are per device. `peak` is the TPU or GPU compiler's peak memory; on virtual CPU devices it is arguments +
@@ -41,78 +28,56 @@ def cost(
 
     Args:
       session: the experiment on the mesh to plan for.
-      chip: source of capacity and speeds; None omits them.
-      topology: name of the topology, if the devices belong to one.
+      machine: what to compile for; without a chip, capacity and speeds are omitted.
       step: one update, or one decoded token per row of the batch after a full context.
-      memory_fraction: share of a GPU's memory that JAX preallocates; None: JAX's default.
     """
-    began = time.perf_counter()
-    target = None if topology is None else chip
-    with session.placed(), planned_cudnn(target):
-        lowered, flops = (_lower_train if step == "train" else _lower_decode)(session)
-    plan = _machine(session, chip, topology, memory_fraction) | {
+    program = compile_step(session, machine, step)
+    plan = _planned(session, machine) | {
         "step": step,
         "memory_bytes_per_device": _from_table(session, step),
-        "flops_per_step": flops,
+        "flops_per_step": program.flops,
         "flops_per_token": session.throughput.flops_per_token,
         "tokens_per_step": _tokens(session, step),
         "fits": None,
         "collectives": [],
     }
-    try:
-        with planned_cudnn(target):  # each device's part of attention is lowered while compiling
-            compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        # The GPU compiler refuses no program for its memory: its RESOURCE_EXHAUSTED is a kernel's shared memory.
-        shortage = None if target is not None and target.gpu else _out_of_memory(str(error))
-        if shortage is None:
-            raise
-        plan |= {"fits": False, "compiler": shortage}
+    if program.compiled is None:
+        plan |= {"fits": False, "compiler": program.shortage}
     else:
-        plan["memory_bytes_per_device"] |= _memory(compiled, topology is not None)
-        text = compiled.as_text()
-        plan["collectives"] = [dataclasses.asdict(c) for c in collective_totals(text, session.mesh_shape)]
-        plan["loops_counted_once"] = loops_counted_once(text)
-        if chip is not None:
-            by_compiler = topology is not None and chip.gpu is None
-            plan["fits"] = by_compiler or plan["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
-            plan |= _roofline(plan, chip)
-    return plan | {"compile_seconds": time.perf_counter() - began}
+        plan |= _of_program(plan, program, machine, session.mesh_shape)
+    return plan | {"compile_seconds": program.seconds}
 
 
-def _machine(session: Session, chip: Chip | None, topology: str | None, memory_fraction: float | None) -> Plan:
+def _planned(session: Session, machine: Machine) -> Plan:
     """Returns what is planned, and for which machine."""
+    chip = machine.chip
     return {
         "experiment": session.name,
         "smoke": session.experiment.smoke,
         "overrides": list(session.experiment.overrides),
-        "topology": topology,
+        "topology": machine.topology,
         "chip": chip.name if chip else None,
         "devices": session.mesh.size,
         "mesh": dict(session.mesh_shape),
         "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
-        "capacity_bytes_per_device": chip.capacity(memory_fraction) if chip else None,
+        "capacity_bytes_per_device": machine.capacity,
     }
 
 
-def _lower_train(session: Session) -> tuple[Any, int]:
-    arguments = (session.abstract.state, session.abstract.batch, session.abstract.seed)
-    return session.functions.lower_step(*arguments[1:]), matmul_flops(session.functions.step, *arguments)
-
-
-def _lower_decode(session: Session) -> tuple[Any, int]:
-    """Lowers one token after a full context: the training input's batch size, its sequence length as capacity."""
-    rows, length = session.train.input.batch_size, session.train.input.seq_len
-    start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
-    state = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        start.out_info,
-        start.compile().output_shardings,
-    )
-    tokens = session.abstract.like(jax.ShapeDtypeStruct((rows, 1), np.int32), session.host_batches.sharding)
-    arguments = (session.abstract.state.variables, tokens, state, tokens, tokens)
-    jitted = jax.jit(session.task.decode_step, donate_argnums=2)
-    return jitted.lower(*arguments), matmul_flops(session.task.decode_step, *arguments)
+def _of_program(plan: Plan, program: Program, machine: Machine, mesh: Any) -> Plan:
+    """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
+    text, chip = program.compiled.as_text(), machine.chip
+    found = {
+        "memory_bytes_per_device": plan["memory_bytes_per_device"]
+        | memory(program.compiled, has_peak=machine.target is not None),
+        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, mesh)],
+        "loops_counted_once": loops_counted_once(text),
+    }
+    if chip is not None:
+        by_compiler = machine.target is not None and chip.gpu is None
+        found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
+        found |= _roofline(plan | found, chip)
+    return found
 
 
 def _tokens(session: Session, step: Step) -> int:
@@ -126,19 +91,6 @@ def _from_table(session: Session, step: Step) -> dict[str, int]:
         return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
     slots, gradients = totals["optimizer_bytes_per_device"], totals["gradient_bytes_per_device"]
     return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
-
-
-def _memory(compiled: Any, has_peak: bool) -> dict[str, int]:
-    stats = compiled.memory_analysis()
-    parts = {
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes,
-        "aliased": stats.alias_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-    }
-    # The peak of the CPU compiler omits temporaries.
-    most = parts["arguments"] + parts["outputs"] - parts["aliased"] + parts["temporaries"]
-    return parts | {"peak": stats.peak_memory_in_bytes if has_peak else most}
 
 
 def _roofline(plan: Plan, chip: Chip) -> Plan:
@@ -163,15 +115,3 @@ def _roofline(plan: Plan, chip: Chip) -> Plan:
         "roofline_tokens_per_second": plan["tokens_per_step"] / step,
         "roofline_mfu": work / (peak * step),
     }
-
-
-def _out_of_memory(message: str) -> Plan | None:
-    """Memory needed and available from an out-of-memory message of the compiler; None for other errors."""
-    if "RESOURCE_EXHAUSTED" not in message:
-        return None
-    amounts = [float(number) * 2 ** (10 * "KMGT".index(unit) + 10) for number, unit in _AMOUNT.findall(message)]
-    numbers = dict(zip(("needed_bytes", "available_bytes"), map(int, amounts), strict=False))
-    return {"message": first_line(message, 1000), **numbers}
-
-
-_AMOUNT = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")

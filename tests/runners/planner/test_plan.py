@@ -12,10 +12,13 @@ from registry.index import entries
 from registry.resolve import resolve
 from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
-from runners.planner import mesh_search
-from runners.planner.cost import _out_of_memory, cost
-from runners.planner.mesh_search import _shapes, rank_meshes
-from runners.planner.plan import PlanOptions, fit_message, numbers, parts, plan, show
+from runners.planner.cost import cost
+from runners.planner.machine import Machine
+from runners.planner.plan import plan
+from runners.planner.programs.compilation import out_of_memory
+from runners.planner.search import mesh_search
+from runners.planner.search.mesh_search import _shapes, rank_meshes
+from runners.planner.summary import fit_message, numbers, parts, show
 from runners.session import Session
 from tests.support.compilers import needs_tpu_compiler
 
@@ -30,7 +33,7 @@ def session_of(name, *sets):
 @pytest.mark.parametrize("name", [*PLANNED, "tiny.StdlibTiny"])
 def test_predicted_arguments_are_the_live_arrays(name):
     session = session_of(name)
-    found = cost(session, CHIPS["v3"])
+    found = cost(session, Machine(chip=CHIPS["v3"]))
     with session.placed():
         batch, _ = next(session.host_batches.iterate(session.train.input))
         state = session.functions.init()
@@ -104,7 +107,7 @@ def test_flops_per_token_at_full_size(name, expected):
 
 def test_a_decoding_step_reads_a_full_context():
     session = session_of("DenseLm8B2x2")
-    found = cost(session, CHIPS["v4"], step="decode")
+    found = cost(session, Machine(chip=CHIPS["v4"]), step="decode")
     memory, e = found["memory_bytes_per_device"], session.experiment
     cache = 2 * e.NUM_LAYERS * e.BATCH_SIZE * e.SEQ_LEN * e.NUM_HEADS * e.HEAD_DIM * 4
     held = memory["arguments"] - memory["weights"]
@@ -117,7 +120,7 @@ def test_a_small_chip_is_too_small():
     import dataclasses
 
     tiny = dataclasses.replace(CHIPS["v3"], hbm_bytes=2**16)
-    found = cost(session_of("DenseLm8B2x2"), tiny)
+    found = cost(session_of("DenseLm8B2x2"), Machine(chip=tiny))
     assert found["fits"] is False
     assert fit_message(found).startswith("Does not fit: ")
     assert "too much" in fit_message(found)
@@ -128,16 +131,16 @@ def test_the_compiler_s_own_refusal_is_a_result():
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (16.50G) exceeds "
         "available HBM (15.48G).\nmore"
     )
-    found = _out_of_memory(message)
+    found = out_of_memory(message)
     assert found is not None
     assert (found["needed_bytes"], found["available_bytes"]) == (int(16.5 * GIB), int(15.48 * GIB))
-    assert _out_of_memory("INTERNAL: something else") is None
+    assert out_of_memory("INTERNAL: something else") is None
     content = {"compiler": found}
     assert "1.02 GiB too much" in fit_message(content)
 
 
 def test_parts_add_up_to_the_peak():
-    found = cost(session_of("DenseLm8B2x2"), None)
+    found = cost(session_of("DenseLm8B2x2"), Machine())
     assert sum(parts(found).values()) == found["memory_bytes_per_device"]["peak"]
     assert found["fits"] is None
     assert "roofline" not in found
@@ -145,7 +148,7 @@ def test_parts_add_up_to_the_peak():
 
 def test_files(tmp_path, capsys):
     experiment = resolve("DenseLm8B2x2", smoke=True)
-    assert plan(experiment, tmp_path / "p", PlanOptions(devices=8, chip="v3")) == 0
+    assert plan(experiment, tmp_path / "p", Machine(chip=CHIPS["v3"], virtual_devices=8)) == 0
     written = json.loads((tmp_path / "p" / "plan.json").read_text())
     for key in ("experiment", "topology", "devices", "mesh", "fits", "hbm_bytes_per_device", "memory_bytes_per_device"):
         assert key in written
@@ -166,14 +169,14 @@ def test_files(tmp_path, capsys):
 
 
 def test_sweep_ranks_and_resumes(tmp_path, capsys):
-    options = PlanOptions(devices=2, chip="v3")
+    machine = Machine(chip=CHIPS["v3"], virtual_devices=2)
     experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
-    assert rank_meshes(experiment, tmp_path, options) == 0
+    assert rank_meshes(experiment, tmp_path, machine) == 0
     lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
     (tmp_path / "layouts.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
     capsys.readouterr()
-    assert rank_meshes(experiment, tmp_path, options) == 0
+    assert rank_meshes(experiment, tmp_path, machine) == 0
     again = (tmp_path / "layouts.jsonl").read_text().splitlines()
     assert again[:7] == lines[:7]
     assert len(again) == 9
@@ -225,7 +228,7 @@ def test_an_unknown_slice_is_a_sentence(command):
 
 
 def test_a_mixture_s_registered_step_has_its_all_to_all():
-    found = cost(session_of("MoeLm8x2B", "DEVICE_MESH_SHAPE=8,1"), None)
+    found = cost(session_of("MoeLm8x2B", "DEVICE_MESH_SHAPE=8,1"), Machine())
     exchanges = {(c["kind"], c["axis"]): c["count"] for c in found["collectives"]}
     # Two layers with experts: to them and back, forward, again in the backward pass, and for the gradient.
     assert exchanges["all-to-all", "data"] >= 2 * 4
@@ -247,12 +250,12 @@ def test_products_that_carry_tokens_are_not_work_of_the_model():
 def test_where_the_plan_goes_is_looked_at_first(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="for results cannot be created"):
-        plan(resolve("DenseLm8B2x2", smoke=True), tmp_path / "file", PlanOptions(devices=8))
+        plan(resolve("DenseLm8B2x2", smoke=True), tmp_path / "file", Machine(virtual_devices=8))
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_on_the_cpu_links_bound_an_estimate():
-    found = cost(session_of("DenseLm8B2x2"), CHIPS["v3"])
+    found = cost(session_of("DenseLm8B2x2"), Machine(chip=CHIPS["v3"]))
     roofline, step = found["roofline"], found["roofline_step_seconds"]
     (links,) = [name for name in roofline if name == "links_model_seconds"]
     sent = sum(c["bytes"] for c in found["collectives"] if c["axis"] == "model")
@@ -292,10 +295,10 @@ def test_shapes_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypa
         (4, 1): {"shape": [4, 1], "remat": "none", "fits": False, "reason": reason},
     }
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(mesh_search, "planning_devices", lambda experiment, options: [None] * 4)
+    monkeypatch.setattr(Machine, "devices", lambda machine, experiment: [None] * 4)
     monkeypatch.setattr(mesh_search, "REMAT_POLICIES", ("dots_without_batch",))
     monkeypatch.setattr(mesh_search, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
-    assert rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions(chip="v3")) == 0
+    assert rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, Machine(chip=CHIPS["v3"])) == 0
     out = capsys.readouterr().out
     table = out.rpartition("mesh")[2]
     steps = [float(re.search(r"~([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
@@ -311,11 +314,11 @@ def test_shapes_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypa
 
 
 def test_without_a_chip_the_plan_names_the_flags(tmp_path, capsys, monkeypatch):
-    found = cost(session_of("DenseLm8B2x2"), None)
+    found = cost(session_of("DenseLm8B2x2"), Machine())
     assert "--chip=v3 or --topology=v3:8x8" in fit_message(found)
     assert "estimate of the step time" in fit_message(found)
     with pytest.raises(UsageError, match=r"--sweep ranks by step time. Name a chip with --chip=v3"):
-        rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, PlanOptions())
+        rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, Machine())
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -16,8 +16,9 @@ from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
 from runners.chips import CHIPS
-from runners.planner.hlo import collectives
-from runners.planner.plan import PlanOptions, chip_of, fit_message
+from runners.planner.machine import Machine
+from runners.planner.programs.hlo import collectives
+from runners.planner.summary import fit_message
 from runners.planner.topologies import parse_topology, planned_cudnn, target_config, topology_devices
 from tests.support.compilers import needs_gpu_compiler
 
@@ -89,7 +90,7 @@ def test_a_process_gets_three_quarters_of_a_gpu():
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        chip_of(PlanOptions(**options))
+        Machine.named(**options)
 
 
 @pytest.mark.parametrize(

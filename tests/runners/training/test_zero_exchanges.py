@@ -9,7 +9,7 @@ import pytest
 
 from registry.build import build
 from registry.records.snapshot import weight_summary
-from runners.planner.hlo import collectives
+from runners.planner.programs.hlo import collectives
 from runners.session import Session
 from tasks.zero import placed_table
 from tests.support.references.zero import NARROW, UNEVEN, Sheet

@@ -127,7 +127,7 @@ def _devices(count: int) -> Iterator[None]:
     import jax
 
     from runners import flags, virtual_devices
-    from runners.planner import plan
+    from runners.planner import machine
 
     shown = [count]
     every, local = jax.devices, jax.local_devices
@@ -141,6 +141,6 @@ def _devices(count: int) -> Iterator[None]:
         patch.setattr(jax, "local_devices", lambda *given, **named: local(*given, **named)[: shown[0]])
         patch.setattr(jax, "device_count", lambda *given: len(jax.devices(*given)))
         patch.setattr(jax, "local_device_count", lambda *given: len(jax.local_devices(*given)))
-        for module in (flags, plan, virtual_devices):
+        for module in (flags, machine, virtual_devices):
             patch.setattr(module, "make_virtual_devices", make)
         yield

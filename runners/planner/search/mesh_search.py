@@ -12,7 +12,9 @@ from registry.experiment import Experiment
 from registry.overrides import override
 from registry.tool import render
 from runners.planner.cost import Plan, cost
-from runners.planner.plan import ESTIMATE, PlanOptions, chip_of, planning_devices, rate
+from runners.planner.machine import Machine
+from runners.planner.programs.compilation import Step
+from runners.planner.summary import ESTIMATE, rate
 from runners.reports.results import Results, experiment_hash, make_folder
 from runners.session import Session
 from tasks.storage.files import Place
@@ -21,7 +23,7 @@ RESULTS = "layouts.jsonl"
 COLUMNS = ("mesh", "remat", "fits", "memory", "step", "tokens/s", "MFU", "why not")
 
 
-def rank_meshes(experiment: Experiment, folder: Place, options: PlanOptions) -> int:
+def rank_meshes(experiment: Experiment, folder: Place, machine: Machine, step: Step = "train") -> int:
     """Plans every mesh shape and remat policy on the machine's devices; prints those that fit first, by step time.
 
     Each result is appended to layouts.jsonl at once: the same command in the same folder resumes the sweep.
@@ -29,16 +31,15 @@ def rank_meshes(experiment: Experiment, folder: Place, options: PlanOptions) -> 
     Raises:
       UsageError: neither a chip nor a topology is given.
     """
-    chip = chip_of(options)
-    if chip is None:
+    if machine.chip is None:
         raise UsageError("--sweep ranks by step time. Name a chip with --chip=v3, or a machine with --topology=v3:8x8.")
     make_folder(folder)
-    devices = planning_devices(experiment, options)
-    results, common, ranked, out = Results(folder / RESULTS), _key(experiment, options), [], render.console()
+    devices = machine.devices(experiment)
+    results, common, ranked, out = Results(folder / RESULTS), _key(experiment, machine, step), [], render.console()
     cases = list(itertools.product(_shapes(len(devices), len(experiment.MESH_AXES)), REMAT_POLICIES))
     for number, (shape, remat) in enumerate(cases, 1):
         key = {**common, "shape": list(shape), "remat": remat}
-        result = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, options))
+        result = results.find(key) or results.add(key, _try(experiment, devices, shape, remat, machine, step))
         out.print(f"{number}/{len(cases)}  {_line(result)}")
         ranked.append(result)
     ranked.sort(key=_rank)
@@ -59,12 +60,14 @@ def _shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield from ((size, *rest) for rest in _shapes(devices // size, axes - 1))
 
 
-def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, options: PlanOptions) -> Plan:
+def _try(
+    experiment: Experiment, devices: list[Any], shape: tuple[int, ...], remat: str, machine: Machine, step: Step
+) -> Plan:
     """Returns the plan of one case, or why it failed."""
     sets = [f"DEVICE_MESH_SHAPE={','.join(map(str, shape))}", f"REMAT={remat}"]
     try:
         session = Session(override(type(experiment), sets)(), devices)
-        result = cost(session, chip_of(options), options.topology, options.step, options.memory_fraction)
+        result = cost(session, machine, step)
     except (UsageError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         return {"fits": False, "reason": first_line(error, 1000)}
     if "compiler" in result:
@@ -72,14 +75,19 @@ def _try(experiment: Experiment, devices: list[Any], shape: tuple[int, ...], rem
     return result
 
 
-def _key(experiment: Experiment, options: PlanOptions) -> dict[str, Any]:
+def _key(experiment: Experiment, machine: Machine, step: Step) -> dict[str, Any]:
     """Key of a stored result of this sweep; results with another key are ignored."""
     return {
         "key": experiment_hash(experiment),
         "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
         "jax": jax.__version__,
-        "machine": [options.topology, options.chip, options.devices, options.memory_fraction],
-        "of_step": options.step,
+        "machine": [
+            machine.topology,
+            machine.chip.name if machine.chip else None,
+            machine.virtual_devices,
+            machine.memory_fraction,
+        ],
+        "of_step": step,
         "bounds": ["compute", "memory", "links"],  # of the step time
     }
 

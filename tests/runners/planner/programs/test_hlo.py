@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from layers.specs import P
-from runners.planner.hlo import CollectiveTotal, _first_group, collective_totals, loops_counted_once
+from runners.planner.programs.hlo import CollectiveTotal, _first_group, collective_totals, loops_counted_once
 
 MESH = {"data": 2, "model": 4}
 

@@ -1,0 +1,1 @@
+"""Compiled programs: lowering, compilation, and what their text says."""

@@ -1,0 +1,1 @@
+"""The search over meshes and other knobs for a fast plan that fits."""
