@@ -78,7 +78,8 @@ def test_exports_are_the_imported_files_and_load_in_transformers(both):
     loaded = transformers.AutoModelForCausalLM.from_pretrained(ours)
     assert type(loaded) is type(both.model)
     assert loaded.dtype == torch.float32
-    assert_near(logits_in(loaded.eval(), tokens_of()), logits_in(both.model, tokens_of()), 1e-6)
+    # The weights are equal to the bit; torch's sums over threads are not.
+    assert_near(logits_in(loaded.eval(), tokens_of()), logits_in(both.model, tokens_of()), 1e-5)
 
 
 def assert_same_arrays(ours, theirs):
