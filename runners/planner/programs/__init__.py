@@ -1,1 +1,1 @@
-"""Compiled programs: lowering, compilation, and what their text says."""
+"""Compiled programs: lowering, compilation, and the collectives in their text."""
