@@ -75,11 +75,11 @@ def test_exports_are_the_imported_files_and_load_in_transformers(both):
     assert send_out(both.folder / "run", ours, "--shard_gb=1e-5") == 0
     assert (ours / "model.safetensors.index.json").exists()
     assert_same_arrays(arrays_in(ours), arrays_in(theirs))
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(ours)
+    attention = both.model.config._attn_implementation  # another one rounds otherwise
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(ours, attn_implementation=attention)
     assert type(loaded) is type(both.model)
     assert loaded.dtype == torch.float32
-    # The weights are equal to the bit; torch's sums over threads are not.
-    assert_near(logits_in(loaded.eval(), tokens_of()), logits_in(both.model, tokens_of()), 1e-5)
+    assert_near(logits_in(loaded.eval(), tokens_of()), logits_in(both.model, tokens_of()), 1e-6)
 
 
 def assert_same_arrays(ours, theirs):
