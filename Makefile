@@ -11,8 +11,6 @@ BENCHED = .venv-bench/.made-by-make
 TESTED = .venv/.tested-by-make
 
 GPU_PLAN = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu-plan]'
-# Every call of a layer is checked in `make test`; without it the other tests trace a quarter faster.
-SHAPES_UNCHECKED = -p no:tests.support.plugins.shapes
 EXTRAS = browser,tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
 .PHONY: help venv demo test test-slow test-gpu-plan test-tpu test-cluster browser test-browser lint docs bench faults
@@ -51,10 +49,11 @@ demo: $(STAMP)
 test: $(TESTED)
 	$(RUN) -m pytest -n 2 -m "not slow and not browser"
 
+# Without the check of shapes at each call, which the quick tests make.
 test-slow: $(TESTED)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
 	@$(GPU_PLAN) || echo "NOT RUN: plans for GPUs. The GPU compiler cannot be installed here." >&2
-	$(RUN) -m pytest -n 2 -m "slow and not browser" $(SHAPES_UNCHECKED)
+	$(RUN) -m pytest -n 2 -m "slow and not browser" -p no:tests.support.plugins.shapes
 
 test-gpu-plan: $(TESTED)
 	$(GPU_PLAN)

@@ -9,19 +9,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def option(
-    help: str, *, metavar: str | None = None, choices: tuple[str, ...] = (), advice: str = "", **default: Any
-) -> Any:
+def option(help: str, *, metavar: str | None = None, advice: str = "", **default: Any) -> Any:
     """Returns a dataclass field that is also a flag.
 
     Args:
       help: the text of --help.
       metavar: how --help shows the value.
-      choices: the valid values.
       advice: what to do instead, for a command that does not have the flag.
       default: `default=`, unless the flag is required.
     """
-    metadata = {"help": help, "metavar": metavar, "choices": choices or None, "advice": advice}
+    metadata = {"help": help, "metavar": metavar, "advice": advice}
     return dataclasses.field(metadata=metadata, **default)
 
 
@@ -34,7 +31,8 @@ def add_options(parser: Any, cls: type) -> None:
     """Adds the flags of a dataclass to a parser, or to a group of one.
 
     A bool that is False by default is switched on by its flag; other bools also take --no-NAME. A tuple takes one value
-    per flag. A field without a default gets dataclasses.MISSING if the flag is not given.
+    per flag. A Literal of texts takes one of them. A field without a default gets dataclasses.MISSING if the flag is
+    not given.
     """
     kinds = typing.get_type_hints(cls)
     for field in fields(cls):
@@ -48,8 +46,8 @@ def add_options(parser: Any, cls: type) -> None:
             continue
         words = {int: "N", float: "X"}
         shown |= {"metavar": field.metadata["metavar"] or words.get(kind, "TEXT")}
-        if field.metadata["choices"]:
-            shown = {"help": field.metadata["help"], "choices": field.metadata["choices"]}
+        if typing.get_origin(kind) is typing.Literal:
+            kind, shown = str, {"help": field.metadata["help"], "choices": typing.get_args(kind)}
         if kind in (int, float, str):
             parser.add_argument(flag, type=kind, default=field.default, **shown)
         else:

@@ -1,6 +1,7 @@
-"""Counts, bytes, durations and meshes as text; the parts of a plan's peak."""
+"""Counts, bytes, durations and meshes and machines as text; the parts of a plan's peak."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 CLOCK = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -51,6 +52,11 @@ def peak_parts(memory: Mapping[str, int]) -> dict[str, int]:
         shares["gradients"] = min(memory["gradients"], rest)
         shares["activations and other"] = rest - shares["gradients"]
     return shares
+
+
+def hardware_text(plan: Mapping[str, Any]) -> str:
+    """Formats what a plan was compiled for: `h100:8x8`, or `virtual CPU devices, chip v3`."""
+    return plan["topology"] or f"virtual CPU devices{', chip ' + plan['chip'] if plan['chip'] else ''}"
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

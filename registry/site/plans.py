@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
-from registry.records.quantities import mesh_text, peak_parts, size
+from registry.records.quantities import hardware_text, mesh_text, peak_parts, size
 
 FILE = "plan.json"
 PARTS = ("weights", "gradients", "optimizer", "activations and other")  # in the order of the page
@@ -44,9 +44,9 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plan as texts: its machine, whether it fits, memory per device by kind, and figures."""
-    machine = plan["topology"] or f"virtual CPU devices{', chip ' + plan['chip'] if plan['chip'] else ''}"
     sets = [*("--smoke",) * bool(plan["smoke"]), *(f"--set={each}" for each in plan["overrides"])]
-    title = f"{plan['step'].capitalize()} step on {plan['devices']:,} devices ({machine}), {mesh_text(plan['mesh'])}"
+    machine = f"{plan['devices']:,} devices ({hardware_text(plan)}), {mesh_text(plan['mesh'])}"
+    title = f"{plan['step'].capitalize()} step on {machine}"
     verdict = {True: "yes", False: "no", None: "unknown"}[plan["fits"]]
     return {
         "title": " ".join([title, *sets]),

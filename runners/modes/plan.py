@@ -1,6 +1,7 @@
 """Compiles the update for a machine that is not attached, and reports memory, collectives and step time."""
 
 import dataclasses
+from typing import Literal
 
 from runners.options import option
 from runners.request import ModeOptions, Request
@@ -22,7 +23,7 @@ class Options(ModeOptions):
         "share of a GPU's memory that JAX preallocates (default: 0.75), as in XLA_PYTHON_CLIENT_MEM_FRACTION",
         default=None,
     )
-    plan_step: str = option("one update, or one token after a context", choices=("train", "decode"), default="train")
+    plan_step: Literal["train", "decode"] = option("one update, or one token after a context", default="train")
     sweep: bool = option(
         "plan every mesh shape and remat policy, and rank them", advice="Learning rates: --mode=sweep.", default=False
     )
@@ -45,5 +46,4 @@ def run(request: Request, options: Options) -> int:
         memory_fraction=options.memory_fraction,
     )
     run_plan = rank_meshes if options.sweep else plan
-    step = "decode" if options.plan_step == "decode" else "train"
-    return run_plan(request.experiment, request.workdir, machine, step)
+    return run_plan(request.experiment, request.workdir, machine, options.plan_step)

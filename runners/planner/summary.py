@@ -2,7 +2,7 @@
 
 import math
 
-from registry.records.quantities import peak_parts
+from registry.records.quantities import hardware_text, peak_parts
 from registry.tool import render
 from runners.planner.cost import Plan
 from runners.reports.results import title
@@ -55,8 +55,7 @@ def _share(card: int, capacity: int, peak: int) -> str:
 
 def machine_text(content: Plan) -> str:
     """Description of the machine: devices, chip or topology, mesh."""
-    hardware = content["topology"] or f"virtual CPU devices{', chip ' + content['chip'] if content['chip'] else ''}"
-    return f"{content['devices']} devices ({hardware}), mesh {render.mesh_text(content['mesh'])}"
+    return f"{content['devices']} devices ({hardware_text(content)}), mesh {render.mesh_text(content['mesh'])}"
 
 
 def numbers(content: Plan) -> list[tuple[str, str]]:

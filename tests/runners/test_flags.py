@@ -11,6 +11,7 @@ from absl import logging as absl_logging
 
 from runners import convert, main
 from runners.flags import given_module_flags, prepare_devices
+from runners.options import from_flags
 from tests.conftest import ROOT
 
 # Two writes that fail, of which only the first is waited for; the other fails while its loop is shut down, or after.
@@ -191,3 +192,9 @@ def test_verbosity_holds_for_one_command(logged, tmp_path):
         main.main(["--exp=tiny.StdlibTinny", f"--workdir={tmp_path}", *flag])
         levels.append(logging.getLogger("absl").getEffectiveLevel())
     assert levels == [logging.WARNING, logging.INFO, logging.WARNING]
+
+
+@pytest.mark.parametrize(("flags", "step"), [([], "train"), (["--plan_step=decode"], "decode")])
+def test_a_flag_with_stated_values_is_one_text(flags, step):
+    options = from_flags(main.mode_module("plan").Options, main.parse(["--exp=tiny.StdlibTiny", "--mode=plan", *flags]))
+    assert options.plan_step == step

@@ -21,7 +21,6 @@ Step = Literal["train", "decode"]
 class Program:
     """One compiled step."""
 
-    lowered: Any  # jax.stages.Lowered
     compiled: Any  # jax.stages.Compiled; None where the compiler refused it for its memory
     shortage: dict[str, Any] | None  # message, needed_bytes and available_bytes of a program that was refused
     flops: int  # of matrix products on all devices, rematerialization included
@@ -46,7 +45,7 @@ def compile_step(session: Session, machine: Machine, step: Step = "train") -> Pr
         if shortage is None:
             raise
     seconds = time.perf_counter() - began
-    return Program(lowered=lowered, compiled=compiled, shortage=shortage, flops=flops, seconds=seconds)
+    return Program(compiled=compiled, shortage=shortage, flops=flops, seconds=seconds)
 
 
 def lower_step(session: Session, machine: Machine, step: Step = "train") -> tuple[Any, int]:

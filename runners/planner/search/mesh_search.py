@@ -77,13 +77,14 @@ def _try(
 
 def _key(experiment: Experiment, machine: Machine, step: Step) -> dict[str, Any]:
     """Key of a stored result of this sweep; results with another key are ignored."""
+    chip = machine.chip if machine.topology is None else None  # a topology implies its chip
     return {
         "key": experiment_hash(experiment),
         "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
         "jax": jax.__version__,
         "machine": [
             machine.topology,
-            machine.chip.name if machine.chip else None,
+            chip.name if chip else None,
             machine.virtual_devices,
             machine.memory_fraction,
         ],
