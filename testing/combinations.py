@@ -225,11 +225,10 @@ def experiment_of(row: Row, devices: int = 1) -> type[Experiment]:
     return DecoderLm.derive(**SIZES | placed | scaled | staged | row)
 
 
-def refusal(row: Row, *all_devices: int) -> str | None:
+def refusal(row: Row, devices: int) -> str | None:
     """Returns the sentence by which `check` refuses a row on a number of devices; None if it passes."""
     try:
-        for devices in all_devices:
-            check(experiment_of(row, devices)())
+        check(experiment_of(row, devices)())
     except VortaroError as error:
         return str(error)
     return None

@@ -72,5 +72,5 @@ def _cell(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    found = explore(lambda row: refusal(row, 1, 8))
+    found = explore(lambda row: refusal(row, 8))
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), *found), encoding="utf-8")

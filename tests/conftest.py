@@ -42,6 +42,8 @@ def pytest_configure(config):
     import jax
 
     assert len(jax.devices()) == 8
+    gc.freeze()  # the modules of libraries
+    gc.set_threshold(20_000, 20, 20)  # tracing makes many objects, and few cycles
 
 
 @pytest.fixture

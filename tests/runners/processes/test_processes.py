@@ -24,6 +24,7 @@ FAMILIES = {
     "little_gpt.LittleGpt124M": [],
     "zero.ZeroTestStage3": ["DEVICE_MESH_SHAPE=8,1"],  # weights in parts
 }
+COUNTS = {1: [*FAMILIES], 2: [*FAMILIES], 4: ["tiny.StdlibTinyLlama", "gshard.MoeLm8x2B", "zero.ZeroTestStage3"]}
 
 
 def lines(workdir):
@@ -32,10 +33,10 @@ def lines(workdir):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Where 1 x 8, 2 x 4 and 4 x 2 processes and devices have trained every family."""
+    """Where 1 x 8 and 2 x 4 processes and devices have trained every family, and 4 x 2 some."""
     root = tmp_path_factory.mktemp("families")
-    for count in (1, 2, 4):
-        ended = carry_out({name: training(root, count, name) for name in FAMILIES}, count, 8 // count, root)
+    for count, names in COUNTS.items():
+        ended = carry_out({name: training(root, count, name) for name in names}, count, 8 // count, root)
         assert {process.returncode for processes in ended.values() for process in processes} == {0}, ended
     return root
 
@@ -46,9 +47,8 @@ def training(root, count, name):
     return root, [f"--exp={name}", "--smoke", f"--workdir={root / str(count) / name}", "--no-tensorboard", *sets]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_learn_what_one_learns(folders, name, count):
+@pytest.mark.parametrize(("count", "name"), [(count, name) for count in (2, 4) for name in COUNTS[count]])
+def test_processes_learn_what_one_learns(folders, count, name):
     alone, together = (lines(folders / str(n) / name) for n in (1, count))
     assert [(line["step"], line["split"]) for line in together] == [(line["step"], line["split"]) for line in alone]
     assert len(alone) >= 4  # three updates and the validation split
@@ -58,7 +58,7 @@ def test_processes_learn_what_one_learns(folders, name, count):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_weights_are_those_of_one_process(folders, name):
-    one, other = (last_state(folders / str(n) / name) for n in (1, 4))
+    one, other = (last_state(folders / str(n) / name) for n in (1, 4 if name in COUNTS[4] else 2))
     assert one.keys() == other.keys()
     for path in one:
         np.testing.assert_allclose(other[path], one[path], rtol=1e-3, atol=1e-5, err_msg=path)
