@@ -10,6 +10,9 @@ from layers.specs import P, axes_of, show_spec
 from tasks.weight_table import WeightRow, WeightTable
 
 
+STAGES = (0, 1, 2, 3)  # of ZeRO
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Zero:
     """ZeRO stage and axis: the part of the training state that is split (Rajbhandari et al. 2020, ZeRO, section 5).
@@ -32,7 +35,7 @@ class Zero:
     axis: str
 
     def __post_init__(self):
-        if self.stage not in (0, 1, 2, 3):
+        if self.stage not in STAGES:
             raise UsageError(f"ZERO_STAGE must be 0, 1, 2, 3 or none (got {self.stage}).")
 
     def split(self, row: WeightRow, mesh: Mapping[str, int]) -> P:

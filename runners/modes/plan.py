@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from layers.errors import UsageError
 from runners.options import option
 from runners.request import ModeOptions, Request
 
@@ -24,9 +25,17 @@ class Options(ModeOptions):
         default=None,
     )
     plan_step: Literal["train", "decode"] = option("one update, or one token after a context", default="train")
-    sweep: bool = option(
-        "plan every mesh shape and remat policy, and rank them", advice="Learning rates: --mode=sweep.", default=False
+    search: bool = option(
+        "find the fastest plan that fits, within the tokens of an update; prints its --set values", default=False
     )
+    over: str | None = option(
+        "what --search changes (default: all of mesh,batch,remat,zero)", metavar="mesh,batch,remat,zero", default=None
+    )
+    exhaustive: bool = option("compile all cases of --search, and rank them", default=False)
+    write: str | None = option(
+        "write a registered class with the knobs that --search has found", metavar="FILE.py[:Class]", default=None
+    )
+    largest_batch: bool = option("find the largest BATCH_SIZE that fits", default=False)
 
     def default_workdir(self, exp: str | None) -> str | None:
         """Returns a folder named after the experiment and the machine."""
@@ -37,13 +46,22 @@ def run(request: Request, options: Options) -> int:
     """Prints the plan and writes plan.json and plan.html; returns the exit code."""
     from runners.planner.machine import Machine
     from runners.planner.plan import plan
-    from runners.planner.search.mesh_search import rank_meshes
+    from runners.planner.search.largest_batch import largest_batch
+    from runners.planner.search.search import Search, search
 
+    of_search = {"over": options.over, "exhaustive": options.exhaustive, "write": options.write}
+    for name, value in of_search.items():
+        if value and not options.search:
+            raise UsageError(f"--{name} needs --search. Add it, or remove --{name}.")
+    if options.search and options.largest_batch:
+        raise UsageError("--search and --largest_batch are separate. Run --largest_batch with the --set values found.")
     machine = Machine.named(
         topology=options.topology,
         chip=options.chip,
         virtual_devices=request.flags.host_devices,
         memory_fraction=options.memory_fraction,
     )
-    run_plan = rank_meshes if options.sweep else plan
-    return run_plan(request.experiment, request.workdir, machine, options.plan_step)
+    arguments = (request.experiment, request.workdir, machine, options.plan_step)
+    if options.search:
+        return search(*arguments, Search(**of_search))
+    return largest_batch(*arguments) if options.largest_batch else plan(*arguments)

@@ -1,8 +1,10 @@
 """Cost of a compiled step: memory, FLOPs, collectives and roofline time on a machine that need not be attached."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from registry.experiment import Experiment
 from registry.records.snapshot import weight_summary
 from runners.chips import Chip
 from runners.planner.machine import Machine
@@ -13,7 +15,7 @@ from runners.session import Session
 Plan = dict[str, Any]
 
 
-def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
+def cost(session: Session, machine: Machine, step: Step = "train", lowered_step: tuple[Any, int] | None = None) -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
     Bytes are per device. `peak` is the TPU or GPU compiler's peak memory; on virtual CPU devices it is arguments +
@@ -30,11 +32,12 @@ def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
       session: the experiment on the mesh to plan for.
       machine: what to compile for; without a chip, capacity and speeds are omitted.
       step: one update, or one decoded token per row of the batch after a full context.
+      lowered_step: what `lower_step` has returned, if it was called before.
     """
-    program = compile_step(session, machine, step)
+    program = compile_step(session, machine, step, lowered_step)
     plan = _planned(session, machine) | {
         "step": step,
-        "memory_bytes_per_device": _from_table(session, step),
+        "memory_bytes_per_device": from_table(session.experiment, session.mesh_shape, step),
         "flops_per_step": program.flops,
         "flops_per_token": session.throughput.flops_per_token,
         "tokens_per_step": _tokens(session, step),
@@ -84,9 +87,9 @@ def _tokens(session: Session, step: Step) -> int:
     return session.train.input.batch_size * (session.train.input.seq_len if step == "train" else 1)
 
 
-def _from_table(session: Session, step: Step) -> dict[str, int]:
+def from_table(experiment: Experiment, mesh: Mapping[str, int], step: Step) -> dict[str, int]:
     """Bytes per device of weights, optimizer and gradients from the weight table, known before compilation."""
-    totals = weight_summary(session.experiment, session.mesh_shape)["totals"]
+    totals = weight_summary(experiment, mesh)["totals"]
     if step == "decode":
         return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
     slots, gradients = totals["optimizer_bytes_per_device"], totals["gradient_bytes_per_device"]

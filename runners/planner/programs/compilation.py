@@ -27,14 +27,21 @@ class Program:
     seconds: float  # to trace, lower and compile
 
 
-def compile_step(session: Session, machine: Machine, step: Step = "train") -> Program:
+def compile_step(
+    session: Session, machine: Machine, step: Step = "train", lowered_step: tuple[Any, int] | None = None
+) -> Program:
     """Compiles one update, or one decoded token per row of the batch after a full context.
 
+    Args:
+      session: the experiment on the mesh.
+      machine: what to compile for.
+      step: which of the two.
+      lowered_step: what `lower_step` has returned, if it was called before.
     Raises:
       jax.errors.JaxRuntimeError: the program does not compile for another reason than its memory.
     """
     began = time.perf_counter()
-    lowered, flops = lower_step(session, machine, step)
+    lowered, flops = lowered_step or lower_step(session, machine, step)
     compiled = shortage = None
     try:
         with planned_cudnn(machine.target):  # each device's part of attention is lowered while compiling
