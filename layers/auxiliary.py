@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from flax import traverse_util
 
+from layers.remat import named
 from layers.specs import constrain
 
 LOSSES = "losses"  # collection of terms that the task adds to its objective
@@ -36,7 +37,11 @@ def add_metric(module: Any, name: str, value: jax.Array) -> None:
 
 
 def watch(module: Any, name: str, x: jax.Array) -> jax.Array:
-    """Returns `x`; records it under `name` if the caller collects WATCHED, at no cost otherwise."""
+    """Returns `x`; records it under `name` if the caller collects WATCHED, at no cost otherwise.
+
+    Rematerialization policies that save by names know it by `name` (layers.remat).
+    """
+    x = named(x, name)
     if not module.is_initializing():
         module.sow(WATCHED, name, x, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
     return x

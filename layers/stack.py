@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from layers.block import in_sequence
 from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
-from layers.remat import REMAT_POLICIES
+from layers.remat import REMAT_POLICIES, named_for
 
 # Limits for unstacking a stack in a decoding loop: bytes of weights, which are copied, and number of layers, each of
 # which is compiled.
@@ -114,7 +114,8 @@ class Stack(nn.Module):
             unroll=min(self.unroll, self.num_layers),
             metadata_params={nn.PARTITION_NAME: None},
         )
-        return run(self.block, x, state, segment_ids, positions)
+        with named_for(self.remat):
+            return run(self.block, x, state, segment_ids, positions)
 
 
 class Segments(nn.Module):

@@ -21,6 +21,7 @@ from layers.feed_forward.routing import (
     top2_routing,
     top_k_routing,
 )
+from layers.remat import named
 from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
@@ -202,7 +203,7 @@ class MixtureOfExperts(nn.Module):
         def dense_in(name: str) -> jax.Array:
             w_emf = weight(self, name, into, init=self.initializer, role="hidden", fan_in=self.model_dim)
             h = jnp.einsum("egcm,emf->egcf", x_egcm, w_emf.astype(self.dtype))
-            return constrain(h, self.activations, "expert_hidden_egcf")
+            return named(constrain(h, self.activations, "expert_hidden_egcf"), "expert_hidden_egcf")
 
         h = dense_in("expert_in_emf")
         h = act(dense_in("expert_gate_emf")) * h if self.gated else act(h)

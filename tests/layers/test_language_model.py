@@ -76,10 +76,15 @@ def test_decoding_equals_the_full_pass(knobs):
         np.testing.assert_allclose(logits, expected[:, i], atol=2e-5)
 
 
+@pytest.fixture(scope="module")
+def trained():
+    return train_losses(3)
+
+
 @pytest.mark.parametrize("remat", REMAT_POLICIES)
 @pytest.mark.parametrize("unroll", [1, 2])
-def test_unrolling_and_remat_change_no_number(remat, unroll):
-    plain, state = train_losses(3)
+def test_unrolling_and_remat_change_no_number(trained, remat, unroll):
+    plain, state = trained
     losses, other = train_losses(3, UNROLL=unroll, REMAT=remat)
     np.testing.assert_allclose(losses, plain, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(state.variables), jax.tree.leaves(other.variables), strict=True):

@@ -41,15 +41,14 @@ def bisect(start: int, admissible: Callable[[int], bool], fits: Callable[[int], 
       most: the largest number.
     """
     low, high = 0, None  # the largest that fits, and the smallest that does not
-    number = _first(range(start, most + 1), admissible)
-    while number is not None:
-        if not fits(number):
+    number = _first(range(start, 4 * start + 1), admissible)
+    while number is not None and high is None:
+        if fits(number):
+            low = number
+            number = _first(range(min(2 * low, most), min(4 * low, most) + 1), admissible) if low < most else None
+        else:
             high = number
-            break
-        low = number
-        most = min(4 * number, most)
-        number = _first(range(min(2 * number, most), most + 1), admissible) if number < most else None
-    limit = most + 1 if high is None else high
+    limit = min(4 * max(low, start), most) + 1 if high is None else high
     while True:
         middle = (low + limit) // 2
         between = _first((*range(max(middle, low + 1), limit), *range(middle - 1, low, -1)), admissible)
@@ -123,15 +122,12 @@ def _line(number: int, rows: int, plan: dict[str, Any]) -> str:
 
 
 def _show(found: Largest, rows: int, plans: dict[int, dict[str, Any]], out: Any) -> None:
-    if found.fits is None:
-        out.print("No batch fits." if found.next else "No batch is valid.")
-    else:
+    if found.fits is not None:
         out.print(f"Largest batch that fits: --set=BATCH_SIZE={found.fits * rows} ({_peak(plans[found.fits])})")
-    if found.next is None:
-        out.print(f"Larger batches than {MOST} rows per group were not tried.")
-    else:
+    if found.next is not None:
+        larger = "No batch fits. The smallest one is" if found.fits is None else "The next larger one does not fit:"
         capacity = render.size(plans[found.next]["capacity_bytes_per_device"])
-        out.print(
-            f"The next larger one does not: --set=BATCH_SIZE={found.next * rows} ({_peak(plans[found.next])}, capacity "
-            f"{capacity})"
-        )
+        peak = f"{_peak(plans[found.next])}, capacity {capacity}"
+        out.print(f"{larger} --set=BATCH_SIZE={found.next * rows} ({peak})")
+    else:
+        out.print("No batch is valid." if found.fits is None else "No larger one is valid, or was tried.")

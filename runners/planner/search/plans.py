@@ -33,10 +33,12 @@ class Plans:
 
     def __init__(self, experiment: Experiment, machine: Machine, step: Step, devices: list[Any], results: Results):
         assert machine.chip is not None
-        self._experiment, self._machine, self._step, self._devices = experiment, machine, step, devices
+        self._experiment, self._machine, self._devices = experiment, machine, devices
+        self._step: Step = step
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}
         self._hashes: dict[tuple[str, ...], Key] = {}
+        self._sessions: dict[tuple[str, ...], Session] = {}  # traced, and not yet planned
         self.compiled = 0  # programs that this object has compiled
         self.shared = 0  # cases whose program another case has, too
 
@@ -106,14 +108,17 @@ class Plans:
 
     def _traced(self, case: Case) -> Lines:
         try:
-            return {"flops": flops(Session(case.of(self._experiment), self._devices), self._machine, self._step)}
+            session = Session(case.of(self._experiment), self._devices)
+            self._sessions[tuple(case.sets)] = session
+            return {"flops": flops(session, self._machine, self._step)}
         except NOT_COMPILED as error:
             return {"reason": first_line(error, 1000)}
 
     def _plan(self, case: Case) -> Plan:
         """Returns the plan of one case, or why it failed."""
         try:
-            session = Session(case.of(self._experiment), self._devices)
+            traced = self._sessions.pop(tuple(case.sets), None)
+            session = traced or Session(case.of(self._experiment), self._devices)
             lowered_step = lower_step(session, self._machine, self._step)
             program = hashlib.sha256(lowered_step[0].as_text().encode()).hexdigest()[:16]
             twin = self._results.find(_of_program(self.key(case, "plan")) | {"program": program})

@@ -1,7 +1,6 @@
 """The planner against what can be measured: live arrays, closed forms, and the TPU compiler where it is installed."""
 
 import json
-import re
 
 import jax
 import numpy as np
@@ -16,8 +15,6 @@ from runners.planner.cost import cost
 from runners.planner.machine import Machine
 from runners.planner.plan import plan
 from runners.planner.programs.compilation import out_of_memory
-from runners.planner.search import mesh_search
-from runners.planner.search.mesh_search import _shapes, rank_meshes
 from runners.planner.summary import fit_message, numbers, parts, show
 from runners.session import Session
 from tests.support.compilers import needs_tpu_compiler
@@ -168,29 +165,6 @@ def test_files(tmp_path, capsys):
     assert "all-gather" in shown
 
 
-def test_sweep_ranks_and_resumes(tmp_path, capsys):
-    machine = Machine(chip=CHIPS["v3"], virtual_devices=2)
-    experiment = resolve("DenseLm8B2x2", ["NUM_LAYERS=2"], smoke=True)
-    assert rank_meshes(experiment, tmp_path, machine) == 0
-    lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * 4  # (1, 2) and (2, 1), four policies
-    (tmp_path / "layouts.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]) + "\n")  # killed while writing
-    capsys.readouterr()
-    assert rank_meshes(experiment, tmp_path, machine) == 0
-    again = (tmp_path / "layouts.jsonl").read_text().splitlines()
-    assert again[:7] == lines[:7]
-    assert len(again) == 9
-    table = capsys.readouterr().out.rpartition("mesh")[2]
-    steps = [float(re.search(r"([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
-    assert len(steps) == 8
-    assert steps == sorted(steps)
-
-
-def test_shapes():
-    assert list(_shapes(4, 2)) == [(1, 4), (2, 2), (4, 1)]
-    assert len(list(_shapes(128, 3))) == 36
-
-
 def test_chips():
     class Device:
         def __init__(self, kind):
@@ -268,57 +242,10 @@ def test_on_the_cpu_links_bound_an_estimate():
     assert not any("at least" in value or "not counted" in name for name, value in figures.items())
 
 
-def planned(shape, **figures):
-    """A line of layouts.jsonl."""
-    memory = {"memory_bytes_per_device": {"peak": 1_717_986_918}}
-    return (
-        {"shape": shape, "remat": "dots_without_batch", "fits": True, "roofline_is_estimate": True} | memory | figures
-    )
-
-
-def speed(compute, links):
-    step = max(compute, links)
-    return {
-        "roofline": {"compute_seconds": compute, "links_data_seconds": links},
-        "roofline_step_seconds": step,
-        "roofline_tokens_per_second": 1e6 / step,
-        "roofline_mfu": 0.5 / step,
-    }
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_shapes_are_ranked_by_the_estimate_with_links(tmp_path, capsys, monkeypatch, width):
-    reason = "gshard.MoeLm2048x619B: 2048 experts along 'data' do not divide expert_in_emf " * 2
-    by_shape = {
-        (1, 4): planned([1, 4], **speed(1.0, 9.0)),
-        (2, 2): planned([2, 2], **speed(3.0, 2.0)),
-        (4, 1): {"shape": [4, 1], "remat": "none", "fits": False, "reason": reason},
-    }
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(Machine, "devices", lambda machine, experiment: [None] * 4)
-    monkeypatch.setattr(mesh_search, "REMAT_POLICIES", ("dots_without_batch",))
-    monkeypatch.setattr(mesh_search, "_try", lambda experiment, devices, shape, *rest: by_shape[shape])
-    assert rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, Machine(chip=CHIPS["v3"])) == 0
-    out = capsys.readouterr().out
-    table = out.rpartition("mesh")[2]
-    steps = [float(re.search(r"~([\d.e-]+) s ", row)[1]) for row in table.splitlines() if " yes " in row]
-    assert steps == [3.0, 9.0]
-    text = " ".join(table.split())
-    assert "Step times are estimates: " in text
-    assert "--topology=v3:8x8" in text
-    assert "dots_without_batch" in text
-    assert reason.strip() in text or (f"{reason[:40]}" in text and "…" in text)
-    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= width
-    lines = (tmp_path / "layouts.jsonl").read_text().splitlines()
-    assert "links" in json.loads(lines[0])["bounds"], "ranks of earlier versions, without links, are not taken over"
-
-
-def test_without_a_chip_the_plan_names_the_flags(tmp_path, capsys, monkeypatch):
+def test_without_a_chip_the_plan_names_the_flags():
     found = cost(session_of("DenseLm8B2x2"), Machine())
     assert "--chip=v3 or --topology=v3:8x8" in fit_message(found)
     assert "estimate of the step time" in fit_message(found)
-    with pytest.raises(UsageError, match=r"--sweep ranks by step time. Name a chip with --chip=v3"):
-        rank_meshes(resolve("DenseLm8B2x2", smoke=True), tmp_path, Machine())
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -341,7 +268,9 @@ def test_a_plan_fits_its_width(capsys, monkeypatch, width):
             {"kind": "collective-permute", "axis": "data+sequence+model", "count": 10**6, "bytes": 2**40 + i}
             for i in range(10)
         ],
-        **speed(1.0, 9.0),
+        "roofline_step_seconds": 9.0,
+        "roofline_tokens_per_second": 1e6 / 9,
+        "roofline_mfu": 0.5 / 9,
         **{"roofline": dict.fromkeys(("compute_seconds", "memory_seconds", *axes), 1.25e-4)},
         "roofline_is_estimate": True,
     }
