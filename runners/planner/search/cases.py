@@ -18,8 +18,8 @@ class Dimension:
 
     knob: str  # that it sets
     needs: tuple[str, ...] = ()  # other knobs that an experiment must have
-    values: Callable[[Experiment, int], Iterable[Any]]  # of the knob, for a number of devices
-    shows: Callable[[Experiment, Any], str]  # a value in a table
+    values: Callable[[Any, int], Iterable[Any]]  # of the knob, for a number of devices
+    shows: Callable[[Any, Any], str]  # a value in a table
 
 
 @dataclasses.dataclass(frozen=True)
