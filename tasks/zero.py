@@ -9,7 +9,6 @@ from layers.errors import UsageError, did_you_mean
 from layers.specs import P, axes_of, show_spec
 from tasks.weight_table import WeightRow, WeightTable
 
-
 STAGES = (0, 1, 2, 3)  # of ZeRO
 
 

@@ -25,7 +25,7 @@ def table_bounds(experiment: Experiment, mesh: Mapping[str, int], chip: Chip, st
     """Returns the bounds of a step on a mesh.
 
     The state is an argument of the program, so all of it is in memory at any time. So are sums over micro-batches at
-    the end of their loop, in their own dtype. Gradients of a single batch are no part of the bound: a program may apply
+    the end of their loop, in their own dtype. The bound leaves out gradients of a single batch: a program may apply
     one before it computes the next.
 
     Raises:

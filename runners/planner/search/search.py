@@ -116,7 +116,7 @@ def _place(text: str, experiment: Experiment) -> tuple[Path, str]:
     """Returns the folder and the name `module.Class` of the class that --write names.
 
     Raises:
-      UsageError: the file exists or is no module, or the experiment is a small form.
+      UsageError: the file exists or its name is not that of a module, or the experiment is a small form.
     """
     base = written_classes(type(experiment))[0]
     if experiment.smoke:

@@ -35,8 +35,8 @@ def test_the_choice_is_that_of_an_exhaustive_search(seed):
     names = list("abcdefghijklmnop")
     ranks = {name: (draw.randint(1, 5), draw.randint(5, 9)) for name in names}
     ranks |= {name: Excluded("too large") for name in names if draw.random() < 0.3}
-    below = lambda name: (1, 5) if isinstance(ranks[name], Excluded) else ranks[name]
-    second = {name: (draw.randint(1, below(name)[0]), draw.randint(1, below(name)[1])) for name in names}
+    most = {name: (1, 5) if isinstance(rank, Excluded) else rank for name, rank in ranks.items()}
+    second = {name: (draw.randint(1, most[name][0]), draw.randint(1, most[name][1])) for name in names}
     first = {name: (draw.randint(0, a), draw.randint(0, b)) for name, (a, b) in second.items()}
     first |= {name: Excluded("by its bound") for name in names if ranks[name] == Excluded("too large") and seed % 2}
     found = best_first(names, Costs(ranks, first, second))

@@ -56,8 +56,8 @@ def test_the_largest_batch_of_a_small_experiment(tmp_path, capsys):
     machine = Machine(chip=chip, virtual_devices=2)
     assert largest_batch(experiment, tmp_path, machine) == 0
     shown = capsys.readouterr().out
-    fits = int(re.search(r"Largest batch that fits: --set=BATCH_SIZE=(\d+) \(peak", shown)[1])
-    following = int(re.search(r"next larger one does not fit: --set=BATCH_SIZE=(\d+) \(peak", shown)[1])
+    (fits,) = map(int, re.findall(r"Largest batch that fits: --set=BATCH_SIZE=(\d+) \(peak", shown))
+    (following,) = map(int, re.findall(r"next larger one does not fit: --set=BATCH_SIZE=(\d+) \(peak", shown))
     assert following == fits + 1
     assert f"BATCH_SIZE={fits}: " in shown
     lines = (tmp_path / "layouts.jsonl").read_text()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from layers.errors import UsageError
-from registry.experiment import REGISTRY, cls_key
+from registry.experiment import REGISTRY, Experiment, cls_key
 from registry.resolve import resolve
 from runners.chips import CHIPS
 from runners.planner.machine import Machine
@@ -36,7 +36,7 @@ class Lowered:
 class Placed:
     """What a search asks of a session, without its checks."""
 
-    def __init__(self, experiment, devices):
+    def __init__(self, experiment: Experiment, devices):
         self.experiment, self.name = experiment, cls_key(type(experiment))
         self.mesh_shape = experiment.mesh_shape(len(devices))
 
@@ -158,7 +158,7 @@ def test_nothing_fits_after_compilation(experiment, tmp_path, capsys, compiled, 
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_cases_that_fail_say_why(experiment, tmp_path, capsys, compiled, monkeypatch, width):
+def test_reasons_of_cases_that_fail_are_printed(experiment, tmp_path, capsys, compiled, monkeypatch, width):
     reason = "gshard.MoeLm2048x619B: 2048 experts along 'data' do not divide expert_in_emf " * 2
 
     def cost(session, *_):
@@ -199,7 +199,8 @@ def test_the_class_of_the_fastest_one(tmp_path, capsys, compiled, written):
     assert search(experiment, tmp_path / "plans", MACHINE, how=how) == 0
     assert f"Written: {file}" in capsys.readouterr().out
     found = resolve(f"{written}.Fast")
-    assert (found.DEVICE_MESH_SHAPE, found.REMAT, found.BATCH_SIZE) == ((1, 2), "none", 8)
+    knobs = found.knobs()
+    assert [knobs[name] for name in ("DEVICE_MESH_SHAPE", "REMAT", "BATCH_SIZE")] == [(1, 2), "none", 8]
     assert type(found).__mro__[1].__name__ == "StdlibTiny"
     before = file.read_text()
     with pytest.raises(UsageError, match=r"would change an existing file. Choose another name"):
