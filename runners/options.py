@@ -39,8 +39,6 @@ def add_options(parser: Any, cls: type) -> None:
         kind, flag = kinds[field.name], f"--{field.name}"
         if isinstance(kind, types.UnionType):
             kind = kind.__args__[0]
-        if typing.get_origin(kind) is typing.Literal:  # of texts
-            kind = str
         shown: dict[str, Any] = {"help": field.metadata["help"]}
         if kind is bool:
             action = "store_true" if field.default is False else argparse.BooleanOptionalAction
