@@ -38,7 +38,6 @@ class Plans:
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}
         self._hashes: dict[tuple[str, ...], Key] = {}
-        self._sessions: dict[tuple[str, ...], Session] = {}  # traced, and not yet planned
         self.compiled = 0  # programs that this object has compiled
         self.shared = 0  # cases whose program another case has, too
 
@@ -109,7 +108,6 @@ class Plans:
     def _traced(self, case: Case) -> Lines:
         try:
             session = Session(case.of(self._experiment), self._devices)
-            self._sessions[tuple(case.sets)] = session
             return {"flops": flops(session, self._machine, self._step)}
         except NOT_COMPILED as error:
             return {"reason": first_line(error, 1000)}
@@ -117,8 +115,7 @@ class Plans:
     def _plan(self, case: Case) -> Plan:
         """Returns the plan of one case, or why it failed."""
         try:
-            traced = self._sessions.pop(tuple(case.sets), None)
-            session = traced or Session(case.of(self._experiment), self._devices)
+            session = Session(case.of(self._experiment), self._devices)
             lowered_step = lower_step(session, self._machine, self._step)
             program = hashlib.sha256(lowered_step[0].as_text().encode()).hexdigest()[:16]
             twin = self._results.find(_of_program(self.key(case, "plan")) | {"program": program})
