@@ -12,6 +12,7 @@ from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
+from registry.meshes import require_mesh
 from registry.overrides import METHODS
 from registry.unread_knobs import require_effect
 from registry.user_code import building
@@ -24,12 +25,14 @@ from tasks.zero import placed_table
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
-    """Validates an experiment against a mesh; by default against its own, as declared.
+    """Validates an experiment against a mesh; by default against its own, as declared, and all of MESHES.
 
     Raises:
       UsageError: the first error found, in one sentence.
     """
-    mesh = experiment.mesh_shape() if mesh is None else mesh
+    shapes = {"": experiment.mesh_shape() if mesh is None else mesh} | (
+        _named_meshes(experiment) if mesh is None else {}
+    )
     configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
@@ -38,15 +41,35 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
-    placed_table(task, mesh).check(mesh)
     _require_used_rows(experiment, task, table)
-    _known_axes(experiment, mesh)
     _used_activations(experiment, configs["task"])
     inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
+    for name, shape in shapes.items():
+        try:
+            _check_mesh(experiment, task, inputs, shape)
+            if not name:
+                experiment.across(shape)
+        except UsageError as error:
+            raise (type(error)(f"MESHES['{name}']: {error}") if name else error) from error.__cause__
+
+
+def _named_meshes(experiment: Experiment) -> dict[str, Mapping[str, int]]:
+    """Returns the meshes of MESHES by name."""
+    for name, shape in experiment.MESHES.items():
+        require_mesh(name, shape, experiment.MESH_AXES)
+    return {name: dict(zip(experiment.MESH_AXES, shape, strict=True)) for name, shape in experiment.MESHES.items()}
+
+
+def _check_mesh(
+    experiment: Experiment, task: Task, inputs: Mapping[str, IndexedInput], mesh: Mapping[str, int]
+) -> None:
+    """Validates what depends on the mesh."""
+    placed_table(task, mesh).check(mesh)
+    _known_axes(experiment, mesh)
     _require_even_batches(task, inputs, mesh)
     if task.zero is not None:
         with building(type(experiment)), jax.sharding.use_abstract_mesh(_abstract(mesh)):
-            for rows, length in train.input.shapes():
+            for rows, length in inputs["train.input"].shapes():
                 _trace_metrics(task, rows // task.gradient_accumulation, length)
 
 

@@ -59,6 +59,7 @@ def _planned(session: Session, machine: Machine) -> Plan:
         "chip": chip.name if chip else None,
         "devices": session.mesh.size,
         "mesh": dict(session.mesh_shape),
+        "mesh_set_by": session.mesh_owner,
         "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
         "capacity_bytes_per_device": machine.capacity,
     }

@@ -14,6 +14,7 @@ from tasks.storage.files import Place
 def plan(experiment: Experiment, folder: Place, machine: Machine, step: Step = "train") -> int:
     """Compiles and prints the plan, writes plan.json and plan.html; returns exit code 1 if it does not fit."""
     session = Session(experiment, machine.devices(experiment))
+    session.show_mesh()
     make_folder(folder)
     content = cost(session, machine, step)
     show(content)
