@@ -12,8 +12,8 @@ class Options(ModeOptions):
     """Flags of --mode=plan."""
 
     topology: str | None = option(
-        "a TPU slice or hosts x GPUs to compile for, with their own compiler; needs no accelerator",
-        metavar="v3:8x8|h100:8x8",
+        "TPU slices or hosts x GPUs to compile for, with their own compiler; needs no accelerator",
+        metavar="v3:8x8|2*v5e:16x16|h100:8x8",
         default=None,
     )
     chip: str | None = option(
@@ -24,17 +24,22 @@ class Options(ModeOptions):
         default=None,
     )
     plan_step: Literal["train", "decode"] = option("one update, or one token after a context", default="train")
+    tokens: float | None = option("tokens to train on: prints device-hours and cost", metavar="300e9", default=None)
+    price: float | None = option("price of a device for an hour, for the cost of --tokens", default=None)
+    mfu: float | None = option("model FLOP/s over the chips', to estimate device-hours from", default=None)
     sweep: bool = option(
         "plan every mesh shape and remat policy, and rank them", advice="Learning rates: --mode=sweep.", default=False
     )
 
     def default_workdir(self, exp: str | None) -> str | None:
         """Returns a folder named after the experiment and the machine."""
-        return None if exp is None else f"plans/{exp}-{self.topology or self.chip or 'cpu'}".replace(":", "-")
+        machine = (self.topology or self.chip or "cpu").replace(":", "-").replace("*", "x")
+        return None if exp is None else f"plans/{exp}-{machine}"
 
 
 def run(request: Request, options: Options) -> int:
     """Prints the plan and writes plan.json and plan.html; returns the exit code."""
+    from runners.planner.budget import Budget
     from runners.planner.machine import Machine
     from runners.planner.plan import plan
     from runners.planner.search.mesh_search import rank_meshes
@@ -45,5 +50,8 @@ def run(request: Request, options: Options) -> int:
         virtual_devices=request.flags.host_devices,
         memory_fraction=options.memory_fraction,
     )
-    run_plan = rank_meshes if options.sweep else plan
-    return run_plan(request.experiment, request.workdir, machine, options.plan_step)
+    has_chip = machine.chip is not None
+    budget = Budget.named(options.tokens, options.price, options.mfu, has_chip=has_chip, is_sweep=options.sweep)
+    if options.sweep:
+        return rank_meshes(request.experiment, request.workdir, machine, options.plan_step)
+    return plan(request.experiment, request.workdir, machine, options.plan_step, budget)

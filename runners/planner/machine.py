@@ -63,6 +63,11 @@ class Machine:
         return None if self.topology is None else self.chip
 
     @property
+    def granule(self) -> str:
+        """What the devices inside are of: slices of TPUs, or hosts; exchanges between them cross the network."""
+        return "hosts" if self.chip is None or self.chip.gpu else "slices"
+
+    @property
     def capacity(self) -> int | None:
         """Bytes that a process can use of a device's memory; None if no chip is known."""
         return None if self.chip is None else self.chip.capacity(self.memory_fraction)

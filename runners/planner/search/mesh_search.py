@@ -80,7 +80,7 @@ def _key(experiment: Experiment, machine: Machine, step: Step) -> dict[str, Any]
     chip = machine.chip if machine.topology is None else None  # a topology implies its chip
     return {
         "key": experiment_hash(experiment),
-        "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES],
+        "order": [experiment.DEVICE_ORDER, *experiment.MESH_AXES, *(experiment.DCN_MESH_SHAPE or ())],
         "jax": jax.__version__,
         "machine": [
             machine.topology,
@@ -89,7 +89,7 @@ def _key(experiment: Experiment, machine: Machine, step: Step) -> dict[str, Any]
             machine.memory_fraction,
         ],
         "of_step": step,
-        "bounds": ["compute", "memory", "links"],  # of the step time
+        "bounds": ["compute", "memory", "links", "network"],  # of the step time
     }
 
 
