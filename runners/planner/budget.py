@@ -72,6 +72,8 @@ def rows(content: Plan) -> list[tuple[str, str]]:
     kinds = {"bound": (f"{tokens} tokens, by the roofline", least)}
     if budget["mfu"] is not None:
         kinds["estimate"] = (f"{tokens} tokens, at an MFU of {budget['mfu']:.1%}", "about")
+    if budget["bound_device_hours"] is None and budget["mfu"] is None:
+        return [(f"{tokens} tokens", "time unknown: the program does not fit. --mfu=0.4 estimates it")]
     found = []
     for kind, (name, word) in kinds.items():
         hours, cost = budget[f"{kind}_device_hours"], budget[f"{kind}_cost"]

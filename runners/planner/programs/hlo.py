@@ -13,6 +13,9 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+# The program of several TPU slices is that of one; it sends to the same device of other slices through the host.
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_FIRST_DEVICE = 100_000  # of slice 1; that of slice n is n times it
 # TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
 _SCATTER = "all-reduce-scatter"
 
@@ -74,10 +77,15 @@ def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int
 def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> Iterator[Collective]:
     """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collective_totals`."""
     computations, entry = _parse(text)
+    mesh, slices = _of_one_slice(text, mesh, granules)
+    granules = () if slices else granules
     fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     counted: set[tuple[str, str]] = set()
     for loops, name, instruction in _walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
+        if kind == "send" and (transfer := _TRANSFER.search(instruction.rest)):
+            yield _between_slices(instruction, transfer[1], loops, slices)
+            continue
         if kind not in KINDS:
             continue
         groups = _groups(instruction.rest, math.prod(mesh.values()))
@@ -159,8 +167,7 @@ def _trip_count(rest: str, condition: list[_Instruction]) -> int | None:
 
 
 def _result_bytes(instruction: _Instruction) -> int:
-    arrays = _ARRAY.findall(instruction.type)
-    sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+    sizes = _array_bytes(instruction.type)
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
@@ -168,9 +175,52 @@ def _result_bytes(instruction: _Instruction) -> int:
     return sum(sizes)
 
 
+def _array_bytes(of: str) -> list[int]:
+    """Returns the size of each array of a type."""
+    arrays = _ARRAY.findall(of)
+    return [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+
+
 def _width(kind: str) -> int:
     digits = re.search(r"\d+", kind)
     return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
+
+
+def _of_one_slice(
+    text: str, mesh: Mapping[str, int], granules: Sequence[int]
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Returns the mesh inside a slice and the slices along each axis, of a program of one slice; else `mesh` and {}."""
+    partitions = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
+    if not granules or not partitions or int(partitions[1]) == math.prod(mesh.values()):
+        return mesh, {}
+    places = np.reshape(granules, tuple(mesh.values()))
+    along = lambda place: np.moveaxis(places, place, 0).reshape(places.shape[place], -1)[:, 0]
+    slices = {axis: len(set(along(place).tolist())) for place, axis in enumerate(mesh)}
+    return {axis: size // slices[axis] for axis, size in mesh.items()}, slices
+
+
+def _between_slices(
+    instruction: _Instruction, transfer: str, loops: tuple[int, ...], slices: Mapping[str, int]
+) -> Collective:
+    """Returns the collective of the devices in the same place of several slices, all of whose bytes cross the network.
+
+    Args:
+      instruction: the send of what a device contributes.
+      transfer: the collective's name in the runtime of several slices.
+      loops: as in `Collective`.
+      slices: the slices along each mesh axis.
+    """
+    target = instruction.rest.partition("_xla_megascale_target=")[2]
+    if target.startswith('"'):  # "{1,2}x{0:15}": slices x devices of a slice
+        members = {int(number) for number in re.findall(r"\d+", target.partition("}")[0])}
+    else:  # {{100000,200000},{100001,200001}}: devices of each group
+        members = {int(number) // _FIRST_DEVICE for number in re.findall(r"\d+", target.partition("}")[0])}
+    name, count = transfer.lower().replace("_", "-"), len(members)
+    kind = name if name in KINDS else "collective-permute"
+    payload = _array_bytes(instruction.type)[0]
+    payload = {"all-gather": payload * count, "reduce-scatter": payload // count}.get(kind, payload)
+    sent = _sent(kind, payload, count)
+    return Collective(kind, _axes(sorted(number - 1 for number in members), slices), loops, payload, sent, sent)
 
 
 def _axes(members: Sequence[int], mesh: Mapping[str, int]) -> str:
