@@ -12,7 +12,6 @@ from layers.specs import axes_of, show_spec
 from registry.build import build, config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
-from registry.meshes import require_mesh
 from registry.overrides import METHODS
 from registry.unread_knobs import require_effect
 from registry.user_code import building
@@ -30,9 +29,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     Raises:
       UsageError: the first error found, in one sentence.
     """
-    shapes = {"": experiment.mesh_shape() if mesh is None else mesh} | (
-        _named_meshes(experiment) if mesh is None else {}
-    )
+    shape = experiment.mesh_shape() if mesh is None else mesh
     configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
@@ -44,26 +41,20 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     _require_used_rows(experiment, task, table)
     _used_activations(experiment, configs["task"])
     inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
-    for name, shape in shapes.items():
+    _check_mesh(experiment, task, inputs, shape)
+    for name in experiment.machine_meshes if mesh is None else ():
+        placed = experiment.with_mesh_of(name)
         try:
-            _check_mesh(experiment, task, inputs, shape)
-            if not name:
-                experiment.across(shape)
+            _check_mesh(placed, task, inputs, placed.mesh_shape())
         except UsageError as error:
-            raise (type(error)(f"MESHES['{name}']: {error}") if name else error) from error.__cause__
-
-
-def _named_meshes(experiment: Experiment) -> dict[str, Mapping[str, int]]:
-    """Returns the meshes of MESHES by name."""
-    for name, shape in experiment.MESHES.items():
-        require_mesh(name, shape, experiment.MESH_AXES)
-    return {name: dict(zip(experiment.MESH_AXES, shape, strict=True)) for name, shape in experiment.MESHES.items()}
+            raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
 
 
 def _check_mesh(
     experiment: Experiment, task: Task, inputs: Mapping[str, IndexedInput], mesh: Mapping[str, int]
 ) -> None:
     """Validates what depends on the mesh."""
+    experiment.across(mesh)
     placed_table(task, mesh).check(mesh)
     _known_axes(experiment, mesh)
     _require_even_batches(task, inputs, mesh)

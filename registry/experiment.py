@@ -20,7 +20,7 @@ from layers.specs import Specs
 from registry import index
 from registry.earlier.renamed import knob_advice
 from registry.layouts import LAYOUTS, Layout
-from registry.meshes import DeviceOrder, fitting_mesh, require_across
+from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
@@ -165,25 +165,37 @@ class Experiment:
         is_folded = self.smoke and owner(type(self), "DCN_MESH_SHAPE") != "--set"
         return None if self.DCN_MESH_SHAPE is None or is_folded else require_across(self.DCN_MESH_SHAPE, mesh)
 
-    def on(self, chip: str, devices: int, granules: int) -> "Experiment":
-        """Returns the experiment with the mesh that MESHES has for a machine; itself if it has none for it.
+    @property
+    def machine_meshes(self) -> Mapping[str, tuple[int, ...]]:
+        """MESHES; empty if --set or a class below it states DEVICE_MESH_SHAPE, or if the mesh of a small one folds."""
+        nearest = next(cls for cls in type(self).__mro__ if {"MESHES", "DEVICE_MESH_SHAPE"} & set(vars(cls)))
+        return self.MESHES if "MESHES" in vars(nearest) and not self.smoke else {}
 
-        A DEVICE_MESH_SHAPE that --set or a class below MESHES states is kept, as is the folded mesh of a small one.
+    def on(self, chip: str, devices: int, granules: int) -> "Experiment":
+        """Returns the experiment with the mesh that `machine_meshes` has for a machine; itself without one.
 
         Args:
           chip: the name of its chips.
           devices: the number of its devices.
           granules: the number of its slices or hosts. DCN_MESH_SHAPE applies to a mesh of as many.
         """
-        nearest = next(cls for cls in type(self).__mro__ if {"MESHES", "DEVICE_MESH_SHAPE"} & set(vars(cls)))
-        name = fitting_mesh(self.MESHES, chip, devices, granules) if "MESHES" in vars(nearest) else None
-        return self if name is None or self.smoke else self.with_mesh_of(name, granules)
+        name = fitting_mesh(self.machine_meshes, chip, devices, granules)
+        return self if name is None else self.with_mesh_of(name, granules)
 
     def with_mesh_of(self, name: str, granules: int | None = None) -> "Experiment":
-        """Returns the experiment with the mesh of this name in MESHES."""
+        """Returns the experiment with the mesh of this name in MESHES.
+
+        Args:
+          name: the machine.
+          granules: the number of slices or hosts if it differs from the name's. A DCN_MESH_SHAPE of another number is
+            dropped, unless --set states it.
+        Raises:
+          UsageError: the name is malformed, or the mesh does not fit its devices.
+        """
+        require_mesh(name, self.MESHES[name], self.MESH_AXES)
         knobs: dict[str, Any] = {"DEVICE_MESH_SHAPE": self.MESHES[name]}
-        across = self.DCN_MESH_SHAPE
-        if across is not None and math.prod(across) != granules and owner(type(self), "DCN_MESH_SHAPE") != "--set":
+        across, count = self.DCN_MESH_SHAPE, granules or parse_hardware(name, f"MESHES['{name}']").granules
+        if across is not None and math.prod(across) != count and owner(type(self), "DCN_MESH_SHAPE") != "--set":
             knobs["DCN_MESH_SHAPE"] = None
         with knobs_set_by(f"MESHES['{name}']"):
             return type(self).derive(**knobs)()

@@ -26,7 +26,7 @@ class Entry:
     base: str  # name of the class it extends
     doc: str  # first line of its docstring
     mesh: tuple[int, ...]  # DEVICE_MESH_SHAPE, its own or inherited
-    meshes: dict[str, tuple[int, ...]]  # MESHES, its own or inherited
+    meshes: dict[str, tuple[int, ...]]  # MESHES, its own or inherited; none if a class below it states `mesh`
     place: str  # file and line of the class
 
     @property
@@ -106,21 +106,25 @@ def _entry(module: str, path: Path, node: ast.ClassDef, classes: _Classes) -> En
     doc = (ast.get_docstring(node) or "").partition("\n")[0]
     key = f"{module.removeprefix('registry.experiments.')}.{node.name}"
     place = file_line(str(path), node.decorator_list[0].lineno)
-    mesh = tuple(_value("DEVICE_MESH_SHAPE", module, node, classes) or (1, 1))
-    return Entry(key, module, _base(node), doc, mesh, _value("MESHES", module, node, classes) or {}, place)
+    mesh = tuple(_stated({"DEVICE_MESH_SHAPE"}, module, node, classes).get("DEVICE_MESH_SHAPE") or (1, 1))
+    meshes = _stated({"DEVICE_MESH_SHAPE", "MESHES"}, module, node, classes).get("MESHES")
+    return Entry(key, module, _base(node), doc, mesh, meshes if isinstance(meshes, dict) else {}, place)
 
 
-def _value(knob: str, module: str, node: ast.ClassDef | None, classes: _Classes) -> Any:
-    """Returns a knob's value in the nearest class whose body states it; None without one, or if it is computed."""
+def _stated(knobs: set[str], module: str, node: ast.ClassDef | None, classes: _Classes) -> dict[str, Any]:
+    """Returns the values of knobs in the nearest class whose body states any of them; None for one that is computed."""
     while node is not None:
+        found: dict[str, Any] = {}
         for statement in node.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
-            if knob in names and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
-                with contextlib.suppress(ValueError):
-                    return ast.literal_eval(statement.value)
-                return None
+            if knobs & {*names} and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
+                found |= dict.fromkeys(knobs & {*names})
+                with contextlib.suppress(ValueError, TypeError):
+                    found |= dict.fromkeys(knobs & {*names}, ast.literal_eval(statement.value))
+        if found:
+            return found
         base = _base(node)
         elsewhere = [other for (_, name), other in classes.items() if name == base]
         node = classes.get((module, base)) or (elsewhere[0] if elsewhere else None)
-    return None
+    return {}

@@ -48,8 +48,9 @@ def make_mesh(
 def granules(devices: Sequence[jax.Device], across: Mapping[str, int] | None = None) -> list[list[jax.Device]]:
     """Returns the devices by slice (TPUs) or host (GPUs), in order; exchanges between them cross the network.
 
-    GPUs that JAX puts into several slices are those of several hosts, or of several NVLink domains; others are of the
-    host of their process. Virtual CPU devices are in blocks of equal size, as many as `across` has.
+    In a run of several processes JAX puts GPUs into slices by host, or by NVLink domain, however many processes a host
+    has. GPUs that are not attached are of the host of their process. Virtual CPU devices are in blocks of equal size, as
+    many as `across` has.
 
     Raises:
       UsageError: `across` is not for as many.
@@ -61,7 +62,7 @@ def granules(devices: Sequence[jax.Device], across: Mapping[str, int] | None = N
         blocks = [by_id[start : start + size] for start in range(0, len(by_id), size)]
     else:
         slices = [getattr(device, "slice_index", 0) or 0 for device in by_id]
-        is_by_slice = devices[0].platform == "tpu" or len(set(slices)) > 1
+        is_by_slice = devices[0].platform == "tpu" or len(set(slices)) > 1 or jax.process_count() > 1
         keys = slices if is_by_slice else [device.process_index for device in by_id]
         blocks = [
             [device for device, other in zip(by_id, keys, strict=True) if other == key] for key in sorted(set(keys))

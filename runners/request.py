@@ -83,7 +83,6 @@ class Request:
         from runners.training.workdir import open_workdir
 
         chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, "processes": self.processes, **chosen}
-        experiment = on_devices(
-            self.experiment, list(session.mesh.devices.flat)
-        )  # that of the session may have a window
+        # The experiment of the command: that of the session may be changed further, by a window.
+        experiment = on_devices(self.experiment, list(session.mesh.devices.flat))
         return open_workdir(self.flags.workdir, experiment, session.mesh_shape, **chosen)

@@ -49,7 +49,6 @@ class Gpt2Large(Gpt2):
 class Gpt2XL(Gpt2):
     """1,557,611,200 weights: 48 layers, 1600 wide."""
 
-    MESHES = {"h100:1x8": (8, 1), "h100:8x8": (64, 1), "v5e:8x8": (64, 1)}
     NUM_LAYERS = 48
     MODEL_DIM = 1600
     NUM_HEADS = 25

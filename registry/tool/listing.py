@@ -46,7 +46,7 @@ def entry(key: str, totals: Totals | None) -> Row:
         cls = REGISTRY[key]
         doc = doc_line(cls)
         row = {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
-        row["meshes"] = dict(cls.MESHES)
+        row["meshes"] = dict(cls().machine_meshes)
     return with_figures(row, row["mesh"], totals)
 
 

@@ -1,6 +1,7 @@
 """The machine to plan for: a chip and its number of devices, attached or not."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -71,6 +72,15 @@ class Machine:
     def capacity(self) -> int | None:
         """Bytes that a process can use of a device's memory; None if no chip is known."""
         return None if self.chip is None else self.chip.capacity(self.memory_fraction)
+
+    def placed(self, experiment: Experiment, devices: int) -> Experiment:
+        """Returns the experiment with the mesh that MESHES has for as many devices of the chip; itself without one.
+
+        Virtual CPU devices have no hosts but those of DCN_MESH_SHAPE.
+        """
+        hosts = math.prod(experiment.DCN_MESH_SHAPE or (1,))
+        has_devices = self.chip is None or self.topology is not None  # the session asks those of a topology
+        return experiment if has_devices else experiment.on(self.chip.name, devices, hosts)
 
     def devices(self, experiment: Experiment) -> list[Any]:
         """Returns the devices to compile for: the topology's, or virtual ones on this machine's CPU.

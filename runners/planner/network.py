@@ -73,33 +73,40 @@ def rows(content: Plan) -> list[tuple[str, str]]:
 
 
 def warning(content: Plan) -> str | None:
-    """Returns a sentence if the mesh axis that sends most crosses the network although another placement avoids it."""
+    """Returns a sentence if the mesh axis that sends most across slices or hosts need not; None otherwise."""
     totals: dict[str, list[int]] = {}
     for one in content["collectives"]:
         total = totals.setdefault(one["axis"], [0, 0])
         total[0] += one["bytes"]
         total[1] += one.get("network_bytes", 0)
-    alone = {axis: total for axis, total in totals.items() if axis in content["mesh"]}
-    axis = max(alone, key=lambda name: alone[name][0], default=None)
-    if axis is None or not alone[axis][1]:
+    crossing = {axis: total for axis, total in totals.items() if axis in content["mesh"] and total[1]}
+    axis = max(crossing, key=lambda name: crossing[name][1], default=None)
+    if axis is None:
         return None
-    better = _better(content, axis)
+    sent, across = crossing[axis]
+    is_largest = sent == max(total[0] for total in totals.values())
+    better = _better_placement(content) or (_mesh_inside(content, axis) if is_largest else None)
     if better is None:
         return None
-    across = content["across"]
     return (
-        f"Mesh axis '{axis}' sends most ({size(alone[axis][0])} per device and step) and spans {across['of']}: "
-        f"{size(alone[axis][1])} of it cross the network. {better}"
+        f"Mesh axis '{axis}' spans {content['across']['of']}: {size(across)} of the {size(sent)} that it sends per "
+        f"device and step cross the network. {better}"
     )
 
 
-def _better(content: Plan, axis: str) -> str | None:
-    """Returns what to set so that less crosses, or the axis does not; None without such a placement."""
+def _better_placement(content: Plan) -> str | None:
+    """Returns the placement of the mesh that sends least across; None if it saves little."""
     mesh, count = content["mesh"], content["across"]["count"]
     placements = list(_factors(tuple(mesh.values()), count))
     best = min(placements, key=lambda factors: _estimate(content, factors), default=None)
     if best is not None and _estimate(content, best) < GAIN * network_bytes(content):
         return f"--set=DCN_MESH_SHAPE={_text(best)} sends about {size(_estimate(content, best))} across instead."
+    return None
+
+
+def _mesh_inside(content: Plan, axis: str) -> str | None:
+    """Returns a mesh whose axis is inside slices or hosts; None if there is none, or it is the first axis."""
+    mesh, count = content["mesh"], content["across"]["count"]
     first, devices = next(iter(mesh)), math.prod(mesh.values())
     inside = math.gcd(mesh[axis], devices // count)
     if axis == first or inside == mesh[axis] or mesh[first] * mesh[axis] // inside % count:

@@ -16,7 +16,8 @@ def plan(
     experiment: Experiment, folder: Place, machine: Machine, step: Step = "train", budget: Budget | None = None
 ) -> int:
     """Compiles and prints the plan, writes plan.json and plan.html; returns exit code 1 if it does not fit."""
-    session = Session(experiment, machine.devices(experiment))
+    devices = machine.devices(experiment)
+    session = Session(machine.placed(experiment, len(devices)), devices)
     session.show_mesh()
     make_folder(folder)
     content = cost(session, machine, step)

@@ -75,6 +75,15 @@ def test_without_a_shape_hosts_follow_from_the_order():
     assert len(granules(gpus(8, 1))) == 8
 
 
+def test_processes_of_one_host_are_one_host(monkeypatch):
+    """Slurm starts a process for each GPU: JAX's slices then tell the hosts apart."""
+    of_two_hosts = [dataclasses.replace(gpu, slice_index=gpu.id // 4, process_index=gpu.id) for gpu in gpus(2, 4)]
+    assert [len(block) for block in granules(of_two_hosts)] == [4, 4]
+    of_one_host = [dataclasses.replace(gpu, process_index=gpu.id) for gpu in gpus(1, 8)]
+    monkeypatch.setattr(jax, "process_count", lambda: 8)
+    assert [len(block) for block in granules(of_one_host)] == [8]
+
+
 def test_the_devices_choose_the_mesh():
     assert on_devices(resolve("llama.Llama3_8B"), gpus(2, 8)).DEVICE_MESH_SHAPE == (16, 1)
     assert on_devices(resolve("llama.Llama3_8B"), jax.devices()[:1]).DEVICE_MESH_SHAPE == (8, 1)
@@ -91,6 +100,7 @@ def losses(*sets):
     return ids(session.mesh).tolist(), found
 
 
+@pytest.mark.slow
 def test_training_is_the_same_wherever_the_devices_are():
     order, expected = losses()
     jax.clear_caches()  # traces of one order of the devices

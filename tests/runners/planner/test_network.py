@@ -146,13 +146,28 @@ GIB = 2**30
         (
             {"data": 8, "model": 8},
             [("all-reduce", "model", 70 * GIB, 10 * GIB), ("all-gather", "data", 7 * GIB, 0)],
-            "Mesh axis 'model' sends most (70 GiB per device and step) and spans hosts: 10 GiB of it cross the "
-            "network. --set=DCN_MESH_SHAPE=2,1 sends about 1 GiB across instead.",
+            "Mesh axis 'model' spans hosts: 10 GiB of the 70 GiB that it sends per device and step cross the network. "
+            "--set=DCN_MESH_SHAPE=2,1 sends about 1 GiB across instead.",
         ),
         (
             {"data": 1, "model": 16},
             [("all-reduce", "model", 75 * GIB, 5 * GIB)],
             "--set=DEVICE_MESH_SHAPE=2,8 --set=DCN_MESH_SHAPE=2,1 keeps it inside.",
+        ),
+        (
+            {"data": 8, "model": 8},
+            [("all-reduce", "model", 49 * GIB, 7 * GIB), ("all-gather", "data", 63 * GIB, 0)],
+            None,  # the other axis would send 9 GiB
+        ),
+        (
+            {"data": 2, "model": 8},
+            [("all-reduce", "model", 49 * GIB, 7 * GIB), ("all-reduce", "data", 5 * GIB, 0)],
+            "7 GiB of the 49 GiB that it sends per device and step cross the network. --set=DCN_MESH_SHAPE=2,1 sends",
+        ),
+        (
+            {"data": 4, "model": 8},
+            [("all-reduce", "model", 7 * GIB, GIB), ("all-gather", "data", 9 * GIB, 0)],
+            None,
         ),
         ({"data": 8, "model": 8}, [("all-reduce", "model", 70 * GIB, 0), ("all-gather", "data", 7 * GIB, GIB)], None),
         ({"data": 64, "model": 1}, [("all-gather", "data", 63 * GIB, GIB)], None),
