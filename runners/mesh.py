@@ -49,8 +49,8 @@ def granules(devices: Sequence[jax.Device], across: Mapping[str, int] | None = N
     """Returns the devices by slice (TPUs) or host (GPUs), in order; exchanges between them cross the network.
 
     In a run of several processes JAX puts GPUs into slices by host, or by NVLink domain, however many processes a host
-    has. GPUs that are not attached are of the host of their process. Virtual CPU devices are in blocks of equal size, as
-    many as `across` has.
+    has. GPUs that are not attached are of the host of their process. Virtual CPU devices are in blocks of equal size,
+    as many as `across` has.
 
     Raises:
       UsageError: `across` is not for as many.

@@ -1,12 +1,15 @@
 """Order of devices, meshes across slices and hosts, and meshes by machine."""
 
+import ast
 import hashlib
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from layers.errors import UsageError
+from registry import index
 from registry.checks import check
 from registry.experiment import Experiment, owner
 from registry.experiments.tiny import StdlibTiny
@@ -101,6 +104,43 @@ def test_every_mesh_is_checked(meshes, message):
     with pytest.raises(UsageError, match=message):
         check(Small.derive(MESHES=meshes)())
     check(Small.derive(MESHES={"h100:2x4": (4, 2)})())
+    check(Small.derive(MESHES={"h100:8x8": (64, 1)}).derive(DEVICE_MESH_SHAPE=(2, 4))())
+
+
+def test_a_mesh_of_as_many_hosts_is_checked_with_the_shape_across():
+    cls = Small.derive(DCN_MESH_SHAPE=(2, 1), MESHES={"h100:1x8": (1, 8)})
+    check(cls())
+    with pytest.raises(UsageError, match=r"MESHES\['h100:2x4'\]: DCN_MESH_SHAPE = \(2, 1\) must divide the mesh"):
+        check(cls.derive(MESHES={"h100:2x4": (1, 8)})())
+
+
+def test_a_wrong_mesh_of_a_machine_is_refused_on_it():
+    with pytest.raises(UsageError, match=r"MESHES\['h100:1x8'\] = \(4, 1\) must be .* 8 devices of h100:1x8"):
+        Small.derive(MESHES={"h100:1x8": (4, 1)})().on("h100", 8, 1)
+
+
+def test_the_list_has_meshes_where_they_apply():
+    text = """
+@register
+class Base:
+    DEVICE_MESH_SHAPE = (2, 1)
+    MESHES = {"h100:1x8": (8, 1)}
+@register
+class Child(Base): pass
+@register
+class Other(Base):
+    DEVICE_MESH_SHAPE = (4, 1)
+@register
+class Computed(Base):
+    MESHES = {[]: 1}
+"""
+    classes = {("m", node.name): node for node in ast.parse(text).body}
+    entries = {name: index._entry("m", Path("m.py"), node, classes) for (_, name), node in classes.items()}
+    assert {name: entry.meshes for name, entry in entries.items()} == {
+        **dict.fromkeys(("Base", "Child"), {"h100:1x8": (8, 1)}),
+        **dict.fromkeys(("Other", "Computed"), {}),
+    }
+    assert [entry.mesh for entry in entries.values()] == [(2, 1), (2, 1), (4, 1), (2, 1)]
 
 
 def test_the_mesh_is_that_of_the_machine():
