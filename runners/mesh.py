@@ -83,6 +83,13 @@ def granule_numbers(mesh: Mesh, across: Mapping[str, int] | None = None) -> list
     return [numbers[device.id] for device in devices]
 
 
+def granule_factors(shape: Mapping[str, int], numbers: Sequence[int]) -> dict[str, int]:
+    """Returns the slices or hosts along each axis of a mesh, from the number of that of each device."""
+    places = np.reshape(numbers, tuple(shape.values()))
+    lines = {axis: np.moveaxis(places, place, 0).reshape(size, -1) for place, (axis, size) in enumerate(shape.items())}
+    return {axis: len(set(line[:, 0].tolist())) for axis, line in lines.items()}
+
+
 def _along_first_axis(shape: Mapping[str, int], slices: int) -> dict[str, int]:
     (axis, size), *_ = shape.items()
     if size % slices:

@@ -5,7 +5,7 @@ from typing import Any
 
 from registry.records.snapshot import weight_summary
 from runners.chips import Chip
-from runners.mesh import granule_numbers
+from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Program, Step, compile_step, memory
@@ -78,7 +78,7 @@ def _of_program(plan: Plan, program: Program, machine: Machine, session: Session
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
         "collectives": [dataclasses.asdict(c) for c in totals],
-        "across": {"of": machine.granule, "count": count} if count > 1 else None,
+        "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
     if chip is not None:
@@ -86,6 +86,12 @@ def _of_program(plan: Plan, program: Program, machine: Machine, session: Session
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
         found |= _roofline(plan | found, chip)
     return found
+
+
+def _across(session: Session, machine: Machine, numbers: list[int]) -> Plan:
+    """Returns the slices or hosts of the mesh: their name, their number, and those along each axis."""
+    factors = granule_factors(session.mesh_shape, numbers)
+    return {"of": machine.granule, "count": max(numbers) + 1, "mesh": factors}
 
 
 def _tokens(session: Session, step: Step) -> int:

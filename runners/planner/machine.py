@@ -78,9 +78,9 @@ class Machine:
 
         Virtual CPU devices have no hosts but those of DCN_MESH_SHAPE.
         """
-        hosts = math.prod(experiment.DCN_MESH_SHAPE or (1,))
-        has_devices = self.chip is None or self.topology is not None  # the session asks those of a topology
-        return experiment if has_devices else experiment.on(self.chip.name, devices, hosts)
+        if self.chip is None or self.topology is not None:  # the session asks the devices of a topology
+            return experiment
+        return experiment.on(self.chip.name, devices, math.prod(experiment.DCN_MESH_SHAPE or (1,)))
 
     def devices(self, experiment: Experiment) -> list[Any]:
         """Returns the devices to compile for: the topology's, or virtual ones on this machine's CPU.

@@ -95,13 +95,13 @@ def warning(content: Plan) -> str | None:
 
 
 def _better_placement(content: Plan) -> str | None:
-    """Returns the placement of the mesh that sends least across; None if it saves little."""
-    mesh, count = content["mesh"], content["across"]["count"]
-    placements = list(_factors(tuple(mesh.values()), count))
-    best = min(placements, key=lambda factors: _estimate(content, factors), default=None)
-    if best is not None and _estimate(content, best) < GAIN * network_bytes(content):
-        return f"--set=DCN_MESH_SHAPE={_text(best)} sends about {size(_estimate(content, best))} across instead."
-    return None
+    """Returns the placement of the mesh that sends least across; None if it saves little by the same estimate."""
+    count, current = content["across"]["count"], tuple(content["across"]["mesh"].values())
+    placements = {factors: _estimate(content, factors) for factors in _factors(tuple(content["mesh"].values()), count)}
+    best = min(placements, key=lambda factors: placements[factors], default=None)
+    if best is None or placements[best] >= GAIN * placements.get(current, network_bytes(content)):
+        return None
+    return f"--set=DCN_MESH_SHAPE={_text(best)} sends about {size(placements[best])} across instead."
 
 
 def _mesh_inside(content: Plan, axis: str) -> str | None:

@@ -137,8 +137,10 @@ class Computed(Base):
     classes = {("m", node.name): node for node in ast.parse(text).body}
     entries = {name: index._entry("m", Path("m.py"), node, classes) for (_, name), node in classes.items()}
     assert {name: entry.meshes for name, entry in entries.items()} == {
-        **dict.fromkeys(("Base", "Child"), {"h100:1x8": (8, 1)}),
-        **dict.fromkeys(("Other", "Computed"), {}),
+        "Base": {"h100:1x8": (8, 1)},
+        "Child": {"h100:1x8": (8, 1)},
+        "Other": {},
+        "Computed": {},
     }
     assert [entry.mesh for entry in entries.values()] == [(2, 1), (2, 1), (4, 1), (2, 1)]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from runners.mesh import granule_factors
 from runners.planner.network import sent_across
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -193,9 +194,7 @@ def _of_one_slice(
     partitions = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     if not granules or not partitions or int(partitions[1]) == math.prod(mesh.values()):
         return mesh, {}
-    places = np.reshape(granules, tuple(mesh.values()))
-    along = lambda place: np.moveaxis(places, place, 0).reshape(places.shape[place], -1)[:, 0]
-    slices = {axis: len(set(along(place).tolist())) for place, axis in enumerate(mesh)}
+    slices = granule_factors(mesh, granules)
     return {axis: size // slices[axis] for axis, size in mesh.items()}, slices
 
 
