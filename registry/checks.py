@@ -24,12 +24,12 @@ from tasks.zero import placed_table
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
-    """Validates an experiment against a mesh; by default against its own, as declared.
+    """Validates an experiment against a mesh; by default against its own, as declared, and all of MESHES.
 
     Raises:
       UsageError: the first error found, in one sentence.
     """
-    mesh = experiment.mesh_shape() if mesh is None else mesh
+    shape = experiment.mesh_shape() if mesh is None else mesh
     configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
@@ -38,15 +38,29 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
-    placed_table(task, mesh).check(mesh)
     _require_used_rows(experiment, task, table)
-    _known_axes(experiment, mesh)
     _used_activations(experiment, configs["task"])
     inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
+    _check_mesh(experiment, task, inputs, shape)
+    for name in experiment.machine_meshes if mesh is None else ():
+        placed = experiment.with_mesh_of(name)
+        try:
+            _check_mesh(placed, task, inputs, placed.mesh_shape())
+        except UsageError as error:
+            raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
+
+
+def _check_mesh(
+    experiment: Experiment, task: Task, inputs: Mapping[str, IndexedInput], mesh: Mapping[str, int]
+) -> None:
+    """Validates what depends on the mesh."""
+    experiment.across(mesh)
+    placed_table(task, mesh).check(mesh)
+    _known_axes(experiment, mesh)
     _require_even_batches(task, inputs, mesh)
     if task.zero is not None:
         with building(type(experiment)), jax.sharding.use_abstract_mesh(_abstract(mesh)):
-            for rows, length in train.input.shapes():
+            for rows, length in inputs["train.input"].shapes():
                 _trace_metrics(task, rows // task.gradient_accumulation, length)
 
 

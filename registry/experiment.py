@@ -7,8 +7,9 @@ import math
 import os
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import fiddle as fdl
@@ -17,9 +18,9 @@ from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import is_ours
 from layers.specs import Specs
 from registry import index
-from registry.device_order import DeviceOrder
 from registry.earlier.renamed import knob_advice
 from registry.layouts import LAYOUTS, Layout
+from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
 from registry.values import convert
 
 REGISTRY: dict[str, type["Experiment"]] = {}
@@ -44,6 +45,12 @@ class Experiment:
     # Placement
     MESH_AXES: tuple[str, ...] = ("data", "model")  # names of the device mesh's axes
     DEVICE_MESH_SHAPE: tuple[int, ...] = (1, 1)  # devices along each axis; a single -1 takes all that remain
+    DCN_MESH_SHAPE: tuple[int, ...] | None = None
+    """the factor of each size of DEVICE_MESH_SHAPE that lies across slices of TPUs or hosts of GPUs, over the network;
+    None: slices along the first axis, hosts in the order of their devices"""
+    MESHES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    """DEVICE_MESH_SHAPE by machine, such as {"v5e:16x16": (16, 16), "h100:8x8": (8, 8)}; others have
+    DEVICE_MESH_SHAPE, as have all if a subclass or --set states it"""
     DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
     LAYOUT: str = "fully_sharded"  # placement of all weights and activations: a name in registry.layouts
     WEIGHTS: Specs = Specs()  # placement of weights that differs from the layout's, or that it lacks
@@ -60,6 +67,8 @@ class Experiment:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if isinstance(meshes := vars(cls).get("MESHES"), dict):
+            cls.MESHES = MappingProxyType(meshes)
         try:
             _require_valid(cls)
             _merge_rows(cls)
@@ -146,6 +155,50 @@ class Experiment:
             )
         rest = 1 if devices is None else devices // fixed
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
+
+    def across(self, mesh: Mapping[str, int]) -> dict[str, int] | None:
+        """Returns the factor of each axis of a mesh that lies across slices or hosts; None if no knob states it.
+
+        Raises:
+          UsageError: DCN_MESH_SHAPE does not divide the mesh.
+        """
+        is_folded = self.smoke and owner(type(self), "DCN_MESH_SHAPE") != "--set"
+        return None if self.DCN_MESH_SHAPE is None or is_folded else require_across(self.DCN_MESH_SHAPE, mesh)
+
+    @property
+    def machine_meshes(self) -> Mapping[str, tuple[int, ...]]:
+        """MESHES; empty if --set or a class below it states DEVICE_MESH_SHAPE, or if the mesh of a small one folds."""
+        nearest = next(cls for cls in type(self).__mro__ if {"MESHES", "DEVICE_MESH_SHAPE"} & set(vars(cls)))
+        return self.MESHES if "MESHES" in vars(nearest) and not self.smoke else {}
+
+    def on(self, chip: str, devices: int, granules: int) -> "Experiment":
+        """Returns the experiment with the mesh that `machine_meshes` has for a machine; itself without one.
+
+        Args:
+          chip: the name of its chips.
+          devices: the number of its devices.
+          granules: the number of its slices or hosts. DCN_MESH_SHAPE applies to a mesh of as many.
+        """
+        name = fitting_mesh(self.machine_meshes, chip, devices, granules)
+        return self if name is None else self.with_mesh_of(name, granules)
+
+    def with_mesh_of(self, name: str, granules: int | None = None) -> "Experiment":
+        """Returns the experiment with the mesh of this name in MESHES.
+
+        Args:
+          name: the machine.
+          granules: the number of slices or hosts if it differs from the name's. A DCN_MESH_SHAPE of another number is
+            dropped, unless --set states it.
+        Raises:
+          UsageError: the name is malformed, or the mesh does not fit its devices.
+        """
+        require_mesh(name, self.MESHES[name], self.MESH_AXES)
+        knobs: dict[str, Any] = {"DEVICE_MESH_SHAPE": self.MESHES[name]}
+        across, count = self.DCN_MESH_SHAPE, granules or parse_hardware(name, f"MESHES['{name}']").granules
+        if across is not None and math.prod(across) != count and owner(type(self), "DCN_MESH_SHAPE") != "--set":
+            knobs["DCN_MESH_SHAPE"] = None
+        with knobs_set_by(f"MESHES['{name}']"):
+            return type(self).derive(**knobs)()
 
 
 _SPEC_TABLES = {"WEIGHTS": "weights", "ACTIVATIONS": "activations"}

@@ -1,12 +1,14 @@
 """Index of experiments, read from source text: nothing is imported, so listing takes milliseconds."""
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from layers.errors import UsageError, file_line
 
@@ -24,6 +26,7 @@ class Entry:
     base: str  # name of the class it extends
     doc: str  # first line of its docstring
     mesh: tuple[int, ...]  # DEVICE_MESH_SHAPE, its own or inherited
+    meshes: dict[str, tuple[int, ...]]  # MESHES, its own or inherited; none if a class below it states `mesh`
     place: str  # file and line of the class
 
     @property
@@ -103,17 +106,25 @@ def _entry(module: str, path: Path, node: ast.ClassDef, classes: _Classes) -> En
     doc = (ast.get_docstring(node) or "").partition("\n")[0]
     key = f"{module.removeprefix('registry.experiments.')}.{node.name}"
     place = file_line(str(path), node.decorator_list[0].lineno)
-    return Entry(key, module, _base(node), doc, _mesh(module, node, classes), place)
+    mesh = tuple(_stated({"DEVICE_MESH_SHAPE"}, module, node, classes).get("DEVICE_MESH_SHAPE") or (1, 1))
+    meshes = _stated({"DEVICE_MESH_SHAPE", "MESHES"}, module, node, classes).get("MESHES")
+    return Entry(key, module, _base(node), doc, mesh, meshes if isinstance(meshes, dict) else {}, place)
 
 
-def _mesh(module: str, node: ast.ClassDef | None, classes: _Classes) -> tuple[int, ...]:
+def _stated(knobs: set[str], module: str, node: ast.ClassDef | None, classes: _Classes) -> dict[str, Any]:
+    """Returns the values of knobs in the nearest class whose body states any of them; None for one that is computed."""
     while node is not None:
+        found: dict[str, Any] = {}
         for statement in node.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
-            if "DEVICE_MESH_SHAPE" in names and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
-                return tuple(ast.literal_eval(statement.value))
+            if knobs & {*names} and isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
+                found |= dict.fromkeys(knobs & {*names})
+                with contextlib.suppress(ValueError, TypeError):
+                    found |= dict.fromkeys(knobs & {*names}, ast.literal_eval(statement.value))
+        if found:
+            return found
         base = _base(node)
         elsewhere = [other for (_, name), other in classes.items() if name == base]
         node = classes.get((module, base)) or (elsewhere[0] if elsewhere else None)
-    return (1, 1)
+    return {}

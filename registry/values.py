@@ -7,7 +7,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from layers.errors import UsageError, did_you_mean
@@ -59,7 +59,7 @@ def show(value: Any) -> str:
         return show_spec(value)
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{value.__module__}.{value.__qualname__}"
-    return repr(value)
+    return repr(dict(value) if isinstance(value, types.MappingProxyType) else value)
 
 
 def show_type(hint: Any) -> str:
@@ -78,6 +78,8 @@ def show_type(hint: Any) -> str:
     if origin is tuple:
         items = args[:1] if args[1:] == (...,) else args
         return f"a tuple of {' and '.join(show_type(item) for item in items)}"
+    if origin is Mapping:
+        return f"a dict of {show_type(args[0])} to {show_type(args[1])}"
     return getattr(hint, "__name__", str(hint))
 
 
@@ -146,6 +148,10 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
         return fits and all(value > mark.bound for mark in args[1:] if isinstance(mark, Above)), value
     if origin is tuple:
         return _fit_items(value if isinstance(value, tuple | list) else (value,), args, _fit)
+    if origin is Mapping:
+        items = {key: _fit(item, args[1]) for key, item in value.items()} if isinstance(value, Mapping) else {}
+        fits = isinstance(value, Mapping) and all(isinstance(key, args[0]) and fit for key, (fit, _) in items.items())
+        return fits, {key: item for key, (_, item) in items.items()}
     if hint is types.NoneType:
         return value is None, None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

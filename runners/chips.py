@@ -58,6 +58,9 @@ class Chip:
     hbm_bytes: int  # memory size in bytes
     hbm_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second that a device sends along one mesh axis, sum of both directions of a ring
+    network_bandwidth: float | None = (
+        None  # bytes per second that a device sends to other slices or hosts; None: unknown
+    )
     gpu: Gpu | None = None  # of NVIDIA GPUs
 
     def capacity(self, fraction: float | None = None) -> int:
@@ -69,8 +72,10 @@ class Chip:
 
 
 # Link bandwidths of TPUs: both directions of one torus axis, shared by the two cores of a v2 or v3 chip. GPUs: NVLink,
-# one direction. Memory of GPUs: what the CUDA driver reports of a card (an "80 GB" H100 has 79.1 GiB); for h100-nvl and
-# gh200 the figure of the data sheet.
+# one direction. Network bandwidths: a device's share of its host's network cards. Those of v5e and v6e from "TPU v6e",
+# cloud.google.com/tpu/docs/v6e: 2 cards of 100 Gb/s and 4 of 200 Gb/s per host of 8 chips; no such table has other
+# TPUs. Memory of GPUs: what the CUDA driver reports of a card (an "80 GB" H100 has 79.1 GiB); for h100-nvl and gh200
+# the figure of the data sheet.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -86,6 +91,7 @@ CHIPS = {
             hbm_bytes=16 * GIB,
             hbm_bandwidth=819e9,
             link_bandwidth=100e9,
+            network_bandwidth=3.125e9,
         ),
         Chip(
             name="v5p", kinds=("TPU v5",), flops=459e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=200e9
@@ -97,8 +103,10 @@ CHIPS = {
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1640e9,
             link_bandwidth=200e9,
+            network_bandwidth=12.5e9,
         ),
-        # A100: NVIDIA A100 data sheet (2021), A100 white paper (2020, table 4: SMs, lanes, clock, L2).
+        # A100: NVIDIA A100 data sheet (2021), A100 white paper (2020, table 4: SMs, lanes, clock, L2). Network: NVIDIA
+        # DGX A100 data sheet (2021), 8 single-port ConnectX-6 of 200 Gb/s for 8 GPUs.
         Chip(
             name="a100-80",
             kinds=("NVIDIA A100",),
@@ -106,6 +114,7 @@ CHIPS = {
             hbm_bytes=85_100_068_864,
             hbm_bandwidth=2039e9,
             link_bandwidth=300e9,
+            network_bandwidth=25e9,
             gpu=AMPERE,
         ),
         Chip(
@@ -115,10 +124,12 @@ CHIPS = {
             hbm_bytes=42_331_013_120,
             hbm_bandwidth=1555e9,
             link_bandwidth=300e9,
+            network_bandwidth=25e9,
             gpu=AMPERE,
         ),
         # H100: NVIDIA H100 data sheet (2023), without sparsity; H100 white paper (2022, table 3). The link of PCIe
-        # cards is the NVLink bridge between two of them.
+        # cards is the NVLink bridge between two of them. Network: NVIDIA DGX H100 data sheet (2023), 8 single-port
+        # ConnectX-7 of 400 Gb/s for 8 GPUs; servers with the other two cards vary.
         Chip(
             name="h100-pcie",
             kinds=("NVIDIA H100 PCIe",),
@@ -144,9 +155,10 @@ CHIPS = {
             hbm_bytes=84_942_979_072,
             hbm_bandwidth=3350e9,
             link_bandwidth=450e9,
+            network_bandwidth=50e9,
             gpu=HOPPER,
         ),
-        # NVIDIA H200 data sheet (2024).
+        # NVIDIA H200 data sheet (2024); network as DGX H100 (NVIDIA DGX H200 data sheet, 2024).
         Chip(
             name="h200",
             kinds=("NVIDIA H200",),
@@ -154,6 +166,7 @@ CHIPS = {
             hbm_bytes=151_397_597_184,
             hbm_bandwidth=4800e9,
             link_bandwidth=450e9,
+            network_bandwidth=50e9,
             gpu=HOPPER,
         ),
         # NVIDIA GH200 data sheet (2024), the model of 96 GB; the link is NVLink between GPUs, not that to the CPU.
@@ -166,7 +179,8 @@ CHIPS = {
             link_bandwidth=450e9,
             gpu=HOPPER,
         ),
-        # NVIDIA HGX B200 data sheet (2024): 2.25 PFLOP/s of bfloat16 without sparsity, 8 TB/s.
+        # NVIDIA HGX B200 data sheet (2024): 2.25 PFLOP/s of bfloat16 without sparsity, 8 TB/s. Network:
+        # NVIDIA DGX B200 user guide, 8 single-port ConnectX-7 of 400 Gb/s for 8 GPUs.
         Chip(
             name="b200",
             kinds=("NVIDIA B200",),
@@ -174,6 +188,7 @@ CHIPS = {
             hbm_bytes=191_514_411_008,
             hbm_bandwidth=8000e9,
             link_bandwidth=900e9,
+            network_bandwidth=50e9,
             gpu=BLACKWELL,
         ),
     )

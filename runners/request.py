@@ -69,6 +69,7 @@ class Request:
         require_same_run(self.experiment, self.flags, self.processes)
         require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
         session = Session(self.experiment, processes=self.processes)
+        session.show_mesh()
         if has_checkpoint:
             require_checkpoints(folder)
         session.require_data(train=options.reads_train, splits=options.splits)
@@ -78,7 +79,10 @@ class Request:
 
     def open_workdir(self, session: "Session", **chosen: Any) -> "Place":
         """Returns the run folder, created if it does not exist (runners.training.workdir.open_workdir)."""
+        from runners.session import on_devices
         from runners.training.workdir import open_workdir
 
         chosen = {"allow_changes": self.flags.allow_changes, "start": self.start, "processes": self.processes, **chosen}
-        return open_workdir(self.flags.workdir, self.experiment, session.mesh_shape, **chosen)
+        # The experiment of the command: that of the session may be changed further, by a window.
+        experiment = on_devices(self.experiment, list(session.mesh.devices.flat))
+        return open_workdir(self.flags.workdir, experiment, session.mesh_shape, **chosen)

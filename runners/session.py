@@ -10,22 +10,30 @@ from jax.sharding import NamedSharding
 from layers.errors import UsageError
 from registry.build import build
 from registry.checks import check
-from registry.experiment import Experiment, cls_key
+from registry.experiment import Experiment, cls_key, owner
+from registry.records.quantities import mesh_text
 from runners.abstract_arrays import AbstractArrays
+from runners.chips import chip_of
 from runners.compiled_functions import CompiledFunctions
 from runners.host_batches import HostBatches
-from runners.mesh import make_mesh
+from runners.mesh import granules, make_mesh
 from runners.processes.coordination import ProcessGroup
 from runners.throughput import Throughput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
 
 
+def on_devices(experiment: Experiment, devices: Sequence[jax.Device]) -> Experiment:
+    """Returns the experiment with the mesh that MESHES has for these devices; itself if it has none for them."""
+    chip = chip_of(devices[0]) if experiment.MESHES else None
+    return experiment if chip is None else experiment.on(chip.name, len(devices), len(granules(devices)))
+
+
 class Session:
     """An experiment's mesh, task and programs, and the shardings of its arrays.
 
     Args:
-      experiment: the experiment.
+      experiment: the experiment; on devices of a machine in its MESHES it has that mesh.
       devices: the devices of the mesh; by default all.
       processes: the processes of the run; None if this one runs alone.
 
@@ -39,17 +47,19 @@ class Session:
         devices: Sequence[jax.Device] | None = None,
         processes: ProcessGroup | None = None,
     ):
+        devices = jax.devices() if devices is None else devices
+        experiment = on_devices(experiment, devices)
         self.experiment, self.processes = experiment, processes or ProcessGroup()
         if self.processes.count != jax.process_count():
             raise AssertionError(f"JAX runs {jax.process_count()} processes (got a group of {self.processes.count})")
         self.name = cls_key(type(experiment))
-        devices = jax.devices() if devices is None else devices
         self.mesh_shape = experiment.mesh_shape(len(devices))
+        self.across = experiment.across(self.mesh_shape)
         check(experiment, self.mesh_shape)
         self.task: Task = build(experiment.Task(), "task")
         self.train: TrainProgram = build(experiment.Train(), "train")
         self.test: TestProgram = build(experiment.Test(), "test")
-        self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices)
+        self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices, self.across)
         sharding = NamedSharding(self.mesh, experiment.layout.activations["tokens_bs"])
         self.host_batches = HostBatches(sharding)
         self.abstract = AbstractArrays(self.task, self.train.input, sharding, self.mesh_shape)
@@ -87,6 +97,16 @@ class Session:
             return {}
         train_input = {"train.input": self.train.input} if train else {}
         return train_input | {f"test.inputs.{split}": source for split, source in self.test.inputs.items()}
+
+    @property
+    def mesh_owner(self) -> str:
+        """What states the mesh: a class, a flag, or a machine in MESHES."""
+        return owner(type(self.experiment), "DEVICE_MESH_SHAPE")
+
+    def show_mesh(self) -> None:
+        """Prints which mesh of MESHES these devices have, in the first process, if MESHES has one for them."""
+        if self.mesh_owner.startswith("MESHES") and self.processes.primary:
+            print(f"Mesh {mesh_text(self.mesh_shape)}: {self.mesh_owner} of {self.name}", flush=True)
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:

@@ -67,6 +67,7 @@ class Llama3_8B(Llama3):
     """8,030,261,248 weights, on 8 H100 GPUs of one box."""
 
     DEVICE_MESH_SHAPE = (8, 1)
+    MESHES = {"h100:1x8": (8, 1), "h100:2x8": (16, 1), "h200:1x8": (8, 1), "v5p:2x2x4": (16, 1)}
     NUM_LAYERS = 32
     MODEL_DIM = 4096
     FFN_DIM = 14_336

@@ -39,13 +39,14 @@ def entry(key: str, totals: Totals | None) -> Row:
     """Returns one row; parameters and bytes are None if the totals are not known."""
     if key in index.entries():
         found = index.entries()[key]
-        row = {"name": key, "base": found.base, "doc": found.doc, "mesh": list(found.mesh)}
+        row = {"name": key, "base": found.base, "doc": found.doc, "mesh": list(found.mesh), "meshes": found.meshes}
     else:
         from registry.experiment import REGISTRY, doc_line
 
         cls = REGISTRY[key]
         doc = doc_line(cls)
         row = {"name": key, "base": cls.__bases__[0].__name__, "doc": doc, "mesh": list(cls.DEVICE_MESH_SHAPE)}
+        row["meshes"] = dict(cls().machine_meshes)
     return with_figures(row, row["mesh"], totals)
 
 

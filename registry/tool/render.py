@@ -83,6 +83,7 @@ TOTALS_HINT = (
 
 def _entry_cells(row: dict[str, Any]) -> dict[str, str]:
     mesh = "x".join("*" if n == -1 else str(n) for n in row["mesh"])
+    mesh += f" ({len(row['meshes'])} MESHES)" if row["meshes"] else ""
     parameters = "" if row["parameters"] is None else amount(row["parameters"])
     return {"name": row["name"], "parameters": parameters, "mesh": mesh, "description": row["doc"]}
 

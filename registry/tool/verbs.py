@@ -1,6 +1,7 @@
 """Verbs of the registry tool that inspect the registered experiments."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -175,6 +176,9 @@ def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any
 
     try:
         experiment = resolve_recorded(stored, options.set, imports=options.imports)
+        chosen = re.fullmatch(r"MESHES\['(.*)'\]", stored["knobs"].get("DEVICE_MESH_SHAPE", {}).get("owner", ""))
+        if chosen and chosen[1] in experiment.MESHES:  # the run's devices had a mesh of their own
+            experiment = experiment.with_mesh_of(chosen[1])
         # On the devices of the run: the mesh of a small experiment, or one with -1, depends on the available devices.
         same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)
         return snapshot(experiment, stored["mesh"] if same else None)

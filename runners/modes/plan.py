@@ -13,8 +13,8 @@ class Options(ModeOptions):
     """Flags of --mode=plan."""
 
     topology: str | None = option(
-        "a TPU slice or hosts x GPUs to compile for, with their own compiler; needs no accelerator",
-        metavar="v3:8x8|h100:8x8",
+        "TPU slices or hosts x GPUs to compile for, with their own compiler; needs no accelerator",
+        metavar="v3:8x8|2*v5e:16x16|h100:8x8",
         default=None,
     )
     chip: str | None = option(
@@ -25,6 +25,9 @@ class Options(ModeOptions):
         default=None,
     )
     plan_step: Literal["train", "decode"] = option("one update, or one token after a context", default="train")
+    tokens: float | None = option("tokens to train on: prints device-hours and cost", metavar="300e9", default=None)
+    price: float | None = option("price of a device for an hour, for the cost of --tokens", default=None)
+    mfu: float | None = option("model FLOP/s over the chips', to estimate device-hours from", default=None)
     search: bool = option(
         "find the fastest plan that fits, within the tokens of an update; prints its --set values", default=False
     )
@@ -39,11 +42,13 @@ class Options(ModeOptions):
 
     def default_workdir(self, exp: str | None) -> str | None:
         """Returns a folder named after the experiment and the machine."""
-        return None if exp is None else f"plans/{exp}-{self.topology or self.chip or 'cpu'}".replace(":", "-")
+        machine = (self.topology or self.chip or "cpu").replace(":", "-").replace("*", "x")
+        return None if exp is None else f"plans/{exp}-{machine}"
 
 
 def run(request: Request, options: Options) -> int:
     """Prints the plan and writes plan.json and plan.html; returns the exit code."""
+    from runners.planner.budget import Budget
     from runners.planner.machine import Machine
     from runners.planner.plan import plan
     from runners.planner.search.largest_batch import largest_batch
@@ -61,7 +66,11 @@ def run(request: Request, options: Options) -> int:
         virtual_devices=request.flags.host_devices,
         memory_fraction=options.memory_fraction,
     )
+    for mode in ("search", "largest_batch"):
+        if getattr(options, mode) and options.tokens is not None:
+            raise UsageError(f"--tokens has no effect with --{mode}. Remove one of them.")
+    budget = Budget.named(options.tokens, options.price, options.mfu, has_chip=machine.chip is not None)
     arguments = (request.experiment, request.workdir, machine, options.plan_step)
     if options.search:
         return search(*arguments, Search(**of_search))
-    return largest_batch(*arguments) if options.largest_batch else plan(*arguments)
+    return largest_batch(*arguments) if options.largest_batch else plan(*arguments, budget)

@@ -7,6 +7,8 @@ from typing import Any
 from registry.experiment import Experiment
 from registry.records.snapshot import weight_summary
 from runners.chips import Chip
+from runners.mesh import granule_factors, granule_numbers
+from runners.planner import network
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Program, Step, compile_step, memory
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
@@ -22,11 +24,12 @@ def cost(session: Session, machine: Machine, step: Step = "train", lowered_step:
     outputs - aliased + temporaries, an upper bound. `gradients` is the size of one gradient per weight; gradients are
     temporaries, as are activations and copies. FLOPs count the matrix products on all devices, rematerialization
     included; `flops_per_token` is the model's alone, three times the forward pass. The roofline step time assumes that
-    computation, the least memory traffic and the links of each mesh axis overlap perfectly; link times are estimates
-    that assign each mesh axis one axis of the torus. `roofline_is_estimate` is true if the CPU compiler compiled the
-    program: its collectives differ from the chip's, so the step time is not a bound. `fits` is the TPU compiler's
-    answer if it compiled the program, else whether the peak is at most `capacity_bytes_per_device`, which a process can
-    use of the chip's memory; the GPU compiler refuses no program for its memory. It is None if no chip is known.
+    computation, the least memory traffic, the links of each mesh axis and the network across slices or hosts overlap
+    perfectly; link times are estimates that assign each mesh axis one axis of the torus. `roofline_is_estimate` is true
+    if the CPU compiler compiled the program: its collectives differ from the chip's, so the step time is not a bound.
+    `fits` is the TPU compiler's answer if it compiled the program, else whether the peak is at most
+    `capacity_bytes_per_device`, which a process can use of the chip's memory; the GPU compiler refuses no program for
+    its memory. It is None if no chip is known.
 
     Args:
       session: the experiment on the mesh to plan for.
@@ -47,7 +50,7 @@ def cost(session: Session, machine: Machine, step: Step = "train", lowered_step:
     if program.compiled is None:
         plan |= {"fits": False, "compiler": program.shortage}
     else:
-        plan |= _of_program(plan, program, machine, session.mesh_shape)
+        plan |= _of_program(plan, program, machine, session)
     return plan | {"compile_seconds": program.seconds}
 
 
@@ -62,18 +65,23 @@ def _planned(session: Session, machine: Machine) -> Plan:
         "chip": chip.name if chip else None,
         "devices": session.mesh.size,
         "mesh": dict(session.mesh_shape),
+        "mesh_set_by": session.mesh_owner,
         "hbm_bytes_per_device": chip.hbm_bytes if chip else None,
         "capacity_bytes_per_device": machine.capacity,
     }
 
 
-def _of_program(plan: Plan, program: Program, machine: Machine, mesh: Any) -> Plan:
+def _of_program(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     text, chip = program.compiled.as_text(), machine.chip
+    numbers = granule_numbers(session.mesh, session.across)
+    count = max(numbers) + 1
+    totals = collective_totals(text, session.mesh_shape, numbers if count > 1 else ())
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
-        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, mesh)],
+        "collectives": [dataclasses.asdict(c) for c in totals],
+        "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
     if chip is not None:
@@ -81,6 +89,12 @@ def _of_program(plan: Plan, program: Program, machine: Machine, mesh: Any) -> Pl
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
         found |= _roofline(plan | found, chip)
     return found
+
+
+def _across(session: Session, machine: Machine, numbers: list[int]) -> Plan:
+    """Returns the slices or hosts of the mesh: their name, their number, and those along each axis."""
+    factors = granule_factors(session.mesh_shape, numbers)
+    return {"of": machine.granule, "count": max(numbers) + 1, "mesh": factors}
 
 
 def _tokens(session: Session, step: Step) -> int:
@@ -101,13 +115,10 @@ def _roofline(plan: Plan, chip: Chip) -> Plan:
     memory, decoding = plan["memory_bytes_per_device"], plan["step"] == "decode"
     # At least, arguments are read and outputs written; a decoding step writes one position of its cache.
     traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
-    axes: dict[str, int] = {}
-    for collective in plan["collectives"]:
-        axes[collective["axis"]] = axes.get(collective["axis"], 0) + collective["bytes"]
     peak = chip.flops * plan["devices"]
     bounds = {"compute_seconds": plan["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
-    links = {f"links_{axis}_seconds": total / chip.link_bandwidth for axis, total in axes.items()}
-    step = max((bounds | links).values())
+    links = network.bounds(plan["collectives"], chip)
+    step = max(*(bounds | links).values(), network.shared_seconds(links))
     # A decoding step runs the forward pass, a third of the work.
     work = plan["flops_per_token"] * plan["tokens_per_step"] / (3 if decoding else 1)
     return {

@@ -1,6 +1,7 @@
 """The machine to plan for: a chip and its number of devices, attached or not."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -63,9 +64,23 @@ class Machine:
         return None if self.topology is None else self.chip
 
     @property
+    def granule(self) -> str:
+        """What the devices inside are of: slices of TPUs, or hosts; exchanges between them cross the network."""
+        return "hosts" if self.chip is None or self.chip.gpu else "slices"
+
+    @property
     def capacity(self) -> int | None:
         """Bytes that a process can use of a device's memory; None if no chip is known."""
         return None if self.chip is None else self.chip.capacity(self.memory_fraction)
+
+    def placed(self, experiment: Experiment, devices: int) -> Experiment:
+        """Returns the experiment with the mesh that MESHES has for as many devices of the chip; itself without one.
+
+        Virtual CPU devices have no hosts but those of DCN_MESH_SHAPE.
+        """
+        if self.chip is None or self.topology is not None:  # the session asks the devices of a topology
+            return experiment
+        return experiment.on(self.chip.name, devices, math.prod(experiment.DCN_MESH_SHAPE or (1,)))
 
     def devices(self, experiment: Experiment) -> list[Any]:
         """Returns the devices to compile for: the topology's, or virtual ones on this machine's CPU.

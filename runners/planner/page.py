@@ -8,11 +8,11 @@ from registry.pages.page import page, table, text, write_assets
 from registry.pages.weights import weights
 from registry.records.snapshot import weight_summary
 from registry.tool import render
+from runners.planner import network
 from runners.planner.cost import Plan
 from runners.planner.summary import (
-    COLLECTIVE_COLUMNS,
     ESTIMATE,
-    collective_cells,
+    collective_table,
     fit_message,
     machine_text,
     numbers,
@@ -28,6 +28,8 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
     """Writes plan.json, plan.html and the assets that the page loads."""
     write_whole(folder / "plan.json", json.dumps(content, indent=1) + "\n")
     write_assets(folder)
+    columns, rows = collective_table(content)
+    message = network.warning(content)
     sections = [
         f"<h1>{text(title(content))}: the plan of a {content['step']} step</h1>",
         f"<p class=doc>{text(machine_text(content))}</p>",
@@ -37,7 +39,8 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
         table(("figure", "value"), numbers(content)),
         f"<p>{text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",
         "<h2>Collectives</h2>",
-        table(COLLECTIVE_COLUMNS, collective_cells(content), COLLECTIVE_COLUMNS[2:]),
+        table(columns, rows, columns[2:]),
+        f"<p><b>Warning:</b> {text(message)}</p>" if message else "",
         "<h2>Weights</h2>",
         weights(weight_summary(experiment, content["mesh"])),
     ]

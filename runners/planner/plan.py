@@ -1,6 +1,7 @@
 """--mode=plan: memory, collectives and step time of an experiment on a machine that need not be attached."""
 
 from registry.experiment import Experiment
+from runners.planner.budget import Budget
 from runners.planner.cost import cost
 from runners.planner.machine import Machine
 from runners.planner.page import write
@@ -11,11 +12,17 @@ from runners.session import Session
 from tasks.storage.files import Place
 
 
-def plan(experiment: Experiment, folder: Place, machine: Machine, step: Step = "train") -> int:
+def plan(
+    experiment: Experiment, folder: Place, machine: Machine, step: Step = "train", budget: Budget | None = None
+) -> int:
     """Compiles and prints the plan, writes plan.json and plan.html; returns exit code 1 if it does not fit."""
-    session = Session(experiment, machine.devices(experiment))
+    devices = machine.devices(experiment)
+    session = Session(machine.placed(experiment, len(devices)), devices)
+    session.show_mesh()
     make_folder(folder)
     content = cost(session, machine, step)
+    if budget is not None and machine.chip is not None:
+        content["budget"] = budget.of(content, machine.chip.flops)
     show(content)
     write(content, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")

@@ -4,6 +4,7 @@ import math
 
 from registry.records.quantities import hardware_text, peak_parts
 from registry.tool import render
+from runners.planner import budget, network
 from runners.planner.cost import Plan
 from runners.reports.results import title
 
@@ -79,6 +80,7 @@ def numbers(content: Plan) -> list[tuple[str, str]]:
             (f"{kind} tokens per second", f"{most} {rate(content['roofline_tokens_per_second'])}"),
             (f"{kind} MFU", render.percent(content["roofline_mfu"])),
         ]
+    rows[-1:-1] = [*network.rows(content), *budget.rows(content)]
     return rows
 
 
@@ -93,9 +95,14 @@ ESTIMATE = (
 )
 
 
-def collective_cells(content: Plan) -> list[tuple[str, str, str, str]]:
-    """Rows of the table of collectives."""
-    return [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in content["collectives"]]
+def collective_table(content: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of the table of collectives; the last column is what crosses the network, if anything does."""
+    rows = [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in content["collectives"]]
+    if not network.network_bytes(content):
+        return COLLECTIVE_COLUMNS, [*rows]
+    across = [render.size(c["network_bytes"]) if c["network_bytes"] else "" for c in content["collectives"]]
+    columns = (*COLLECTIVE_COLUMNS, f"of these across {content['across']['of']}")
+    return columns, [(*row, sent) for row, sent in zip(rows, across, strict=True)]
 
 
 COLLECTIVES_SHOWN = 8  # collectives on the terminal, largest first
@@ -110,11 +117,13 @@ def show(content: Plan) -> None:
     memory = [(name, render.size(amount)) for name, amount in parts(content).items()]
     out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
     if content["collectives"]:
-        rows = collective_cells(content)[:COLLECTIVES_SHOWN]
-        out.print(render.table(COLLECTIVE_COLUMNS, rows, right=COLLECTIVE_COLUMNS[2:]))
+        columns, rows = collective_table(content)
+        out.print(render.table(columns, rows[:COLLECTIVES_SHOWN], right=columns[2:]))
     if len(content["collectives"]) > COLLECTIVES_SHOWN:
         count = len(content["collectives"]) - COLLECTIVES_SHOWN
         out.print(f"The {count} smaller collectives are in plan.json and plan.html.")
     out.print(render.table(("figure", "value"), numbers(content), flexible={"value": None}))
+    if message := network.warning(content):
+        out.print(f"Warning: {message}")
     if content.get("roofline_is_estimate"):
         out.print(ESTIMATE)

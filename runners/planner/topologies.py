@@ -3,35 +3,27 @@
 import contextlib
 import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from layers.errors import UsageError, did_you_mean, first_line, missing_package
+from layers.errors import UsageError, first_line, missing_package
+from registry.meshes import parse_hardware
 from runners.chips import CHIPS, Chip, Gpu
 
 GPU_COMPILERS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules; the extra gpu-plan installs the first
 
 
-def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
-    """Returns the chip and the grid of a name like `v3:8x8` (chips of a slice) or `h100:8x8` (hosts x GPUs of a host).
+def parse_topology(name: str) -> tuple[Chip, tuple[int, ...], int]:
+    """Returns the chip, the grid and the number of slices of a name (registry.meshes.parse_hardware).
+
+    The grid is that of a slice's chips, or (hosts, GPUs of a host) in one slice.
 
     Raises:
       UsageError: the name is malformed, or the chip is unknown.
     """
-    match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)+)", name)
-    if not match:
-        raise UsageError(
-            "--topology must be a TPU and its grid of chips, like v3:8x8 or v4:4x4x4, or a GPU and hosts x GPUs of a "
-            f"host, like h100:8x8 (got {name})."
-        )
-    if match[1] not in CHIPS:
-        raise UsageError(f"Unknown chip '{match[1]}' in --topology={name}. {did_you_mean(match[1], CHIPS)}")
-    chip, grid = CHIPS[match[1]], tuple(map(int, match[2].split("x")))
-    if chip.gpu and (len(grid) != 2 or 0 in grid):
-        raise UsageError(f"--topology={name} must be hosts x GPUs of a host. Write for example {chip.name}:8x8.")
-    return chip, grid
+    hardware = parse_hardware(name, f"--topology={name}")
+    return CHIPS[hardware.chip], hardware.grid, hardware.slices
 
 
 def topology_devices(name: str) -> list[Any]:
@@ -43,11 +35,11 @@ def topology_devices(name: str) -> list[Any]:
     Raises:
       UsageError: the compiler is not installed, or does not support the topology.
     """
-    chip, grid = parse_topology(name)
-    return _tpus(name, chip, grid) if chip.gpu is None else _gpus(chip, chip.gpu, grid)
+    chip, grid, slices = parse_topology(name)
+    return _tpus(chip, grid, slices) if chip.gpu is None else _gpus(chip, chip.gpu, grid)
 
 
-def _tpus(name: str, chip: Chip, grid: tuple[int, ...]) -> list[Any]:
+def _tpus(chip: Chip, grid: tuple[int, ...], slices: int) -> list[Any]:
     if not has_tpu_compiler():
         raise missing_package("--topology", "libtpu (the TPU compiler; no TPU is needed)", "tpu")
     # libtpu queries the TPU machine it runs on for these; there is none here.
@@ -57,11 +49,13 @@ def _tpus(name: str, chip: Chip, grid: tuple[int, ...]) -> list[Any]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    options = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
+    options |= {"num_slices": slices} if slices > 1 else {}
+    shape = "x".join(map(str, grid))
     try:
+        name = f"{chip.name}:{shape}"
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
-        shape = "x".join(map(str, grid))
         raise UsageError(
             f"The TPU compiler does not support a {chip.name} slice of {shape} chips: {first_line(error)}."
         ) from error

@@ -25,7 +25,7 @@ from tasks.storage.locks import locked
 # A run can resume with other values of these: the sharding of weights, time limits, the intervals of logging,
 # evaluation and saving, evaluation tasks, and the number of steps do not change what is learned.
 NOT_LEARNED = (
-    *("MESH_AXES", "DEVICE_MESH_SHAPE", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
+    *("MESH_AXES", "DEVICE_MESH_SHAPE", "DCN_MESH_SHAPE", "MESHES", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
     *("ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
     *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),

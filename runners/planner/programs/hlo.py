@@ -3,14 +3,20 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+
+from runners.mesh import granule_factors
+from runners.planner.network import sent_across
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+# The program of several TPU slices is that of one; it sends to the same device of other slices through the host.
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_FIRST_DEVICE = 100_000  # of slice 1; that of slice n is n times it
 # TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
 _SCATTER = "all-reduce-scatter"
 
@@ -23,6 +29,7 @@ class CollectiveTotal:
     axis: str  # mesh axes whose devices take part, joined by "+"
     count: int  # executions, trip counts of the enclosing loops included
     bytes: int  # sent by each device, in a ring
+    network_bytes: int = 0  # of these, sent to other slices or hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Collective:
     loops: tuple[int, ...]  # trip counts of the enclosing loops, outermost first; 1 if unknown
     result_bytes: int  # size of the result on each device
     sent_bytes: int  # sent by each device per execution
+    network_bytes: int = 0  # of these, sent to other slices or hosts
 
     @property
     def times(self) -> int:
@@ -49,32 +57,40 @@ class _Instruction:
     rest: str  # operands and attributes
 
 
-def collective_totals(text: str, mesh: Mapping[str, int]) -> list[CollectiveTotal]:
+def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> list[CollectiveTotal]:
     """Returns the collectives of one run of a program compiled for `mesh`, by kind and axis, largest first.
 
     Args:
       text: `compiled.as_text()`.
       mesh: axis name to size, in the order of the mesh.
+      granules: number of the slice or host of each device, in the order of the mesh; empty if there is one.
     """
     totals: dict[tuple[str, str], list[int]] = {}
-    for collective in collectives(text, mesh):
-        total = totals.setdefault((collective.kind, collective.axis), [0, 0])
+    for collective in collectives(text, mesh, granules):
+        total = totals.setdefault((collective.kind, collective.axis), [0, 0, 0])
         total[0] += collective.times
         total[1] += collective.times * collective.sent_bytes
+        total[2] += collective.times * collective.network_bytes
     sums = [CollectiveTotal(kind, axis, *total) for (kind, axis), total in totals.items()]
     return sorted(sums, key=lambda total: -total.bytes)
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
+def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> Iterator[Collective]:
     """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collective_totals`."""
     computations, entry = _parse(text)
+    mesh, slices = _of_one_slice(text, mesh, granules)
+    granules = () if slices else granules
     fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     counted: set[tuple[str, str]] = set()
     for loops, name, instruction in _walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
+        if kind == "send" and (transfer := _TRANSFER.search(instruction.rest)):
+            yield _between_slices(instruction, transfer[1], loops, slices)
+            continue
         if kind not in KINDS:
             continue
-        axes, size = _group(instruction.rest, mesh)
+        groups = _groups(instruction.rest, math.prod(mesh.values()))
+        axes, size = _axes(groups[0], mesh), len(groups[0])
         # TPU programs split one collective over several fusions, which overlap it with computation.
         one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
         if size == 1 or (name in fused and one in counted):
@@ -83,7 +99,8 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
-        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size))
+        across = sent_across(kind, payload, size, _fewest(groups, granules))
+        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size), across)
 
 
 def loops_counted_once(text: str) -> int:
@@ -151,8 +168,7 @@ def _trip_count(rest: str, condition: list[_Instruction]) -> int | None:
 
 
 def _result_bytes(instruction: _Instruction) -> int:
-    arrays = _ARRAY.findall(instruction.type)
-    sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+    sizes = _array_bytes(instruction.type)
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
@@ -160,30 +176,80 @@ def _result_bytes(instruction: _Instruction) -> int:
     return sum(sizes)
 
 
+def _array_bytes(of: str) -> list[int]:
+    """Returns the size of each array of a type."""
+    arrays = _ARRAY.findall(of)
+    return [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+
+
 def _width(kind: str) -> int:
     digits = re.search(r"\d+", kind)
     return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
 
 
-def _group(rest: str, mesh: Mapping[str, int]) -> tuple[str, int]:
-    """Returns the mesh axes that a group of devices spans, joined by "+", and the size of the group."""
-    members = _first_group(rest, math.prod(mesh.values()))
+def _of_one_slice(
+    text: str, mesh: Mapping[str, int], granules: Sequence[int]
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Returns the mesh inside a slice and the slices along each axis, of a program of one slice; else `mesh` and {}."""
+    partitions = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
+    if not granules or not partitions or int(partitions[1]) == math.prod(mesh.values()):
+        return mesh, {}
+    slices = granule_factors(mesh, granules)
+    return {axis: size // slices[axis] for axis, size in mesh.items()}, slices
+
+
+def _between_slices(
+    instruction: _Instruction, transfer: str, loops: tuple[int, ...], slices: Mapping[str, int]
+) -> Collective:
+    """Returns the collective of the devices in the same place of several slices, all of whose bytes cross the network.
+
+    Args:
+      instruction: the send of what a device contributes.
+      transfer: the collective's name in the runtime of several slices.
+      loops: as in `Collective`.
+      slices: the slices along each mesh axis.
+    """
+    target = instruction.rest.partition("_xla_megascale_target=")[2]
+    if target.startswith('"'):  # "{1,2}x{0:15}": slices x devices of a slice
+        members = {int(number) for number in re.findall(r"\d+", target.partition("}")[0])}
+    else:  # {{100000,200000},{100001,200001}}: devices of each group
+        members = {int(number) // _FIRST_DEVICE for number in re.findall(r"\d+", target.partition("}")[0])}
+    name, count = transfer.lower().replace("_", "-"), len(members)
+    kind = name if name in KINDS else "collective-permute"
+    payload = _array_bytes(instruction.type)[0]
+    payload = {"all-gather": payload * count, "reduce-scatter": payload // count}.get(kind, payload)
+    sent = _sent(kind, payload, count)
+    return Collective(kind, _axes(sorted(number - 1 for number in members), slices), loops, payload, sent, sent)
+
+
+def _axes(members: Sequence[int], mesh: Mapping[str, int]) -> str:
+    """Returns the mesh axes that a group of devices spans, joined by "+"."""
     places = np.array(np.unravel_index(members, tuple(mesh.values())))
-    axes = [axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1]
-    return "+".join(axes), len(members)
+    return "+".join(axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1)
 
 
-def _first_group(rest: str, devices: int) -> list[int]:
+def _fewest(groups: Sequence[Sequence[int]], granules: Sequence[int]) -> int:
+    """Returns the fewest devices of a group that are in one slice or host; its size if all of them are."""
+    if not granules:
+        return len(groups[0])
+    even = np.array([group for group in groups if len(group) == len(groups[0])])
+    places = np.asarray(granules)[even]
+    counts = (places[:, :, None] == np.arange(max(granules) + 1)).sum(axis=1)
+    return int(counts[counts > 0].min())
+
+
+def _groups(rest: str, devices: int) -> list[list[int]]:
+    """Returns the devices of each group; of a permutation, source and target of each move."""
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest)
     if pairs:
         moves = re.findall(r"\{(\d+),(\d+)\}", rest[pairs.start() :].partition("}}")[0] + "}")
-        return next(([int(a), int(b)] for a, b in moves if a != b), [0])
-    groups = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+        return [[int(a), int(b)] for a, b in moves if a != b] or [[0]]
+    groups = re.search(r"replica_groups=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}", rest)
     if groups:
-        return list(map(int, groups[1].split(",")))
+        return [list(map(int, group.split(","))) for group in re.findall(r"[\d,]+", groups[1].replace("},{", " "))]
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota:
-        return _transposed(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2]))[0].tolist()
+        return _transposed(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist()
     mesh_groups = re.search(
         r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", rest
     )
@@ -192,8 +258,10 @@ def _first_group(rest: str, devices: int) -> list[int]:
         ids = _transposed(mesh_groups[2], mesh_groups[3]) if mesh_groups[2] else np.arange(devices)
         grid = ids.reshape(tuple(map(int, sizes)))
         grouped_axes = re.findall(r"'([^']+)'", mesh_groups[4])
-        return grid[tuple(slice(None) if name in grouped_axes else 0 for name in names)].ravel().tolist()
-    return list(range(devices))
+        order = sorted(range(len(names)), key=lambda place: names[place] in grouped_axes)  # stable
+        size = math.prod(int(size) for name, size in zip(names, sizes, strict=True) if name in grouped_axes)
+        return grid.transpose(order).reshape(-1, size).tolist()
+    return [list(range(devices))]
 
 
 def _transposed(dims: str, order: str | None) -> np.ndarray:

@@ -17,7 +17,7 @@ from runners.planner.search.best_first import Excluded, Rank
 from runners.planner.search.bounds import flops, table_bounds
 from runners.planner.search.cases import Case
 from runners.reports.results import Key, Results, experiment_hash
-from runners.session import Session
+from runners.session import Session, on_devices
 
 Lines = dict[str, Any]
 NOT_COMPILED = (UsageError, NotImplementedError, jax.errors.JaxRuntimeError)
@@ -33,7 +33,8 @@ class Plans:
 
     def __init__(self, experiment: Experiment, machine: Machine, step: Step, devices: list[Any], results: Results):
         assert machine.chip is not None
-        self._experiment, self._machine, self._devices = experiment, machine, devices
+        self._experiment = on_devices(machine.placed(experiment, len(devices)), devices)
+        self._machine, self._devices = machine, devices
         self._step: Step = step
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}
@@ -84,7 +85,7 @@ class Plans:
         return {
             "part": part,
             **self._hashes[name],
-            "order": self._experiment.DEVICE_ORDER,
+            "order": [self._experiment.DEVICE_ORDER, *(self._experiment.DCN_MESH_SHAPE or ())],
             "jax": jax.__version__,
             "machine": [machine.topology, self._chip.name, machine.virtual_devices, machine.memory_fraction],
             "of_step": self._step,

@@ -19,7 +19,7 @@ def test_list_imports_no_jax():
 def test_list(capsys):
     _, rows = data(capsys, "list")
     tiny = next(row for row in rows if row["name"] == "tiny.StdlibTiny")
-    assert set(tiny) == {"name", "base", "doc", "mesh", "parameters", "bytes", "devices"}
+    assert set(tiny) == {"name", "base", "doc", "mesh", "meshes", "parameters", "bytes", "devices"}
     assert (tiny["base"], tiny["mesh"], tiny["devices"]) == ("DecoderLm", [-1, 1], 1)
     assert tiny["bytes"] == 4 * tiny["parameters"]
     giant = next(row for row in rows if row["name"] == "gshard.DenseLm1T16x16")

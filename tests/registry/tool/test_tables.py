@@ -55,7 +55,14 @@ def require_marks(out, values):
 
 def test_list(printed, monkeypatch):
     rows = [
-        {"name": entry.key, "base": entry.base, "doc": entry.doc, "mesh": entry.mesh, "devices": 2048}
+        {
+            "name": entry.key,
+            "base": entry.base,
+            "doc": entry.doc,
+            "mesh": entry.mesh,
+            "meshes": entry.meshes,
+            "devices": 2048,
+        }
         | {key: totals.stored()[entry.key][key] for key in ("parameters", "bytes")}
         for entry in entries().values()
     ]

@@ -26,11 +26,16 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("name", "chip", "grid"),
-    [("h100:8x8", "h100", (8, 8)), ("a100-40:1x16", "a100-40", (1, 16)), ("v4:4x4x4", "v4", (4, 4, 4))],
+    ("name", "chip", "grid", "slices"),
+    [
+        ("h100:8x8", "h100", (8, 8), 1),
+        ("a100-40:1x16", "a100-40", (1, 16), 1),
+        ("v4:4x4x4", "v4", (4, 4, 4), 1),
+        ("2*v5e:16x16", "v5e", (16, 16), 2),
+    ],
 )
-def test_names(name, chip, grid):
-    assert parse_topology(name) == (CHIPS[chip], grid)
+def test_names(name, chip, grid, slices):
+    assert parse_topology(name) == (CHIPS[chip], grid, slices)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,9 @@ def test_names(name, chip, grid):
         ("v9:2x2", r"Unknown chip 'v9' in --topology=v9:2x2\. Did you mean 'v\d\w?'"),
         ("h100:2x2x2", r"must be hosts x GPUs of a host\. Write for example h100:8x8"),
         ("h100:0x8", r"must be hosts x GPUs of a host"),
+        ("2*h100:8x8", r"--topology=2\*h100:8x8 has slices, which only TPUs have\. Write hosts x GPUs: h100:16x8"),
+        ("0*v5e:2x2", r"--topology=0\*v5e:2x2 has no device"),
+        ("x*v5e:2x2", r"must be a TPU and its grid of chips"),
         ("h10:8x8", r"Unknown chip 'h10' in --topology=h10:8x8\. Did you mean 'h100'"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from layers.specs import P
-from runners.planner.programs.hlo import CollectiveTotal, _first_group, collective_totals, loops_counted_once
+from runners.planner.programs.hlo import CollectiveTotal, _groups, collective_totals, loops_counted_once
 
 MESH = {"data": 2, "model": 4}
 
@@ -74,7 +74,7 @@ def test_loops_in_loops_multiply():
     ],
 )
 def test_ways_to_write_a_group(written, members):
-    assert _first_group(f"%x), channel_id=1, {written}, dimensions={{0}}", 8) == members
+    assert _groups(f"%x), channel_id=1, {written}, dimensions={{0}}", 8)[0] == members
 
 
 TPU = """HloModule step
