@@ -8,6 +8,7 @@ from runners.chips import Chip
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Program, Step, compile_step, memory
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
+from runners.planner.programs.peaks import explain
 from runners.session import Session
 
 Plan = dict[str, Any]
@@ -44,7 +45,7 @@ def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
     if program.compiled is None:
         plan |= {"fits": False, "compiler": program.shortage}
     else:
-        plan |= _of_program(plan, program, machine, session.mesh_shape)
+        plan |= _of_program(plan, program, machine, session)
     return plan | {"compile_seconds": program.seconds}
 
 
@@ -64,20 +65,26 @@ def _planned(session: Session, machine: Machine) -> Plan:
     }
 
 
-def _of_program(plan: Plan, program: Program, machine: Machine, mesh: Any) -> Plan:
+def _of_program(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     text, chip = program.compiled.as_text(), machine.chip
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
-        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, mesh)],
+        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, session.mesh_shape)],
         "loops_counted_once": loops_counted_once(text),
     }
     if chip is not None:
         by_compiler = machine.target is not None and chip.gpu is None
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
         found |= _roofline(plan | found, chip)
-    return found
+    return found | _explained(program, text, found["memory_bytes_per_device"]["peak"], machine, session)
+
+
+def _explained(program: Program, text: str, peak: int, machine: Machine, session: Session) -> Plan:
+    """Returns the buffers at the peak, memory over the schedule, and what would be slow."""
+    rows = [row["path"] for row in weight_summary(session.experiment, session.mesh_shape)["weights"]]
+    return explain(text, program.buffers, rows, peak, has_peak=machine.target is not None)
 
 
 def _tokens(session: Session, step: Step) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from layers.errors import first_line
 from runners.flops import matmul_flops
 from runners.planner.machine import Machine
+from runners.planner.programs.buffers import Buffers, buffer_report
 from runners.planner.topologies import planned_cudnn
 from runners.session import Session
 
@@ -24,6 +25,7 @@ class Program:
     compiled: Any  # jax.stages.Compiled; None where the compiler refused it for its memory
     shortage: dict[str, Any] | None  # message, needed_bytes and available_bytes of a program that was refused
     flops: int  # of matrix products on all devices, rematerialization included
+    buffers: Buffers | None  # None if the compiler does not report them
     seconds: float  # to trace, lower and compile
 
 
@@ -35,17 +37,19 @@ def compile_step(session: Session, machine: Machine, step: Step = "train") -> Pr
     """
     began = time.perf_counter()
     lowered, flops = lower_step(session, machine, step)
-    compiled = shortage = None
+    compiled = shortage = buffers = None
     try:
-        with planned_cudnn(machine.target):  # each device's part of attention is lowered while compiling
-            compiled = lowered.compile()
+        # Each device's part of attention is lowered while compiling.
+        with planned_cudnn(machine.target), buffer_report() as (options, read_buffers):
+            compiled = lowered.compile(compiler_options=options)
+            buffers = read_buffers()
     except jax.errors.JaxRuntimeError as error:
         # The GPU compiler refuses no program for its memory: its RESOURCE_EXHAUSTED is a kernel's shared memory.
         shortage = None if machine.target is not None and machine.target.gpu else out_of_memory(str(error))
         if shortage is None:
             raise
     seconds = time.perf_counter() - began
-    return Program(compiled=compiled, shortage=shortage, flops=flops, seconds=seconds)
+    return Program(compiled=compiled, shortage=shortage, flops=flops, buffers=buffers, seconds=seconds)
 
 
 def lower_step(session: Session, machine: Machine, step: Step = "train") -> tuple[Any, int]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from runners.planner.programs.hlo_text import ARRAY, Instruction, attribute, parse, trip_count, walk, width
+
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 # TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
 _SCATTER = "all-reduce-scatter"
 
@@ -41,14 +40,6 @@ class Collective:
         return math.prod(self.loops)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    name: str
-    type: str
-    opcode: str
-    rest: str  # operands and attributes
-
-
 def collective_totals(text: str, mesh: Mapping[str, int]) -> list[CollectiveTotal]:
     """Returns the collectives of one run of a program compiled for `mesh`, by kind and axis, largest first.
 
@@ -67,16 +58,16 @@ def collective_totals(text: str, mesh: Mapping[str, int]) -> list[CollectiveTota
 
 def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
     """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collective_totals`."""
-    computations, entry = _parse(text)
-    fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
+    computations, entry = parse(text)
+    fused = {attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     counted: set[tuple[str, str]] = set()
-    for loops, name, instruction in _walk(computations, entry, ()):
+    for loops, name, instruction in walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
         axes, size = _group(instruction.rest, mesh)
         # TPU programs split one collective over several fusions, which overlap it with computation.
-        one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
+        one = (str(ARRAY.findall(instruction.type)), attribute(instruction.rest, "channel_id"))
         if size == 1 or (name in fused and one in counted):
             continue
         counted.add(one)
@@ -88,9 +79,9 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
 
 def loops_counted_once(text: str) -> int:
     """Number of loops of unknown trip count, whose collectives are counted once."""
-    computations, _ = _parse(text)
+    computations, _ = parse(text)
     loops = (i for body in computations.values() for i in body if i.opcode == "while")
-    return sum(_trip_count(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
+    return sum(trip_count(i.rest, computations.get(attribute(i.rest, "condition"), [])) is None for i in loops)
 
 
 def _sent(kind: str, payload: int, size: int) -> int:
@@ -102,67 +93,14 @@ def _sent(kind: str, payload: int, size: int) -> int:
     return (2 if kind == "all-reduce" else 1) * payload * (size - 1) // size
 
 
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    computations: dict[str, list[_Instruction]] = {}
-    name = entry = ""
-    for line in text.splitlines():
-        if line.endswith("{") and " -> " in line and not line.startswith(" "):
-            name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0].split("(")[0]
-            entry = name if line.startswith("ENTRY") else entry
-            computations[name] = []
-        elif match := _INSTRUCTION.match(line):
-            computations[name].append(_Instruction(*match.groups()))
-    return computations, entry
-
-
-def _walk(
-    computations: dict[str, list[_Instruction]], name: str, loops: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], str, _Instruction]]:
-    """Yields every instruction reached from a computation: trip counts around it, its computation's name, itself."""
-    for instruction in computations.get(name, ()):
-        yield loops, name, instruction
-        if instruction.opcode == "while":
-            body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
-            count = _trip_count(instruction.rest, computations.get(condition, []))
-            yield from _walk(computations, body, (*loops, count or 1))
-        elif instruction.opcode == "conditional":
-            parts = ("branch_computations", "true_computation", "false_computation")
-            for branch in re.findall(r"[\w.\-]+", " ".join(_attribute(instruction.rest, part) for part in parts)):
-                yield from _walk(computations, branch, loops)
-        elif called := _attribute(instruction.rest, "calls"):
-            yield from _walk(computations, called, loops)
-        elif instruction.opcode == "call":
-            yield from _walk(computations, _attribute(instruction.rest, "to_apply"), loops)
-
-
-def _attribute(rest: str, name: str) -> str:
-    match = re.search(rf"\b{name}=(\{{[^}}]*\}}|%?[\w.\-]+)", rest)
-    return match[1].lstrip("%") if match else ""
-
-
-def _trip_count(rest: str, condition: list[_Instruction]) -> int | None:
-    """Trip count of a loop: the compiler's annotation, or the bound of its counter; None if unknown."""
-    annotation = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
-    if annotation:
-        return int(annotation[1])
-    constants = {i.name: int(i.rest.partition(")")[0]) for i in condition if re.match(r"\d+\)", i.rest)}
-    operands = " ".join(i.rest.partition(")")[0] for i in condition if i.opcode in ("compare", "fusion"))
-    return next((constants[name] for name in re.findall(r"[\w.\-]+", operands) if name in constants), None)
-
-
-def _result_bytes(instruction: _Instruction) -> int:
-    arrays = _ARRAY.findall(instruction.type)
-    sizes = [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
+def _result_bytes(instruction: Instruction) -> int:
+    arrays = ARRAY.findall(instruction.type)
+    sizes = [width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
         return sum(sizes[operands : 2 * operands])
     return sum(sizes)
-
-
-def _width(kind: str) -> int:
-    digits = re.search(r"\d+", kind)
-    return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
 
 
 def _group(rest: str, mesh: Mapping[str, int]) -> tuple[str, int]:
