@@ -7,6 +7,7 @@ from registry.records.snapshot import weight_summary
 from runners.chips import Chip
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Program, Step, compile_step, memory
+from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
 from runners.planner.programs.peaks import explain
 from runners.session import Session
@@ -82,9 +83,23 @@ def _of_program(plan: Plan, program: Program, machine: Machine, session: Session
 
 
 def _explained(program: Program, text: str, peak: int, machine: Machine, session: Session) -> Plan:
-    """Returns the buffers at the peak, memory over the schedule, and what would be slow."""
-    rows = [row["path"] for row in weight_summary(session.experiment, session.mesh_shape)["weights"]]
-    return explain(text, program.buffers, rows, peak, has_peak=machine.target is not None)
+    """Returns the buffers at the peak and memory over the schedule and, of a GPU's program, what would be slow."""
+    rows = weight_summary(session.experiment, session.mesh_shape)["weights"]
+    shapes = {row["path"]: row["shape"] for row in rows}
+    found = explain(text, program.buffers, shapes, peak, has_peak=machine.target is not None)
+    if machine.target is None or machine.target.gpu is None:
+        return found
+    hosts = [device.process_index for device in session.mesh.devices.flat]
+    judged = Judged(
+        text=text,
+        experiment=session.experiment,
+        weights=shapes,
+        length=session.train.input.seq_len,
+        mesh=session.mesh_shape,
+        hosts=hosts,
+        peak=peak,
+    )
+    return found | judge(judged)
 
 
 def _tokens(session: Session, step: Step) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from runners.planner.programs.hlo_text import ARRAY, Instruction, attribute, parse, trip_count, walk, width
+from runners.planner.programs.metadata import op_name
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
@@ -33,6 +34,7 @@ class Collective:
     loops: tuple[int, ...]  # trip counts of the enclosing loops, outermost first; 1 if unknown
     result_bytes: int  # size of the result on each device
     sent_bytes: int  # sent by each device per execution
+    operation: str  # JAX's name of the operation
 
     @property
     def times(self) -> int:
@@ -74,7 +76,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> Iterator[Collective]:
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
-        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size))
+        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size), operation=op_name(instruction))
 
 
 def loops_counted_once(text: str) -> int:

@@ -26,6 +26,7 @@ from runners.planner.programs.metadata import (
 
 LARGEST = 10
 POINTS = 200  # of the schedule
+_STEPS = 20  # at most, from a value to the operation that made it
 TOLERANCE = 0.05  # between the sum of the buffers and the compiler's peak
 KINDS = ("weights", "optimizer", "other arguments", "forward pass", "backward pass", "update and other")
 _UNKNOWN = "The compiler does not report its buffers, so the peak is not explained."
@@ -162,7 +163,7 @@ class Origins:
             index = definition.index[0] if definition.index else 0
             if index < len(found):
                 return array_text(found[index])
-        return "temporary"
+        return one.definitions[0].instruction.rstrip(".0123456789")
 
     def _origin(self, definition: Definition) -> tuple[str, str, str]:
         """Returns the layer, the source line and the operation's name of a value."""
@@ -174,6 +175,13 @@ class Origins:
             made = self._stored(instruction)
             if made is not None and layer(op_name(made), self._layers) > layer(name, self._layers):
                 instruction, name = made, op_name(made)
+        for _ in range(_STEPS):  # the compiler's own instructions have no name: the value is that of an operand
+            if "/" in name:
+                break
+            made = next((self._instructions[one] for one in operands(instruction) if one in self._instructions), None)
+            if made is None:
+                break
+            instruction, name = made, op_name(made)
         return layer(name, self._layers), self._sources.of(instruction), name
 
     def _stored(self, fusion: Instruction) -> Instruction | None:
@@ -183,7 +191,7 @@ class Origins:
         update = next((i for i in body if i.opcode == "dynamic-update-slice"), None)
         value = inside.get(operands(update)[1]) if update and len(operands(update)) > 1 else None
         around = operands(fusion)
-        for _ in range(20):
+        for _ in range(_STEPS):
             if value is None:
                 return None
             if value.opcode == "parameter" and value.name in inside:
