@@ -1,4 +1,4 @@
-"""Interactive charts on pages: lines, areas and bars that assets/figures.js draws by plotly, with tables of their values."""
+"""Interactive charts on pages: lines, areas and bars, drawn by plotly in assets/figures.js, with tables of values."""
 
 import dataclasses
 from collections.abc import Sequence

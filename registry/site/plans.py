@@ -54,7 +54,9 @@ def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": verdict,
         "memory": _memory(plan),
         "figures": _figures(plan),
-        "buffers": [(one["what"], size(one["bytes"]), one["row"] or one["layer"]) for one in plan.get("peak_buffers", ())],
+        "buffers": [
+            (one["what"], size(one["bytes"]), one["row"] or one["layer"]) for one in plan.get("peak_buffers", ())
+        ],
         "findings": [one["text"] for one in plan.get("findings", ())],
     }
 

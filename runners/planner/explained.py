@@ -25,15 +25,14 @@ def _weight(row: str) -> str:
 
 def finding_lines(content: Plan) -> list[str]:
     """Returns a sentence per finding, with the knob that avoids it."""
-    return [
-        f"{one['text']}{f' Knob: {one["knob"]}.' if one['knob'] else ''}" for one in content.get("findings", ())
-    ]
+    found = content.get("findings", ())
+    return [" ".join([one["text"], *(f"Knob: {knob}." for knob in (one["knob"],) if knob)]) for one in found]
 
 
 def kernels_sentence(content: Plan) -> str:
     """Returns which kernels compute attention; empty if that is unknown."""
     kernels = content.get("attention_kernels", {})
-    return f"Attention: {'; '.join(f'{kernels[place]} in {place}' for place in kernels)}." if kernels else ""
+    return f"Attention: {'; '.join(f'{kernels[one]} in {one}' for one in kernels)}." if kernels else ""
 
 
 def show(content: Plan) -> None:
@@ -42,11 +41,8 @@ def show(content: Plan) -> None:
     if content.get("peak_unexplained"):
         out.print(content["peak_unexplained"])
     if content.get("peak_buffers"):
-        out.print(
-            render.table(
-                BUFFER_COLUMNS, buffer_cells(content), right=("bytes",), flexible={"at the peak": 12, "source": 12}
-            )
-        )
+        rows = [(*row[:-1], row[-1].rpartition("/")[2]) for row in buffer_cells(content)]  # the file without its folder
+        out.print(render.table(BUFFER_COLUMNS, rows, right=("bytes",), flexible={"at the peak": 12}))
     lines = finding_lines(content)
     if lines:
         out.print(f"{FINDINGS_TITLE}:")

@@ -18,7 +18,12 @@ _MESSAGES = {
     "LogicalBuffer": {"id": (1, "int64"), "size": (2, "int64"), "defined_at": (3, "Location")},
     "Assigned": {"logical_buffer_id": (1, "int64")},
     "Allocation": {
-        **{"size": (2, "int64"), "is_thread_local": (3, "bool"), "is_parameter": (5, "bool"), "parameter": (6, "int64")},
+        **{
+            "size": (2, "int64"),
+            "is_thread_local": (3, "bool"),
+            "is_parameter": (5, "bool"),
+            "parameter": (6, "int64"),
+        },
         **{"assigned": (9, "*Assigned"), "is_constant": (12, "bool")},
     },
     "Event": {

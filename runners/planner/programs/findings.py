@@ -27,7 +27,7 @@ class Finding:
     layer: str  # with the largest part; empty if unknown
     bytes: int  # per device and step
     count: int  # executions per step
-    knob: str  # "ATTENTION_DROPOUT=0": what avoids it; empty if no knob does
+    knob: str  # "ATTENTION_DROPOUT=0": a knob that avoids it, or its name; empty if there is none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,14 +128,14 @@ def _gathers(exchanges: Collection[Collective], layers: Collection[str], experim
         if one.kind == "all-gather" and math.prod(one.loops) > 1:
             by_axis[one.axis].append(one)
     for axis, inside in sorted(by_axis.items(), key=lambda item: -_sent(item[1])):
-        place = _most_sent(inside, layers)
+        place, count = _most_sent(inside, layers), sum(one.times for one in inside)
         yield Finding(
             kind="gathers",
-            text=f"{sum(one.times for one in inside):,} all-gathers inside loops send {size(_sent(inside))} along {axis} "
-            f"per step{f', most in {place}' if place else ''}.",
+            text=f"{count:,} all-gathers inside loops send {size(_sent(inside))} along {axis} per step"
+            f"{f', most in {place}' if place else ''}.",
             layer=place,
             bytes=_sent(inside),
-            count=sum(one.times for one in inside),
+            count=count,
             knob=_gather_knob(experiment, axis),
         )
 

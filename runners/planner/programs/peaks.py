@@ -72,7 +72,9 @@ def explain(text: str, buffers: Buffers | None, rows: Collection[str], peak: int
     if abs(total - peak) > TOLERANCE * peak:
         return {"peak_unexplained": f"The compiler's buffers sum to {total:,} B, its peak is {peak:,} B."}
     other = {"bytes": sum(part.bytes for part in rest) + gaps, "what": f"{len(rest)} other buffers"}
-    shown = [{key: getattr(part, key) for key in ("bytes", "what", "layer", "source", "row")} for part in parts[:LARGEST]]
+    shown = [
+        {key: getattr(part, key) for key in ("bytes", "what", "layer", "source", "row")} for part in parts[:LARGEST]
+    ]
     return {
         "peak_buffers": [*shown, other | dict.fromkeys(("layer", "source", "row"), "")],
         "peak_schedule": _schedule([origins.fixed(one) for one in fixed], temporaries, buffers.events, at),
@@ -140,7 +142,13 @@ class Origins:
         name = op_name(parameter)
         what, path = argument(name)
         row = self._rows.get(path, "")
-        kind = "weights" if what == "weight" else "optimizer" if ".optimizer" in name else "other arguments"
+        kind = (
+            "weights"
+            if "variables" in name.partition("[")[0]
+            else "optimizer"
+            if ".optimizer" in name
+            else "other arguments"
+        )
         return Part(bytes=one.bytes, what=what, layer=layer(path, self._layers), source="", row=row, kind=kind)
 
     def temporary(self, one: Temporary) -> Part:
