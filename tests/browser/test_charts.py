@@ -105,6 +105,12 @@ def test_bars_and_their_legend(opened):
     assert layout(opened, "bars", "layout.shapes[0].x0") == 16
 
 
+def test_areas_are_stacked(opened):
+    assert layout(opened, "areas", "layout.yaxis.range")[1] > 4, "1 + 3 at the end"
+    opened.locator("[data-chart=chart-areas]").press("End")
+    assert opened.locator(".readout b").all_inner_texts() == ["3", "1"]
+
+
 def test_charts_are_accessible(opened):
     from axe_playwright_python.sync_playwright import Axe
 
