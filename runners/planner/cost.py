@@ -15,7 +15,7 @@ from runners.session import Session
 Plan = dict[str, Any]
 
 
-def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
+def cost(session: Session, machine: Machine, step: Step = "train", *, explained: bool = False) -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
     Bytes are per device. `peak` is the TPU or GPU compiler's peak memory; on virtual CPU devices it is arguments +
@@ -32,8 +32,10 @@ def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
       session: the experiment on the mesh to plan for.
       machine: what to compile for; without a chip, capacity and speeds are omitted.
       step: one update, or one decoded token per row of the batch after a full context.
+      explained: also list the largest buffers at the peak and, of a GPU's program, its kernels and what would be slow.
+        The program is then compiled even if JAX's compilation cache has it.
     """
-    program = compile_step(session, machine, step)
+    program = compile_step(session, machine, step, with_buffers=explained)
     plan = _planned(session, machine) | {
         "step": step,
         "memory_bytes_per_device": _from_table(session, step),
@@ -46,7 +48,8 @@ def cost(session: Session, machine: Machine, step: Step = "train") -> Plan:
     if program.compiled is None:
         plan |= {"fits": False, "compiler": program.shortage}
     else:
-        plan |= _of_program(plan, program, machine, session)
+        plan |= _of_program(plan, program, machine, session.mesh_shape)
+        plan |= _explained(plan, program, machine, session) if explained else {}
     return plan | {"compile_seconds": program.seconds}
 
 
@@ -66,24 +69,25 @@ def _planned(session: Session, machine: Machine) -> Plan:
     }
 
 
-def _of_program(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
+def _of_program(plan: Plan, program: Program, machine: Machine, mesh: Any) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     text, chip = program.compiled.as_text(), machine.chip
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
-        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, session.mesh_shape)],
+        "collectives": [dataclasses.asdict(c) for c in collective_totals(text, mesh)],
         "loops_counted_once": loops_counted_once(text),
     }
     if chip is not None:
         by_compiler = machine.target is not None and chip.gpu is None
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]
         found |= _roofline(plan | found, chip)
-    return found | _explained(program, text, found["memory_bytes_per_device"]["peak"], machine, session)
+    return found
 
 
-def _explained(program: Program, text: str, peak: int, machine: Machine, session: Session) -> Plan:
-    """Returns the buffers at the peak and memory over the schedule and, of a GPU's program, what would be slow."""
+def _explained(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
+    """Returns the buffers at the peak, memory over the schedule and, of a GPU's program, kernels and findings."""
+    text, peak = program.compiled.as_text(), plan["memory_bytes_per_device"]["peak"]
     rows = weight_summary(session.experiment, session.mesh_shape)["weights"]
     shapes = {row["path"]: row["shape"] for row in rows}
     found = explain(text, program.buffers, shapes, peak, has_peak=machine.target is not None)
@@ -95,6 +99,7 @@ def _explained(program: Program, text: str, peak: int, machine: Machine, session
         experiment=session.experiment,
         weights=shapes,
         length=session.train.input.seq_len,
+        is_packed=session.abstract.batch.segment_ids is not None,
         mesh=session.mesh_shape,
         hosts=hosts,
         peak=peak,

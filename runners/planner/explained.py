@@ -7,6 +7,7 @@ from runners.planner.cost import Plan
 
 GIB = 2**30
 BUFFER_COLUMNS = ("at the peak", "bytes", "layer or weight", "source")
+KERNEL_COLUMNS = ("kernels", "count", "per device and step")
 FINDINGS_TITLE = "What would be slow here"
 
 
@@ -23,16 +24,30 @@ def _weight(row: str) -> str:
     return row.partition("/")[2]
 
 
-def finding_lines(content: Plan) -> list[str]:
-    """Returns a sentence per finding, with the knob that avoids it."""
-    found = content.get("findings", ())
-    return [" ".join([one["text"], *(f"Knob: {knob}." for knob in (one["knob"],) if knob)]) for one in found]
-
-
 def kernels_sentence(content: Plan) -> str:
     """Returns which kernels compute attention; empty if that is unknown."""
-    kernels = content.get("attention_kernels", {})
-    return f"Attention: {'; '.join(f'{kernels[one]} in {one}' for one in kernels)}." if kernels else ""
+    kernels = content.get("kernels", {}).get("attention", {})
+    places: dict[str, list[str]] = {}
+    for place, kernel in kernels.items():
+        places.setdefault(kernel, []).append(place)
+    texts = "; ".join(f"{kernel} in {', '.join(named)}" for kernel, named in places.items())
+    return f"Attention: {texts}." if texts else ""
+
+
+def kernel_cells(content: Plan) -> list[tuple[str, str, str]]:
+    """Rows of the table of kernels: products by element type, arrays of scores, copies."""
+    kernels = content["kernels"]
+    return [
+        *(
+            (f"products in {one['dtype']}", f"{one['count']:,}", f"{one['flops']:.4g} FLOPs")
+            for one in kernels["products"]
+        ),
+        *(
+            (f"scores {one['array']} in {one['layer']}", f"{one['count']:,}", render.size(one["bytes"]))
+            for one in kernels["scores"]
+        ),
+        ("copies and transposes", f"{kernels['copies']['count']:,}", render.size(kernels["copies"]["bytes"])),
+    ]
 
 
 def show(content: Plan) -> None:
@@ -43,11 +58,12 @@ def show(content: Plan) -> None:
     if content.get("peak_buffers"):
         rows = [(*row[:-1], row[-1].rpartition("/")[2]) for row in buffer_cells(content)]  # the file without its folder
         out.print(render.table(BUFFER_COLUMNS, rows, right=("bytes",), flexible={"at the peak": 12}))
-    lines = finding_lines(content)
-    if lines:
+    if kernels_sentence(content):
+        out.print(kernels_sentence(content))
+    if content.get("findings"):
         out.print(f"{FINDINGS_TITLE}:")
-        for number, line in enumerate(lines, 1):
-            out.print(f"{number}. {line}")
+        for number, one in enumerate(content["findings"], 1):
+            out.print(f"{number}. {one['text']}")
 
 
 def sections(content: Plan) -> list[str]:
@@ -58,9 +74,10 @@ def sections(content: Plan) -> list[str]:
     if content.get("peak_buffers"):
         found += ["<h2>Peak</h2>", _areas(content), table(BUFFER_COLUMNS, buffer_cells(content), ("bytes",))]
     if "findings" in content:
-        items = "".join(f"<li>{text(line)}</li>" for line in finding_lines(content))
+        items = "".join(f"<li>{text(one['text'])}</li>" for one in content["findings"])
         found += [f"<h2>{FINDINGS_TITLE}</h2>", f"<ol>{items}</ol>" if items else "<p>Nothing was found.</p>"]
-        found += [f"<p>{text(kernels_sentence(content))}</p>"] if content.get("attention_kernels") else []
+        found += ["<h2>Kernels</h2>", f"<p>{text(kernels_sentence(content))}</p>"]
+        found += [table(KERNEL_COLUMNS, kernel_cells(content), KERNEL_COLUMNS[1:])]
     return found
 
 

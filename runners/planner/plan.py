@@ -15,7 +15,7 @@ def plan(experiment: Experiment, folder: Place, machine: Machine, step: Step = "
     """Compiles and prints the plan, writes plan.json and plan.html; returns exit code 1 if it does not fit."""
     session = Session(experiment, machine.devices(experiment))
     make_folder(folder)
-    content = cost(session, machine, step)
+    content = cost(session, machine, step, explained=True)
     show(content)
     write(content, experiment, folder)
     print(f"Written: {folder / 'plan.json'} and {folder / 'plan.html'}")

@@ -1,11 +1,10 @@
 """Buffers of a compiled program over its schedule, from the compiler's own assignment of memory."""
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,12 @@ class Buffers:
     heap: int  # bytes of the arena of temporaries, gaps between them included
 
 
-@contextlib.contextmanager
-def buffer_report() -> Iterator[tuple[dict[str, Any], Callable[[], Buffers | None]]]:
-    """Yields compiler options, and a function that returns the buffers of the program that was compiled with them.
+def compile_with_buffers(lowered: Any) -> tuple[Any, Buffers | None]:
+    """Compiles a jax.stages.Lowered; returns the jax.stages.Compiled and its buffers, None if they are not reported.
 
-    The compiler writes them to a folder, which is removed at the end of the context. The TPU's writes none. JAX's
-    compilation cache would skip the compiler: inside the context it neither finds such a program nor keeps it.
+    The compiler writes its assignment of memory to a temporary folder, because that of `memory_analysis()` is empty for
+    GPUs and TPUs (jaxlib 0.10.2). JAX's compilation cache would skip the compiler, so it is not used: neither to find
+    the program nor to keep it.
     """
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
@@ -88,7 +87,7 @@ def buffer_report() -> Iterator[tuple[dict[str, Any], Callable[[], Buffers | Non
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, "xla_dump_emitter_re": folder}
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _NEVER)
         try:
-            yield options, lambda: _of_folder(Path(folder))
+            return lowered.compile(compiler_options=options), _of_folder(Path(folder))
         finally:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
 

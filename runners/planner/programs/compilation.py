@@ -11,7 +11,7 @@ import numpy as np
 from layers.errors import first_line
 from runners.flops import matmul_flops
 from runners.planner.machine import Machine
-from runners.planner.programs.buffers import Buffers, buffer_report
+from runners.planner.programs.buffers import Buffers, compile_with_buffers
 from runners.planner.topologies import planned_cudnn
 from runners.session import Session
 
@@ -25,24 +25,24 @@ class Program:
     compiled: Any  # jax.stages.Compiled; None where the compiler refused it for its memory
     shortage: dict[str, Any] | None  # message, needed_bytes and available_bytes of a program that was refused
     flops: int  # of matrix products on all devices, rematerialization included
-    buffers: Buffers | None  # None if the compiler does not report them
+    buffers: Buffers | None  # None if they are not asked for, or the compiler does not report them
     seconds: float  # to trace, lower and compile
 
 
-def compile_step(session: Session, machine: Machine, step: Step = "train") -> Program:
+def compile_step(session: Session, machine: Machine, step: Step = "train", *, with_buffers: bool = False) -> Program:
     """Compiles one update, or one decoded token per row of the batch after a full context.
+
+    With buffers, the program is compiled even if JAX's compilation cache has it.
 
     Raises:
       jax.errors.JaxRuntimeError: the program does not compile for another reason than its memory.
     """
     began = time.perf_counter()
     lowered, flops = lower_step(session, machine, step)
-    compiled = shortage = buffers = None
+    compiled = buffers = shortage = None
     try:
-        # Each device's part of attention is lowered while compiling.
-        with planned_cudnn(machine.target), buffer_report() as (options, read_buffers):
-            compiled = lowered.compile(compiler_options=options)
-            buffers = read_buffers()
+        with planned_cudnn(machine.target):  # each device's part of attention is lowered while compiling
+            compiled, buffers = compile_with_buffers(lowered) if with_buffers else (lowered.compile(), None)
     except jax.errors.JaxRuntimeError as error:
         # The GPU compiler refuses no program for its memory: its RESOURCE_EXHAUSTED is a kernel's shared memory.
         shortage = None if machine.target is not None and machine.target.gpu else out_of_memory(str(error))

@@ -61,10 +61,10 @@ def explain(text: str, buffers: Buffers | None, rows: Collection[str], peak: int
         return {"peak_unexplained": _UNKNOWN}
     origins = Origins(text, rows)
     fixed = [one for one in buffers.fixed if has_peak or not one.is_constant]
-    parts = [origins.fixed(one) for one in fixed]
+    always = [origins.fixed(one) for one in fixed]
     temporaries = [(one, origins.temporary(one)) for one in buffers.temporaries]
     at = _peak_event(buffers)
-    parts += [part for one, part in temporaries if one.begin <= at < one.end]
+    parts = [*always, *(part for one, part in temporaries if one.begin <= at < one.end)]
     parts.sort(key=lambda part: -part.bytes)
     rest = parts[LARGEST:]
     gaps = 0 if has_peak else buffers.heap - sum(one.bytes for one in buffers.temporaries if one.begin <= at < one.end)
@@ -77,7 +77,7 @@ def explain(text: str, buffers: Buffers | None, rows: Collection[str], peak: int
     ]
     return {
         "peak_buffers": [*shown, other | dict.fromkeys(("layer", "source", "row"), "")],
-        "peak_schedule": _schedule([origins.fixed(one) for one in fixed], temporaries, buffers.events, at),
+        "peak_schedule": _schedule(always, temporaries, buffers.events, at),
     }
 
 
@@ -142,13 +142,11 @@ class Origins:
         name = op_name(parameter)
         what, path = argument(name)
         row = self._rows.get(path, "")
-        kind = (
-            "weights"
-            if "variables" in name.partition("[")[0]
-            else "optimizer"
-            if ".optimizer" in name
-            else "other arguments"
-        )
+        kind = "other arguments"
+        if "variables" in name.partition("[")[0]:
+            kind = "weights"
+        elif ".optimizer" in name:
+            kind = "optimizer"
         return Part(bytes=one.bytes, what=what, layer=layer(path, self._layers), source="", row=row, kind=kind)
 
     def temporary(self, one: Temporary) -> Part:
@@ -164,7 +162,7 @@ class Origins:
         return Part(bytes=one.bytes, what=self._type(one), layer=place, source=source, row="", kind=kind)
 
     def _type(self, one: Temporary) -> str:
-        """Returns the type of the largest array that is stored in a buffer."""
+        """Returns the type of the first array that is stored in a buffer, else the name of its instruction."""
         for definition in one.definitions:
             instruction = self._instructions.get(definition.instruction)
             found = arrays(instruction.type) if instruction else []

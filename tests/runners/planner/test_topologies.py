@@ -153,9 +153,13 @@ def test_peaks_and_exchanges_by_the_gpu_compiler(name, topology, sets, peak, sen
     assert plan["fits"] is fits
     assert sum(one["bytes"] for one in plan["peak_buffers"]) == plan["memory_bytes_per_device"]["peak"]
     if name == "gpt2.Gpt2XL":
-        assert (plan["findings"][0]["knob"] == "ATTENTION_DROPOUT=0") is (not sets)
+        kinds = [one["kind"] for one in plan["findings"]]
         kernel = "cuDNN attention" if sets else "products and a Triton softmax"
-        assert plan["attention_kernels"] == {"stack/block/mixer": kernel}
+        assert plan["kernels"]["attention"] == {"stack/block/mixer": kernel}
+        assert (kinds[0] == "scores") is (not sets)
+        assert "hosts" in kinds
+        if not sets:
+            assert plan["findings"][0]["knob"] == "ATTENTION_DROPOUT=0"
 
 
 @pytest.mark.slow

@@ -1,17 +1,12 @@
-"""Findings in programs for GPUs: a handwritten one, and those of the GPU compiler at small size."""
+"""Findings in a handwritten program for GPUs; test_topologies.py has those in programs of the GPU compiler."""
 
 import types
 
 import pytest
 
-from registry.resolve import resolve
-from runners.planner.cost import cost
-from runners.planner.explained import finding_lines, kernels_sentence
-from runners.planner.machine import Machine
-from runners.planner.programs.findings import Judged, attention_obstacle, crosses_hosts, judge
+from runners.planner.explained import kernel_cells, kernels_sentence, sections
+from runners.planner.programs.findings import Judged, attention_obstacles, crosses_hosts, judge
 from runners.planner.programs.kernels import Kernels
-from runners.session import Session
-from tests.support.compilers import needs_gpu_compiler
 
 MIXER = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/mixer/mixer._attend/PART"}'
 FFN = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/ffn/dot_general"}'
@@ -68,19 +63,19 @@ WEIGHTS = {"params/stack/block/mixer/query_mnd": (3, 32, 4, 8), "params/stack/bl
 KNOBS = {"ATTENTION_DROPOUT": 0.1, "DTYPE": "bfloat16", "LAYOUT": "fully_sharded", "ZERO_STAGE": None}
 
 
-def judged(attention=SCORES, peak=1000, **knobs):
+def judged(attention=SCORES, peak=1000, *, is_packed=False, **knobs):
     experiment = types.SimpleNamespace(**(KNOBS | knobs))
     mesh = {"data": 2, "model": 2}
     program = Judged(
         **{"text": text_of(attention), "experiment": experiment, "weights": WEIGHTS, "length": 16, "mesh": mesh},
-        **{"hosts": (0, 0, 1, 1), "peak": peak},
+        **{"hosts": (0, 0, 1, 1), "peak": peak, "is_packed": is_packed},
     )
     return judge(program)
 
 
 def test_each_kind_is_found_in_order():
     found = judged()
-    assert found["attention_kernels"] == {"stack/block/mixer": "products, scores as arrays"}
+    assert found["kernels"]["attention"] == {"stack/block/mixer": "products, scores as arrays"}
     findings = {one["kind"]: one for one in found["findings"]}
     assert list(findings) == ["scores", "float32", "gathers", "hosts", "copies"]
     scores = findings["scores"]
@@ -98,7 +93,31 @@ def test_each_kind_is_found_in_order():
     assert findings["hosts"]["bytes"] == gathers["bytes"], "only the exchange along data leaves a host"
     copies = findings["copies"]
     assert (copies["bytes"], copies["count"]) == (3 * (32 * 64 * 4 + 2 * 4 * 16 * 8 * 2), 6)
-    assert finding_lines(found)[0].endswith("Knob: ATTENTION_DROPOUT=0.")
+    assert scores["text"].endswith(" Knob: ATTENTION_DROPOUT=0.")
+    assert kernel_cells(found) == [
+        ("products in f32", "3", f"{3 * work['ffn']:.4g} FLOPs"),
+        ("products in bf16", "3", f"{3 * work['mixer']:.4g} FLOPs"),
+        ("scores f32[2,4,16,16] in stack/block/mixer", "3", "24 KiB"),
+        ("scores bf16[2,4,16,16] in stack/block/mixer", "3", "12 KiB"),
+        ("copies and transposes", "6", "30 KiB"),
+    ]
+    page = "".join(sections(found))
+    assert page.count("<li>") == 5
+    assert "Attention: products, scores as arrays in stack/block/mixer." in page
+
+
+def test_packed_rows_have_no_knob():
+    scores = judged(is_packed=True, ATTENTION_DROPOUT=0.0)["findings"][0]
+    assert scores["text"].endswith("because of rows of several segments.")
+    assert not scores["knob"]
+
+
+def test_layers_with_scores_are_one_finding():
+    attends = f"  %e = f32[2,4,16,16]{{3,2,1,0}} dot(%q, %q), lhs_batch_dims={{0,1}}, lhs_contracting_dims={{3}}, {FFN}"
+    found = judged(SCORES + attends)["findings"]
+    assert [one["kind"] for one in found].count("scores") == 1
+    assert found[0]["text"].startswith("stack/block/mixer and 1 other layer write the scores")
+    assert found[0]["bytes"] == 3 * 2048 * (4 + 2 + 4)
 
 
 def test_a_program_without_scores():
@@ -108,21 +127,22 @@ def test_a_program_without_scores():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "knob"),
+    ("knobs", "knobs_to_set"),
     [
-        ({"ATTENTION_DROPOUT": None, "DROPOUT": 0.1}, "ATTENTION_DROPOUT=0"),
-        ({"DTYPE": "float32"}, "DTYPE=bfloat16"),
-        ({"ATTENTION_WINDOW": (None, 8)}, "ATTENTION_WINDOW=None"),
-        ({"ATTENTION_SOFTCAP": 50.0}, "ATTENTION_SOFTCAP=None"),
-        ({"EXTRA_LOGIT": 0.0}, "EXTRA_LOGIT=None"),
-        ({"SCORE_FUNCTION": "sigmoid"}, "SCORE_FUNCTION=softmax"),
-        ({"POSITIONS": "alibi"}, "POSITIONS=rotary"),
-        ({}, ""),
+        ({"ATTENTION_DROPOUT": None, "DROPOUT": 0.1}, ["ATTENTION_DROPOUT=0"]),
+        ({"DTYPE": "float32"}, ["DTYPE=bfloat16"]),
+        ({"ATTENTION_SOFTCAP": 50.0}, ["ATTENTION_SOFTCAP=None"]),
+        ({"EXTRA_LOGIT": 0.0}, ["EXTRA_LOGIT=None"]),
+        ({"SCORE_FUNCTION": "sigmoid"}, ["SCORE_FUNCTION=softmax"]),
+        ({"POSITIONS": "alibi"}, ["POSITIONS=rotary"]),
+        ({"ATTENTION_WINDOW": (None, 8), "head_dim": 256}, ["ATTENTION_WINDOW=None", "HEAD_DIM"]),
+        ({"ATTENTION_WINDOW": (None, None), "head_dim": 128}, []),
     ],
 )
-def test_the_knob_that_allows_cudnn(knobs, knob):
+def test_knobs_that_allow_cudnn(knobs, knobs_to_set):
     free = KNOBS | {"ATTENTION_DROPOUT": 0.0}
-    assert attention_obstacle(types.SimpleNamespace(**(free | knobs)))[1] == knob
+    obstacles = attention_obstacles(types.SimpleNamespace(**(free | knobs)), is_packed=False)
+    assert [knob for _, knob in obstacles] == knobs_to_set
 
 
 def test_gathers_by_zero_name_its_stage():
@@ -145,22 +165,3 @@ def test_an_array_of_other_dimensions_holds_no_scores():
     assert kernels.scores(8, 16, ()), "heads of a group may be rows of one product"
     assert not kernels.scores(32, 32, ())
     assert not kernels.scores(16, 64, ())
-
-
-def gpu_plan(name, *sets):
-    experiment = resolve(name, ["DEVICE_MESH_SHAPE=2,1", "DTYPE=bfloat16", "HEAD_DIM=8", *sets], smoke=True)
-    machine = Machine.named(topology="h100:2x1")
-    return cost(Session(experiment, machine.devices(experiment)), machine)
-
-
-@pytest.mark.slow
-@pytest.mark.gpu_plan
-@needs_gpu_compiler
-def test_dropout_on_attention_is_the_first_finding():
-    first = gpu_plan("gpt2.Gpt2XL", "ATTENTION_DROPOUT=0.1")["findings"][0]
-    assert (first["kind"], first["layer"], first["knob"]) == ("scores", "stack/block/mixer", "ATTENTION_DROPOUT=0")
-    without = gpu_plan("gpt2.Gpt2XL", "ATTENTION_DROPOUT=0")
-    assert without["attention_kernels"] == {"stack/block/mixer": "cuDNN attention"}
-    kinds = {one["kind"] for one in without["findings"]}
-    assert "scores" not in kinds
-    assert "hosts" in kinds
