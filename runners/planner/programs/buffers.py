@@ -81,7 +81,7 @@ def compile_with_buffers(lowered: Any) -> tuple[Any, Buffers | None]:
     GPUs and TPUs (jaxlib 0.10.2). JAX's compilation cache would skip the compiler, so it is not used: neither to find
     the program nor to keep it.
     """
-    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    least = jax.config.values["jax_persistent_cache_min_compile_time_secs"]
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         # The name of the folder makes the cache's key unique; no emitter has that name.
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, "xla_dump_emitter_re": folder}

@@ -115,7 +115,7 @@ def attention_obstacles(experiment: Any, *, is_packed: bool) -> list[tuple[str, 
     The conditions are those of layers.attention.softmax.Attention.
     """
     get = lambda name, default=None: getattr(experiment, name, default)
-    rate, head_dim = get("ATTENTION_DROPOUT"), get("head_dim", 8)
+    rate, head_dim = get("ATTENTION_DROPOUT"), get("head_dim") or 0
     obstacles: list[tuple[Any, str, str]] = [
         (get("DROPOUT", 0) if rate is None else rate, "dropout on attention", "ATTENTION_DROPOUT=0"),
         (get("DTYPE") == "float32", "float32 activations", "DTYPE=bfloat16"),
