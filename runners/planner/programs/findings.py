@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from registry.records.quantities import amount, size
+from registry.records.quantities import size
 from runners.planner.programs.hlo import Collective, collectives
 from runners.planner.programs.hlo_text import array_text
 from runners.planner.programs.kernels import CUDNN, Kernels, Work
@@ -213,7 +213,7 @@ def _copies(copies: Collection[Work], peak: int) -> Iterator[Finding]:
     if _bytes(copies) < _MIN_COPIED * peak:
         return
     place = _largest(copies, lambda one: one.bytes * one.times)
-    text = f"{amount(_count(copies))} copies and transposes write {size(_bytes(copies))} per step"
+    text = f"{_count(copies):,} copies and transposes write {size(_bytes(copies))} per step"
     yield Finding(
         kind="copies",
         text=f"{text}{f', most in {place}' if place else ''}.",

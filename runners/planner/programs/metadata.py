@@ -95,7 +95,7 @@ class Sources:
                 self._frames[int(number)] = location, int(numbers["parent_frame_id"]) - 1
 
     def of(self, instruction: Instruction) -> str:
-        """Returns the innermost line of this project, "layers/norm.py:36", or of other code that is no library's."""
+        """Returns the innermost line of this project, "layers/norm.py:36", or of other code outside of libraries."""
         stated = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.rest)
         if stated:
             return _shown(stated[1], int(stated[2])) or ""

@@ -17,7 +17,7 @@ from runners.planner.programs.metadata import PROJECT, Sources, argument, layer,
 from runners.planner.programs.peaks import explain
 from runners.session import Session
 
-SLOW = ["gpt2.Gpt2Small", "mistral.Mixtral8x7B", "tiny.StdlibTiny", "vq.VQLarge"]
+SLOW = ["gpt2.Gpt2Small", "mistral.Mixtral8x7B", "tiny.StdlibTiny"]
 
 
 def explained_sum(plan):
