@@ -1,4 +1,4 @@
-"""Interactive charts on pages: lines and bars that assets/figures.js draws by plotly, with tables of their values."""
+"""Interactive charts on pages: lines, areas and bars, drawn by plotly in assets/figures.js, with tables of values."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ class Series:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of lines over x, or one horizontal bar of parts."""
+    """A chart of lines over x, of areas stacked over x, or one horizontal bar of parts."""
 
     name: str  # unique on its page
     title: str
     x: Axis
     y: Axis = Axis(title="")
     series: Sequence[Series]
-    kind: Literal["lines", "bars"] = "lines"
+    kind: Literal["lines", "areas", "bars"] = "lines"
     marks: Sequence[float] = ()  # x of vertical lines
     shape: Literal["", "wide", "low"] = ""  # of its box
     values: str = ""  # HTML of the table of its values; empty: a row per series

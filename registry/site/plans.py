@@ -43,7 +43,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan as texts: its machine, whether it fits, memory per device by kind, and figures."""
+    """Returns a plan as texts: machine, fit, memory per device by kind, figures, buffers at the peak, findings."""
     sets = [*("--smoke",) * bool(plan["smoke"]), *(f"--set={each}" for each in plan["overrides"])]
     machine = f"{plan['devices']:,} devices ({hardware_text(plan)}), {mesh_text(plan['mesh'])}"
     title = f"{plan['step'].capitalize()} step on {machine}"
@@ -54,6 +54,10 @@ def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": verdict,
         "memory": _memory(plan),
         "figures": _figures(plan),
+        "buffers": [
+            (one["what"], size(one["bytes"]), one["row"] or one["layer"]) for one in plan.get("peak_buffers", ())
+        ],
+        "findings": [one["text"] for one in plan.get("findings", ())],
     }
 
 

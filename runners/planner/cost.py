@@ -11,13 +11,22 @@ from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Program, Step, compile_step, memory
+from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
+from runners.planner.programs.peaks import explain
 from runners.session import Session
 
 Plan = dict[str, Any]
 
 
-def cost(session: Session, machine: Machine, step: Step = "train", lowered_step: tuple[Any, int] | None = None) -> Plan:
+def cost(
+    session: Session,
+    machine: Machine,
+    step: Step = "train",
+    lowered_step: tuple[Any, int] | None = None,
+    *,
+    explained: bool = False,
+) -> Plan:
     """Compiles one step and returns its memory, FLOPs and collectives, the content of plan.json.
 
     Bytes are per device. `peak` is the TPU or GPU compiler's peak memory; on virtual CPU devices it is arguments +
@@ -36,8 +45,10 @@ def cost(session: Session, machine: Machine, step: Step = "train", lowered_step:
       machine: what to compile for; without a chip, capacity and speeds are omitted.
       step: one update, or one decoded token per row of the batch after a full context.
       lowered_step: what `lower_step` has returned, if it was called before.
+      explained: also list the largest buffers at the peak and, of a GPU's program, its kernels and what would be slow.
+        The program is then compiled even if JAX's compilation cache has it.
     """
-    program = compile_step(session, machine, step, lowered_step)
+    program = compile_step(session, machine, step, lowered_step, with_buffers=explained)
     plan = _planned(session, machine) | {
         "step": step,
         "memory_bytes_per_device": from_table(session.experiment, session.mesh_shape, step),
@@ -51,6 +62,7 @@ def cost(session: Session, machine: Machine, step: Step = "train", lowered_step:
         plan |= {"fits": False, "compiler": program.shortage}
     else:
         plan |= _of_program(plan, program, machine, session)
+        plan |= _explained(plan, program, machine, session) if explained else {}
     return plan | {"compile_seconds": program.seconds}
 
 
@@ -95,6 +107,27 @@ def _across(session: Session, machine: Machine, numbers: list[int]) -> Plan:
     """Returns the slices or hosts of the mesh: their name, their number, and those along each axis."""
     factors = granule_factors(session.mesh_shape, numbers)
     return {"of": machine.granule, "count": max(numbers) + 1, "mesh": factors}
+
+
+def _explained(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
+    """Returns the buffers at the peak, memory over the schedule and, of a GPU's program, kernels and findings."""
+    text, peak = program.compiled.as_text(), plan["memory_bytes_per_device"]["peak"]
+    rows = weight_summary(session.experiment, session.mesh_shape)["weights"]
+    shapes = {row["path"]: row["shape"] for row in rows}
+    found = explain(text, program.buffers, shapes, peak, has_peak=machine.target is not None)
+    if machine.target is None or machine.target.gpu is None:
+        return found
+    judged = Judged(
+        text=text,
+        experiment=session.experiment,
+        weights=shapes,
+        length=session.train.input.seq_len,
+        is_packed=session.abstract.batch.segment_ids is not None,
+        mesh=session.mesh_shape,
+        granules=granule_numbers(session.mesh, session.across),
+        peak=peak,
+    )
+    return found | judge(judged)
 
 
 def _tokens(session: Session, step: Step) -> int:

@@ -10,6 +10,7 @@ from registry.records.snapshot import weight_summary
 from registry.tool import render
 from runners.planner import network
 from runners.planner.cost import Plan
+from runners.planner.explained import sections as explained
 from runners.planner.summary import (
     ESTIMATE,
     collective_table,
@@ -35,6 +36,7 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
         f"<p class=doc>{text(machine_text(content))}</p>",
         f"<p><b>{text(fit_message(content))}</b></p>",
         _bar(content),
+        *explained(content),
         "<h2>Cost</h2>",
         table(("figure", "value"), numbers(content)),
         f"<p>{text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",

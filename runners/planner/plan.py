@@ -20,7 +20,7 @@ def plan(
     session = Session(machine.placed(experiment, len(devices)), devices)
     session.show_mesh()
     make_folder(folder)
-    content = cost(session, machine, step)
+    content = cost(session, machine, step, explained=True)
     if budget is not None and machine.chip is not None:
         content["budget"] = budget.of(content, machine.chip.flops)
     show(content)

@@ -4,7 +4,7 @@ import math
 
 from registry.records.quantities import hardware_text, peak_parts
 from registry.tool import render
-from runners.planner import budget, network
+from runners.planner import budget, explained, network
 from runners.planner.cost import Plan
 from runners.reports.results import title
 
@@ -122,6 +122,7 @@ def show(content: Plan) -> None:
     if len(content["collectives"]) > COLLECTIVES_SHOWN:
         count = len(content["collectives"]) - COLLECTIVES_SHOWN
         out.print(f"The {count} smaller collectives are in plan.json and plan.html.")
+    explained.show(content)
     out.print(render.table(("figure", "value"), numbers(content), flexible={"value": None}))
     if message := network.warning(content):
         out.print(f"Warning: {message}")

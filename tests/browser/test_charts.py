@@ -31,6 +31,13 @@ STEPS = Chart(
     x=Axis(title="tokens"),
     series=[Series(name="a", x=[1, 2, 3], y=[2, 1, 3], steps=True)],
 )
+AREAS = Chart(
+    name="areas",
+    title="Schedule",
+    x=Axis(title="share"),
+    series=[Series(name="a", x=[0, 1], y=[2, 1]), Series(name="b", x=[0, 1], y=[1, 3], color=1)],
+    kind="areas",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def charts(tmp_path_factory):
     """A page with a chart of each kind."""
     folder = tmp_path_factory.mktemp("charts")
     write_assets(folder)
-    parts = ["<h1>Charts</h1>", chart(LINES), chart(BARS), chart(STEPS)]
+    parts = ["<h1>Charts</h1>", chart(LINES), chart(BARS), chart(AREAS), chart(STEPS)]
     (folder / "charts.html").write_text(page("Charts", parts, styles=STYLES, scripts=SCRIPTS))
     return folder / "charts.html"
 
@@ -96,6 +103,12 @@ def test_bars_and_their_legend(opened):
     assert boxes[0]["height"] > 10
     assert opened.locator("ul.legend").nth(1).locator("button").all_inner_texts() == ["weights 2 GiB", "rest 3 GiB"]
     assert layout(opened, "bars", "layout.shapes[0].x0") == 16
+
+
+def test_areas_are_stacked(opened):
+    assert layout(opened, "areas", "layout.yaxis.range")[1] > 4, "1 + 3 at the end"
+    opened.locator("[data-chart=chart-areas]").press("End")
+    assert opened.locator(".readout b").all_inner_texts() == ["3", "1"]
 
 
 def test_charts_are_accessible(opened):

@@ -139,7 +139,7 @@ const figures = {
     status.textContent = readout.show(plot, places[plot.dataset.at]);
   },
 
-  /** Draws a chart that registry.pages.figures.chart has written: lines or bars. */
+  /** Draws a chart that registry.pages.figures.chart has written: lines, areas or bars. */
   chart(plot) {
     const chart = vortaro.data(plot.dataset.chart);
     const isLog = (name) => chart[name].log !== (plot.closest("figure").dataset[`${name}log`] === "switched");
@@ -167,6 +167,10 @@ const figures = {
     if (chart.kind === "bars") {
       const text = `${name}: ${figures.plain(one.text ?? figures.number(one.x[0]))}<extra></extra>`;
       return { type: "bar", orientation: "h", x: one.x, y: [0], name, opacity, marker: { color }, hovertemplate: text };
+    }
+    if (chart.kind === "areas") {
+      const line = { color, width: 1, dash: "solid", shape: one.steps ? "hvh" : "linear" };
+      return { type: "scatter", mode: "lines", x: one.x, y: one.y, name, meta: one.name, line, opacity, stackgroup: "all", fillcolor: color };
     }
     const line = { color, width: one.faint ? 1.2 : 2, dash: one.dashed ? "dash" : "solid", shape: one.steps ? "hvh" : "linear" };
     const symbols = one.x.map((_, index) => (index === one.best ? "star" : "circle"));

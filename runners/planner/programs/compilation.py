@@ -11,6 +11,7 @@ import numpy as np
 from layers.errors import first_line
 from runners.flops import matmul_flops
 from runners.planner.machine import Machine
+from runners.planner.programs.buffers import Buffers, compile_with_buffers
 from runners.planner.topologies import planned_cudnn
 from runners.session import Session
 
@@ -24,35 +25,44 @@ class Program:
     compiled: Any  # jax.stages.Compiled; None where the compiler refused it for its memory
     shortage: dict[str, Any] | None  # message, needed_bytes and available_bytes of a program that was refused
     flops: int  # of matrix products on all devices, rematerialization included
+    buffers: Buffers | None  # None if they are not asked for, or the compiler does not report them
     seconds: float  # to trace, lower and compile
 
 
 def compile_step(
-    session: Session, machine: Machine, step: Step = "train", lowered_step: tuple[Any, int] | None = None
+    session: Session,
+    machine: Machine,
+    step: Step = "train",
+    lowered_step: tuple[Any, int] | None = None,
+    *,
+    with_buffers: bool = False,
 ) -> Program:
     """Compiles one update, or one decoded token per row of the batch after a full context.
+
+    With buffers, the program is compiled even if JAX's compilation cache has it.
 
     Args:
       session: the experiment on the mesh.
       machine: what to compile for.
       step: which of the two.
       lowered_step: what `lower_step` has returned, if it was called before.
+      with_buffers: also return the compiler's assignment of memory.
     Raises:
       jax.errors.JaxRuntimeError: the program does not compile for another reason than its memory.
     """
     began = time.perf_counter()
     lowered, flops = lowered_step or lower_step(session, machine, step)
-    compiled = shortage = None
+    compiled = buffers = shortage = None
     try:
         with planned_cudnn(machine.target):  # each device's part of attention is lowered while compiling
-            compiled = lowered.compile()
+            compiled, buffers = compile_with_buffers(lowered) if with_buffers else (lowered.compile(), None)
     except jax.errors.JaxRuntimeError as error:
         # The GPU compiler refuses no program for its memory: its RESOURCE_EXHAUSTED is a kernel's shared memory.
         shortage = None if machine.target is not None and machine.target.gpu else out_of_memory(str(error))
         if shortage is None:
             raise
     seconds = time.perf_counter() - began
-    return Program(compiled=compiled, shortage=shortage, flops=flops, seconds=seconds)
+    return Program(compiled=compiled, shortage=shortage, flops=flops, buffers=buffers, seconds=seconds)
 
 
 def lower_step(session: Session, machine: Machine, step: Step = "train") -> tuple[Any, int]:

@@ -9,11 +9,10 @@ import numpy as np
 
 from runners.mesh import granule_factors
 from runners.planner.network import sent_across
+from runners.planner.programs.hlo_text import ARRAY, Instruction, attribute, parse, trip_count, walk, width
+from runners.planner.programs.metadata import op_name
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 # The program of several TPU slices is that of one; it sends to the same device of other slices through the host.
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _FIRST_DEVICE = 100_000  # of slice 1; that of slice n is n times it
@@ -41,20 +40,13 @@ class Collective:
     loops: tuple[int, ...]  # trip counts of the enclosing loops, outermost first; 1 if unknown
     result_bytes: int  # size of the result on each device
     sent_bytes: int  # sent by each device per execution
-    network_bytes: int = 0  # of these, sent to other slices or hosts
+    network_bytes: int  # of these, sent to other slices or hosts
+    operation: str  # JAX's name of the operation
 
     @property
     def times(self) -> int:
         """Number of executions per step."""
         return math.prod(self.loops)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    name: str
-    type: str
-    opcode: str
-    rest: str  # operands and attributes
 
 
 def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> list[CollectiveTotal]:
@@ -77,12 +69,12 @@ def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int
 
 def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> Iterator[Collective]:
     """Yields every collective instruction of a program compiled for `mesh`; arguments as in `collective_totals`."""
-    computations, entry = _parse(text)
+    computations, entry = parse(text)
     mesh, slices = _of_one_slice(text, mesh, granules)
     granules = () if slices else granules
-    fused = {_attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
+    fused = {attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     counted: set[tuple[str, str]] = set()
-    for loops, name, instruction in _walk(computations, entry, ()):
+    for loops, name, instruction in walk(computations, entry, ()):
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send" and (transfer := _TRANSFER.search(instruction.rest)):
             yield _between_slices(instruction, transfer[1], loops, slices)
@@ -92,22 +84,22 @@ def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()
         groups = _groups(instruction.rest, math.prod(mesh.values()))
         axes, size = _axes(groups[0], mesh), len(groups[0])
         # TPU programs split one collective over several fusions, which overlap it with computation.
-        one = (str(_ARRAY.findall(instruction.type)), _attribute(instruction.rest, "channel_id"))
+        one = (str(ARRAY.findall(instruction.type)), attribute(instruction.rest, "channel_id"))
         if size == 1 or (name in fused and one in counted):
             continue
         counted.add(one)
         payload = _result_bytes(instruction)
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
-        across = sent_across(kind, payload, size, _fewest(groups, granules))
-        yield Collective(kind, axes, loops, payload, _sent(kind, payload, size), across)
+        sent, across = _sent(kind, payload, size), sent_across(kind, payload, size, _fewest(groups, granules))
+        yield Collective(kind, axes, loops, payload, sent, across, op_name(instruction))
 
 
 def loops_counted_once(text: str) -> int:
     """Number of loops of unknown trip count, whose collectives are counted once."""
-    computations, _ = _parse(text)
+    computations, _ = parse(text)
     loops = (i for body in computations.values() for i in body if i.opcode == "while")
-    return sum(_trip_count(i.rest, computations.get(_attribute(i.rest, "condition"), [])) is None for i in loops)
+    return sum(trip_count(i.rest, computations.get(attribute(i.rest, "condition"), [])) is None for i in loops)
 
 
 def _sent(kind: str, payload: int, size: int) -> int:
@@ -119,55 +111,7 @@ def _sent(kind: str, payload: int, size: int) -> int:
     return (2 if kind == "all-reduce" else 1) * payload * (size - 1) // size
 
 
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    computations: dict[str, list[_Instruction]] = {}
-    name = entry = ""
-    for line in text.splitlines():
-        if line.endswith("{") and " -> " in line and not line.startswith(" "):
-            name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0].split("(")[0]
-            entry = name if line.startswith("ENTRY") else entry
-            computations[name] = []
-        elif match := _INSTRUCTION.match(line):
-            computations[name].append(_Instruction(*match.groups()))
-    return computations, entry
-
-
-def _walk(
-    computations: dict[str, list[_Instruction]], name: str, loops: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], str, _Instruction]]:
-    """Yields every instruction reached from a computation: trip counts around it, its computation's name, itself."""
-    for instruction in computations.get(name, ()):
-        yield loops, name, instruction
-        if instruction.opcode == "while":
-            body, condition = (_attribute(instruction.rest, part) for part in ("body", "condition"))
-            count = _trip_count(instruction.rest, computations.get(condition, []))
-            yield from _walk(computations, body, (*loops, count or 1))
-        elif instruction.opcode == "conditional":
-            parts = ("branch_computations", "true_computation", "false_computation")
-            for branch in re.findall(r"[\w.\-]+", " ".join(_attribute(instruction.rest, part) for part in parts)):
-                yield from _walk(computations, branch, loops)
-        elif called := _attribute(instruction.rest, "calls"):
-            yield from _walk(computations, called, loops)
-        elif instruction.opcode == "call":
-            yield from _walk(computations, _attribute(instruction.rest, "to_apply"), loops)
-
-
-def _attribute(rest: str, name: str) -> str:
-    match = re.search(rf"\b{name}=(\{{[^}}]*\}}|%?[\w.\-]+)", rest)
-    return match[1].lstrip("%") if match else ""
-
-
-def _trip_count(rest: str, condition: list[_Instruction]) -> int | None:
-    """Trip count of a loop: the compiler's annotation, or the bound of its counter; None if unknown."""
-    annotation = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', rest)
-    if annotation:
-        return int(annotation[1])
-    constants = {i.name: int(i.rest.partition(")")[0]) for i in condition if re.match(r"\d+\)", i.rest)}
-    operands = " ".join(i.rest.partition(")")[0] for i in condition if i.opcode in ("compare", "fusion"))
-    return next((constants[name] for name in re.findall(r"[\w.\-]+", operands) if name in constants), None)
-
-
-def _result_bytes(instruction: _Instruction) -> int:
+def _result_bytes(instruction: Instruction) -> int:
     sizes = _array_bytes(instruction.type)
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
@@ -178,13 +122,8 @@ def _result_bytes(instruction: _Instruction) -> int:
 
 def _array_bytes(of: str) -> list[int]:
     """Returns the size of each array of a type."""
-    arrays = _ARRAY.findall(of)
-    return [_width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
-
-
-def _width(kind: str) -> int:
-    digits = re.search(r"\d+", kind)
-    return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
+    arrays = ARRAY.findall(of)
+    return [width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
 
 
 def _of_one_slice(
@@ -199,7 +138,7 @@ def _of_one_slice(
 
 
 def _between_slices(
-    instruction: _Instruction, transfer: str, loops: tuple[int, ...], slices: Mapping[str, int]
+    instruction: Instruction, transfer: str, loops: tuple[int, ...], slices: Mapping[str, int]
 ) -> Collective:
     """Returns the collective of the devices in the same place of several slices, all of whose bytes cross the network.
 
@@ -219,7 +158,8 @@ def _between_slices(
     payload = _array_bytes(instruction.type)[0]
     payload = {"all-gather": payload * count, "reduce-scatter": payload // count}.get(kind, payload)
     sent = _sent(kind, payload, count)
-    return Collective(kind, _axes(sorted(number - 1 for number in members), slices), loops, payload, sent, sent)
+    axes = _axes(sorted(number - 1 for number in members), slices)
+    return Collective(kind, axes, loops, payload, sent, sent, op_name(instruction))
 
 
 def _axes(members: Sequence[int], mesh: Mapping[str, int]) -> str:

@@ -37,6 +37,13 @@ def test_bars_have_their_texts_as_values():
     assert "data-log" not in page
 
 
+def test_areas_may_have_a_table_of_their_own():
+    page = made(kind="areas", values="<table></table>")
+    assert data_of(page)["kind"] == "areas"
+    assert "<table></table></details>" in page
+    assert "data-log" not in page, "logarithms do not stack"
+
+
 def test_texts_are_escaped():
     page = made(title=SCRIPT, x=Axis(title=SCRIPT), series=[Series(name=SCRIPT, x=[1], y=[1])])
     assert SCRIPT not in page

@@ -53,6 +53,17 @@ def test_a_plan_that_fits():
     }
 
 
+def test_the_largest_buffers_and_the_findings():
+    buffers = [
+        {"bytes": GIB, "what": "mu", "layer": "stack", "source": "", "row": "params/stack/w"},
+        {"bytes": 3, "what": "f32[3]", "layer": "stack", "source": "layers/norm.py:3", "row": ""},
+    ]
+    row = plan_row({**PLAN, "peak_buffers": buffers, "findings": [{"text": "Scores are written."}]})
+    assert row["buffers"] == [("mu", "1 GiB", "params/stack/w"), ("f32[3]", "3 B", "stack")]
+    assert row["findings"] == ["Scores are written."]
+    assert plan_row(PLAN)["buffers"] == plan_row(PLAN)["findings"] == [], "plans of earlier versions have none"
+
+
 def test_a_plan_that_the_compiler_refused_and_one_without_a_chip():
     held = {"weights": GIB, "optimizer": 2 * GIB, "gradients": GIB}
     refused = {**PLAN, "fits": False, "memory_bytes_per_device": held, "collectives": []}

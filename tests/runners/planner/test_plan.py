@@ -183,7 +183,9 @@ def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     tpu = json.loads((tmp_path / "p" / "plan.json").read_text())
     assert tpu["fits"] is True
-    assert tpu["memory_bytes_per_device"]["peak"] < 16 * GIB
+    peak = tpu["memory_bytes_per_device"]["peak"]
+    assert peak < 16 * GIB
+    assert sum(one["bytes"] for one in tpu["peak_buffers"]) == pytest.approx(peak, rel=0.05)
     kinds = {(c["kind"], c["axis"]) for c in tpu["collectives"]}
     assert {("all-gather", "data"), ("reduce-scatter", "data"), ("reduce-scatter", "model")} <= kinds
     ended = command("runners.main", *flags, "--chip=v3")

@@ -159,6 +159,15 @@ def test_peaks_and_exchanges_by_the_gpu_compiler(name, topology, sets, peak, sen
     assert plan["memory_bytes_per_device"]["peak"] / GIB == pytest.approx(peak, rel=0.02)
     assert round(sum(total["bytes"] for total in plan["collectives"]) / GIB, 1) == sent
     assert plan["fits"] is fits
+    assert sum(one["bytes"] for one in plan["peak_buffers"]) == plan["memory_bytes_per_device"]["peak"]
+    if name == "gpt2.Gpt2XL":
+        kinds = [one["kind"] for one in plan["findings"]]
+        kernel = "cuDNN attention" if sets else "products and a Triton softmax"
+        assert plan["kernels"]["attention"] == {"stack/block/mixer": kernel}
+        assert (kinds[0] == "scores") is (not sets)
+        assert "hosts" in kinds
+        if not sets:
+            assert plan["findings"][0]["knob"] == "ATTENTION_DROPOUT=0"
 
 
 @pytest.mark.slow

@@ -1,0 +1,255 @@
+"""What would be slow in a program that the GPU's compiler made: sentences with the layer, the amount and the knob."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from registry.records.quantities import size
+from runners.planner.programs.hlo import Collective, collectives
+from runners.planner.programs.hlo_text import array_text
+from runners.planner.programs.kernels import CUDNN, Kernels, Work
+from runners.planner.programs.metadata import layer, layers_of
+
+_MIN_SHARE = 0.01  # of the FLOPs: fewer in float32 are not a finding
+_MIN_COPIED = 0.1  # of the peak: fewer bytes copied per step are not a finding
+_ZERO_GATHERS = 3  # the stage of ZeRO that gathers weights in each layer
+_CUDNN_HEAD_DIM = 128  # the largest size of a head in cuDNN attention
+_Key = TypeVar("_Key")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that costs time or memory."""
+
+    kind: str  # "scores", "float32", "gathers", "hosts" or "copies"
+    text: str  # sentences, the last names the knob
+    layer: str  # with the largest part; empty if unknown
+    bytes: int  # per device and step
+    count: int  # executions per step
+    knob: str  # "ATTENTION_DROPOUT=0": knobs that avoid it, separated by spaces, or a name; empty if there is none
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A program and the experiment that it belongs to."""
+
+    text: str  # `compiled.as_text()`
+    experiment: Any
+    weights: Mapping[str, Sequence[int]]  # shapes by path in the weight table
+    length: int  # positions in a row
+    is_packed: bool  # rows have several segments
+    mesh: Mapping[str, int]
+    granules: Sequence[int]  # number of the host of each device, in the order of the mesh
+    peak: int  # bytes per device
+
+
+def judge(program: Judged) -> dict[str, Any]:
+    """Returns `kernels` and `findings` of plan.json; amounts are those of one device and step.
+
+    Findings are ordered by kind: scores, float32 products, all-gathers inside loops, exchanges across hosts, copies.
+    Scores, products and copies of cuDNN's kernels are unknown.
+    """
+    layers = layers_of(program.weights)
+    kernels = Kernels(program.text, layers)
+    others = {dim for path, shape in program.weights.items() if "positions" not in path for dim in shape}
+    queries = program.length // program.mesh.get("sequence", 1)
+    scores = kernels.scores(queries, program.length, others)
+    attention = kernels.attention(scores)
+    scores = [one for one in scores if attention[one.layer] != CUDNN]
+    products, copies = kernels.products(), kernels.copies()
+    exchanges = list(collectives(program.text, program.mesh, program.granules))
+    found = [
+        *_scores(scores, program),
+        *_float32(products, program.experiment),
+        *_gathers(exchanges, layers, program.experiment),
+        *_hosts(exchanges, layers),
+        *_copies(copies, program.peak),
+    ]
+    amounts = {
+        "attention": attention,
+        "products": [
+            {"dtype": dtype, "count": _count(works), "flops": _flops(works)}
+            for dtype, works in _grouped(products, lambda one: one.dtype, _flops)
+        ],
+        "scores": [
+            {"layer": place, "array": array, "count": _count(works), "bytes": _bytes(works)}
+            for (place, array), works in _grouped(scores, lambda one: (one.layer, _array(one)), _bytes)
+        ],
+        "copies": {"count": _count(copies), "bytes": _bytes(copies)},
+    }
+    return {"kernels": amounts, "findings": [_record(one) for one in found]}
+
+
+def _record(finding: Finding) -> dict[str, Any]:
+    record = dataclasses.asdict(finding)
+    return record | {"text": f"{finding.text} Knob: {finding.knob}."} if finding.knob else record
+
+
+def _scores(scores: Collection[Work], program: Judged) -> Iterator[Finding]:
+    if not scores:
+        return
+    obstacles = attention_obstacles(program.experiment, is_packed=program.is_packed)
+    reasons = " and ".join(reason for reason, _ in obstacles)
+    by_layer = _grouped(scores, lambda one: one.layer, _bytes)
+    place, more = by_layer[0][0], len(by_layer) - 1
+    are = f"{place} and {more} other layer{'s' * (more > 1)} write" if more else f"{place} writes"
+    largest = _array(max(scores, key=lambda one: one.bytes))
+    yield Finding(
+        kind="scores",
+        text=f"{are} the scores of all queries and keys as arrays, {size(_bytes(scores))} per step (the largest is "
+        f"{largest}){f', because of {reasons}' if reasons else ''}.",
+        layer=place,
+        bytes=_bytes(scores),
+        count=_count(scores),
+        knob=" ".join(knob for _, knob in obstacles if knob),
+    )
+
+
+def attention_obstacles(experiment: Any, *, is_packed: bool) -> list[tuple[str, str]]:
+    """Returns why a GPU does not compute attention by cuDNN: reasons, each with the knob that removes it, or "".
+
+    The conditions are those of layers.attention.softmax.Attention.
+    """
+    get = lambda name, default=None: getattr(experiment, name, default)
+    rate, head_dim = get("ATTENTION_DROPOUT"), get("head_dim") or 0
+    obstacles: list[tuple[Any, str, str]] = [
+        (get("DROPOUT", 0) if rate is None else rate, "dropout on attention", "ATTENTION_DROPOUT=0"),
+        (get("DTYPE") == "float32", "float32 activations", "DTYPE=bfloat16"),
+        (_is_set(get("ATTENTION_WINDOW")), "a window", "ATTENTION_WINDOW=None"),
+        (get("ATTENTION_SOFTCAP"), "a cap on the scores", "ATTENTION_SOFTCAP=None"),
+        (get("EXTRA_LOGIT") is not None, "an extra logit", "EXTRA_LOGIT=None"),
+        (get("SCORE_FUNCTION", "softmax") != "softmax", "the score function", "SCORE_FUNCTION=softmax"),
+        (get("POSITIONS") in ("relative", "alibi"), "biases of positions", "POSITIONS=rotary"),
+        (head_dim % 8 or head_dim > _CUDNN_HEAD_DIM, f"heads of size {head_dim}", "HEAD_DIM"),
+        (is_packed, "rows of several segments", ""),
+    ]
+    return [(reason, knob) for is_met, reason, knob in obstacles if is_met]
+
+
+def _is_set(value: Any) -> bool:
+    """Returns whether a knob with one value, or one per layer, is set."""
+    return any(one is not None for one in value) if isinstance(value, tuple | list) else value is not None
+
+
+def _float32(products: Collection[Work], experiment: Any) -> Iterator[Finding]:
+    wide = [one for one in products if one.dtype == "f32"]
+    total, slow = _flops(products), _flops(wide)
+    if not total or slow < _MIN_SHARE * total:
+        return
+    place = _largest(wide, lambda one: one.flops * one.times)
+    are = f"{_count(wide):,} of {_count(products):,} matrix products per step are in float32"
+    yield Finding(
+        kind="float32",
+        text=f"{are}, {slow / total:.0%} of the FLOPs{f', most in {place}' if place else ''}.",
+        layer=place,
+        bytes=_bytes(wide),
+        count=_count(wide),
+        knob="DTYPE=bfloat16" if getattr(experiment, "DTYPE", "") == "float32" else "",
+    )
+
+
+def _gathers(exchanges: Collection[Collective], layers: Collection[str], experiment: Any) -> Iterator[Finding]:
+    by_axis: dict[str, list[Collective]] = collections.defaultdict(list)
+    for one in exchanges:
+        if one.kind == "all-gather" and math.prod(one.loops) > 1:
+            by_axis[one.axis].append(one)
+    for axis, inside in sorted(by_axis.items(), key=lambda item: -_sent(item[1])):
+        place, count = _most_sent(inside, layers), sum(one.times for one in inside)
+        yield Finding(
+            kind="gathers",
+            text=f"{count:,} all-gathers inside loops send {size(_sent(inside))} along {axis} per step"
+            f"{f', most in {place}' if place else ''}.",
+            layer=place,
+            bytes=_sent(inside),
+            count=count,
+            knob=_gather_knob(experiment, axis),
+        )
+
+
+def _gather_knob(experiment: Any, axis: str) -> str:
+    """Returns the knob that keeps weights complete along a mesh axis, or that places them otherwise."""
+    if getattr(experiment, "ZERO_STAGE", None) == _ZERO_GATHERS and axis in (experiment.ZERO_AXIS, "data"):
+        return f"ZERO_STAGE={_ZERO_GATHERS - 1}"
+    is_split = getattr(experiment, "LAYOUT", "") == "fully_sharded" and axis == "data"
+    return "LAYOUT=tensor_parallel" if is_split else "LAYOUT"
+
+
+def _hosts(exchanges: Collection[Collective], layers: Collection[str]) -> Iterator[Finding]:
+    by_axis: dict[str, list[Collective]] = collections.defaultdict(list)
+    for one in exchanges:
+        if one.network_bytes:
+            by_axis[one.axis].append(one)
+    sent = lambda across: sum(one.times * one.network_bytes for one in across)
+    for axis, across in sorted(by_axis.items(), key=lambda item: -sent(item[1])):
+        place, count = _most_sent(across, layers), sum(one.times for one in across)
+        yield Finding(
+            kind="hosts",
+            text=f"{count:,} exchanges along {axis} send {size(sent(across))} across hosts per step"
+            f"{f', most in {place}' if place else ''}.",
+            layer=place,
+            bytes=sent(across),
+            count=count,
+            knob="DEVICE_MESH_SHAPE",
+        )
+
+
+def _copies(copies: Collection[Work], peak: int) -> Iterator[Finding]:
+    if _bytes(copies) < _MIN_COPIED * peak:
+        return
+    place = _largest(copies, lambda one: one.bytes * one.times)
+    text = f"{_count(copies):,} copies and transposes write {size(_bytes(copies))} per step"
+    yield Finding(
+        kind="copies",
+        text=f"{text}{f', most in {place}' if place else ''}.",
+        layer=place,
+        bytes=_bytes(copies),
+        count=_count(copies),
+        knob="",
+    )
+
+
+def _grouped(
+    works: Collection[Work], key: Callable[[Work], _Key], weigh: Callable[[Collection[Work]], int]
+) -> list[tuple[_Key, list[Work]]]:
+    """Returns the works by a key, the group of the largest weight first."""
+    groups: dict[_Key, list[Work]] = collections.defaultdict(list)
+    for one in works:
+        groups[key(one)].append(one)
+    return sorted(groups.items(), key=lambda item: -weigh(item[1]))
+
+
+def _array(work: Work) -> str:
+    return array_text((work.dtype, work.dims))
+
+
+def _largest(works: Collection[Work], weigh: Callable[[Work], int]) -> str:
+    """Returns the layer with the largest total."""
+    totals: collections.Counter[str] = collections.Counter()
+    for one in works:
+        totals[one.layer] += weigh(one)
+    return max(totals, key=totals.__getitem__)
+
+
+def _most_sent(exchanges: Collection[Collective], layers: Collection[str]) -> str:
+    totals: collections.Counter[str] = collections.Counter()
+    for one in exchanges:
+        totals[layer(one.operation, layers)] += one.times * one.sent_bytes
+    return max(totals, key=totals.__getitem__)
+
+
+def _sent(exchanges: Collection[Collective]) -> int:
+    return sum(one.times * one.sent_bytes for one in exchanges)
+
+
+def _flops(works: Collection[Work]) -> int:
+    return sum(one.flops * one.times for one in works)
+
+
+def _bytes(works: Collection[Work]) -> int:
+    return sum(one.bytes * one.times for one in works)
+
+
+def _count(works: Collection[Work]) -> int:
+    return sum(one.times for one in works)

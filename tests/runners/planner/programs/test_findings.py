@@ -1,0 +1,158 @@
+"""Findings in a handwritten program for GPUs; test_topologies.py has those in programs of the GPU compiler."""
+
+import types
+
+import pytest
+
+from runners.planner.explained import kernel_cells, kernels_sentence, sections
+from runners.planner.programs.findings import Judged, attention_obstacles, judge
+from runners.planner.programs.kernels import Kernels
+
+MIXER = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/mixer/mixer._attend/PART"}'
+FFN = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/ffn/dot_general"}'
+SCORES = f"""
+  %q = bf16[2,4,16,8]{{3,2,1,0}} copy(%x), {MIXER}
+  %scores = f32[2,4,16,16]{{3,2,1,0}} fusion(%q, %q), kind=kCustom, calls=%attend, {MIXER}
+  %dropped = bf16[2,4,16,16]{{3,2,1,0}} fusion(%scores), kind=kLoop, calls=%drop, {MIXER}
+"""
+CUDNN = f"""
+  %fused = (bf16[2,4,16,8]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax", {MIXER}
+"""
+
+
+def text_of(attention):
+    """A loop of 3 layers on 2 hosts of 2 devices."""
+    return f"""
+%attend (a: bf16[2,4,16,8], b: bf16[2,4,16,8]) -> f32[2,4,16,16] {{
+  %a = bf16[2,4,16,8]{{3,2,1,0}} parameter(0)
+  %b = bf16[2,4,16,8]{{3,2,1,0}} parameter(1)
+  ROOT %d = f32[2,4,16,16]{{3,2,1,0}} dot(%a, %b), lhs_batch_dims={{0,1}}, lhs_contracting_dims={{3}}, {MIXER}
+}}
+
+%drop (a: f32[2,4,16,16]) -> bf16[2,4,16,16] {{
+  %a1 = f32[2,4,16,16]{{3,2,1,0}} parameter(0)
+  ROOT %c = bf16[2,4,16,16]{{3,2,1,0}} convert(%a1)
+}}
+
+%turn (a: f32[32,64]) -> f32[64,32] {{
+  %a2 = f32[32,64]{{1,0}} parameter(0)
+  ROOT %t = f32[64,32]{{0,1}} transpose(%a2), dimensions={{1,0}}
+}}
+
+%condition (p: s32[]) -> pred[] {{
+  %limit = s32[] constant(3)
+  ROOT %lt = pred[] compare(%n, %limit), direction=LT
+}}
+
+%body (p: s32[]) -> s32[] {{
+{attention}
+  %w = f32[32,64]{{1,0}} all-gather(%p0), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={{0}}, {FFN}
+  %turned = f32[64,32]{{0,1}} fusion(%w), kind=kInput, calls=%turn, {FFN}
+  %y = f32[32,64]{{1,0}} dot(%in, %w), lhs_contracting_dims={{1}}, {FFN}
+  %in = f32[32,32]{{1,0}} add(%x, %x)
+  %sum = f32[4]{{0}} all-reduce(%z), replica_groups=[2,2]<=[4], to_apply=%add, {FFN}
+}}
+
+ENTRY %main (a: f32[8]) -> f32[8] {{
+  %loop = s32[] while(%t), condition=%condition, body=%body
+}}
+"""
+
+
+WEIGHTS = {"params/stack/block/mixer/query_mnd": (3, 32, 4, 8), "params/stack/block/ffn/ffn_in_mf": (3, 32, 64)}
+KNOBS = {"ATTENTION_DROPOUT": 0.1, "DTYPE": "bfloat16", "LAYOUT": "fully_sharded", "ZERO_STAGE": None}
+
+
+def judged(attention=SCORES, peak=1000, *, is_packed=False, **knobs):
+    experiment = types.SimpleNamespace(**(KNOBS | knobs))
+    mesh = {"data": 2, "model": 2}
+    program = Judged(
+        **{"text": text_of(attention), "experiment": experiment, "weights": WEIGHTS, "length": 16, "mesh": mesh},
+        **{"granules": (0, 0, 1, 1), "peak": peak, "is_packed": is_packed},
+    )
+    return judge(program)
+
+
+def test_each_kind_is_found_in_order():
+    found = judged()
+    assert found["kernels"]["attention"] == {"stack/block/mixer": "products, scores as arrays"}
+    findings = {one["kind"]: one for one in found["findings"]}
+    assert list(findings) == ["scores", "float32", "gathers", "hosts", "copies"]
+    scores = findings["scores"]
+    assert (scores["layer"], scores["bytes"], scores["count"]) == ("stack/block/mixer", 3 * 2048 * (4 + 2), 6)
+    assert scores["knob"] == "ATTENTION_DROPOUT=0"
+    assert "because of dropout on attention" in scores["text"]
+    float32 = findings["float32"]
+    work = {"ffn": 2 * 32 * 64 * 32, "mixer": 2 * 2048 * 8}
+    assert f"3 of 6 matrix products per step are in float32, {work['ffn'] / sum(work.values()):.0%}" in float32["text"]
+    assert (float32["layer"], float32["knob"]) == ("stack/block/ffn", "")
+    gathers = findings["gathers"]
+    assert (gathers["bytes"], gathers["count"]) == (3 * 32 * 64 * 4 // 2, 3)
+    assert "along data" in gathers["text"]
+    assert gathers["knob"] == "LAYOUT=tensor_parallel"
+    assert findings["hosts"]["bytes"] == gathers["bytes"], "only the exchange along data leaves a host"
+    copies = findings["copies"]
+    assert (copies["bytes"], copies["count"]) == (3 * (32 * 64 * 4 + 2 * 4 * 16 * 8 * 2), 6)
+    assert scores["text"].endswith(" Knob: ATTENTION_DROPOUT=0.")
+    assert kernel_cells(found) == [
+        ("products in f32", "3", f"{3 * work['ffn']:.4g} FLOPs"),
+        ("products in bf16", "3", f"{3 * work['mixer']:.4g} FLOPs"),
+        ("scores f32[2,4,16,16] in stack/block/mixer", "3", "24 KiB"),
+        ("scores bf16[2,4,16,16] in stack/block/mixer", "3", "12 KiB"),
+        ("copies and transposes", "6", "30 KiB"),
+    ]
+    page = "".join(sections(found))
+    assert page.count("<li>") == 5
+    assert "Attention: products, scores as arrays in stack/block/mixer." in page
+
+
+def test_packed_rows_have_no_knob():
+    scores = judged(is_packed=True, ATTENTION_DROPOUT=0.0)["findings"][0]
+    assert scores["text"].endswith("because of rows of several segments.")
+    assert not scores["knob"]
+
+
+def test_layers_with_scores_are_one_finding():
+    attends = f"  %e = f32[2,4,16,16]{{3,2,1,0}} dot(%q, %q), lhs_batch_dims={{0,1}}, lhs_contracting_dims={{3}}, {FFN}"
+    found = judged(SCORES + attends)["findings"]
+    assert [one["kind"] for one in found].count("scores") == 1
+    assert found[0]["text"].startswith("stack/block/mixer and 1 other layer write the scores")
+    assert found[0]["bytes"] == 3 * 2048 * (4 + 2 + 4)
+
+
+def test_a_program_without_scores():
+    found = judged(CUDNN, peak=10**9)
+    assert kernels_sentence(found) == "Attention: cuDNN attention in stack/block/mixer."
+    assert [one["kind"] for one in found["findings"]] == ["float32", "gathers", "hosts"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "knobs_to_set"),
+    [
+        ({"ATTENTION_DROPOUT": None, "DROPOUT": 0.1}, ["ATTENTION_DROPOUT=0"]),
+        ({"DTYPE": "float32"}, ["DTYPE=bfloat16"]),
+        ({"ATTENTION_SOFTCAP": 50.0}, ["ATTENTION_SOFTCAP=None"]),
+        ({"EXTRA_LOGIT": 0.0}, ["EXTRA_LOGIT=None"]),
+        ({"SCORE_FUNCTION": "sigmoid"}, ["SCORE_FUNCTION=softmax"]),
+        ({"POSITIONS": "alibi"}, ["POSITIONS=rotary"]),
+        ({"ATTENTION_WINDOW": (None, 8), "head_dim": 256}, ["ATTENTION_WINDOW=None", "HEAD_DIM"]),
+        ({"ATTENTION_WINDOW": (None, None), "head_dim": 128}, []),
+    ],
+)
+def test_knobs_that_allow_cudnn(knobs, knobs_to_set):
+    free = KNOBS | {"ATTENTION_DROPOUT": 0.0}
+    obstacles = attention_obstacles(types.SimpleNamespace(**(free | knobs)), is_packed=False)
+    assert [knob for _, knob in obstacles] == knobs_to_set
+
+
+def test_gathers_by_zero_name_its_stage():
+    found = judged(ZERO_STAGE=3, ZERO_AXIS=None)
+    assert next(one["knob"] for one in found["findings"] if one["kind"] == "gathers") == "ZERO_STAGE=2"
+
+
+def test_an_array_of_other_dimensions_holds_no_scores():
+    kernels = Kernels(text_of(SCORES), {"stack", "stack/block", "stack/block/mixer", "stack/block/ffn"})
+    assert len(kernels.scores(16, 16, ())) == len(kernels.scores(16, 16, (16,))) == 2
+    assert kernels.scores(8, 16, ()), "heads of a group may be rows of one product"
+    assert not kernels.scores(32, 32, ())
+    assert not kernels.scores(16, 64, ())
