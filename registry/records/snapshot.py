@@ -14,7 +14,7 @@ from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
 from registry.build import build, config_of, from_json
 from registry.config_paths import field_text, is_row, walk
-from registry.experiment import Experiment, cls_key, declared_value, owner
+from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
 from registry.records.record import Snapshot
 from registry.user_code import building
@@ -22,16 +22,11 @@ from registry.values import show
 from tasks.weight_table import WeightRow, WeightTable, shards
 from tasks.zero import placed_table
 
-RARE = ("DCN_MESH_SHAPE", "MESHES")  # knobs of few experiments, which the records of others do not hold
-
 
 def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Snapshot:
     """Returns the resolved experiment as plain data; `mesh` for the available devices, by default as declared."""
     cls = type(experiment)
-    stated = {
-        name: value for name, value in cls.knobs().items() if name not in RARE or value != declared_value(cls, name)
-    }
-    knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in stated.items()}
+    knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
     return {
         "experiment": cls_key(cls),
         "smoke": experiment.smoke,

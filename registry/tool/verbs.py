@@ -177,7 +177,7 @@ def _today(options: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any
     try:
         experiment = resolve_recorded(stored, options.set, imports=options.imports)
         chosen = re.fullmatch(r"MESHES\['(.*)'\]", stored["knobs"].get("DEVICE_MESH_SHAPE", {}).get("owner", ""))
-        if chosen and chosen[1] in experiment.MESHES:  # the run's devices had a mesh of their own
+        if chosen and chosen[1] in experiment.machine_meshes:  # the run's devices had a mesh of their own
             experiment = experiment.with_mesh_of(chosen[1])
         # On the devices of the run: the mesh of a small experiment, or one with -1, depends on the available devices.
         same = all(show(getattr(experiment, name)) == stored["knobs"].get(name, {}).get("value") for name in MESH)

@@ -61,7 +61,7 @@ def network_bytes(content: Mapping[str, Any]) -> int:
 
 
 def rows(content: Plan) -> list[tuple[str, str]]:
-    """Returns the figures of exchanges across: bytes and time; none if there are no exchanges across."""
+    """Returns the figures of exchanges across: bytes and time; none if nothing crosses."""
     if not (sent := network_bytes(content)):
         return []
     across = content["across"]

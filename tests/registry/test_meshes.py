@@ -1,5 +1,6 @@
 """Order of devices, meshes across slices and hosts, and meshes by machine."""
 
+import argparse
 import ast
 import hashlib
 import types
@@ -11,11 +12,13 @@ import pytest
 from layers.errors import UsageError
 from registry import index
 from registry.checks import check
-from registry.experiment import Experiment, owner
+from registry.experiment import owner
 from registry.experiments.tiny import StdlibTiny
 from registry.meshes import GPUS, TPUS, Hardware, device_ids, parse_hardware
+from registry.records.diff import diff, is_equal
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
+from registry.tool import verbs
 from runners.chips import CHIPS
 from tests.support.references.lingvo import NUMBERS
 
@@ -174,14 +177,15 @@ def test_a_shape_across_is_for_machines_of_as_many_hosts():
     assert cls().on("h100", 8, 1).DCN_MESH_SHAPE is None
 
 
-def test_records_hold_rare_knobs_only_if_they_are_set():
-    rare = {"DCN_MESH_SHAPE", "MESHES"}
-    assert rare <= Experiment.knobs().keys()
-    assert not rare & snapshot(Small())["knobs"].keys()
+def test_meshes_cannot_change_and_are_recorded():
     changed = Small.derive(DCN_MESH_SHAPE=(2, 1), MESHES={"h100:1x8": (8, 1)})
     knobs = snapshot(changed())["knobs"]
-    assert {name: knobs[name]["value"] for name in rare} == {
-        "DCN_MESH_SHAPE": "(2, 1)",
-        "MESHES": "{'h100:1x8': (8, 1)}",
-    }
+    assert [knobs[name]["value"] for name in ("DCN_MESH_SHAPE", "MESHES")] == ["(2, 1)", "{'h100:1x8': (8, 1)}"]
     assert isinstance(changed.MESHES, types.MappingProxyType)
+
+
+def test_a_run_on_a_machine_of_meshes_is_compared_on_its_mesh():
+    stored = snapshot(resolve("llama.Llama3_8B").on("h100", 16, 2))
+    assert stored["mesh"] == {"data": 16, "model": 1}
+    options = argparse.Namespace(set=[], imports=[])
+    assert is_equal(diff(stored, verbs._today(options, stored)))

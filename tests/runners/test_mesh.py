@@ -49,7 +49,7 @@ def test_placement_is_that_of_a_hybrid_mesh(across, is_by_slice):
     np.testing.assert_array_equal(ids(found), np.vectorize(lambda device: device.id)(expected))
 
 
-def test_blocks_of_cpus_stand_for_hosts():
+def test_blocks_of_cpus_are_hosts():
     mesh = make_mesh(SHAPE, "auto", jax.devices()[:8], {"data": 1, "model": 2})
     assert ids(mesh).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert granule_numbers(mesh, {"data": 1, "model": 2}) == [0, 1] * 4
@@ -76,7 +76,7 @@ def test_without_a_shape_hosts_follow_from_the_order():
 
 
 def test_processes_of_one_host_are_one_host(monkeypatch):
-    """Slurm starts a process for each GPU: JAX's slices then tell the hosts apart."""
+    """Slurm starts a process for each GPU: JAX's slices are then the hosts."""
     of_two_hosts = [dataclasses.replace(gpu, slice_index=gpu.id // 4, process_index=gpu.id) for gpu in gpus(2, 4)]
     assert [len(block) for block in granules(of_two_hosts)] == [4, 4]
     of_one_host = [dataclasses.replace(gpu, process_index=gpu.id) for gpu in gpus(1, 8)]
