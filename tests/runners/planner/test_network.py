@@ -259,11 +259,10 @@ def test_hosts_of_gpus(tmp_path):
 @needs_tpu_compiler
 def test_slices_of_tpus(tmp_path):
     flags = ("--exp=gshard.DenseLm128B8x8", "--set=DEVICE_MESH_SHAPE=4,4", "--topology=4*v5e:2x2")
-    for across, axes in (("4,1", {"data"}), ("1,4", {"model"})):
-        plan, _ = command(tmp_path, *flags, f"--set=DCN_MESH_SHAPE={across}")
-        factors = dict(zip(("data", "model"), map(int, across.split(",")), strict=True))
-        assert plan["across"] == {"of": "slices", "count": 4, "mesh": factors}
-        assert {c["axis"] for c in plan["collectives"] if c["network_bytes"]} == axes
+    plan, _ = command(tmp_path, *flags, "--set=DCN_MESH_SHAPE=2,2")
+    assert plan["across"] == {"of": "slices", "count": 4, "mesh": {"data": 2, "model": 2}}
+    axes = {c["axis"] for c in plan["collectives"] if c["network_bytes"]}
+    assert {"data", "model"} <= axes
 
 
 def test_a_chip_chooses_its_mesh():
