@@ -77,7 +77,7 @@ def largest_batch(experiment: Experiment, folder: Place, machine: Machine, step:
     """
     if "BATCH_SIZE" not in knob_types(type(experiment)):
         raise UsageError(f"--largest_batch needs the knob BATCH_SIZE, which {cls_key(type(experiment))} does not have.")
-    devices, results = open_results("--largest_batch", experiment, folder, machine)
+    experiment, devices, results = open_results("--largest_batch", experiment, folder, machine)
     plans, out = Plans(experiment, machine, step, devices, results), render.console()
     mesh = experiment.mesh_shape(len(devices))
     groups = math.prod(mesh[axis] for axis in axes_of(experiment.layout.activations["tokens_bs"][0]))

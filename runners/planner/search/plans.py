@@ -17,7 +17,7 @@ from runners.planner.search.best_first import Excluded, Rank
 from runners.planner.search.bounds import flops, table_bounds
 from runners.planner.search.cases import Case
 from runners.reports.results import Key, Results, experiment_hash
-from runners.session import Session, on_devices
+from runners.session import Session
 
 Lines = dict[str, Any]
 NOT_COMPILED = (UsageError, NotImplementedError, jax.errors.JaxRuntimeError)
@@ -33,8 +33,7 @@ class Plans:
 
     def __init__(self, experiment: Experiment, machine: Machine, step: Step, devices: list[Any], results: Results):
         assert machine.chip is not None
-        self._experiment = on_devices(machine.placed(experiment, len(devices)), devices)
-        self._machine, self._devices = machine, devices
+        self._experiment, self._machine, self._devices = experiment, machine, devices
         self._step: Step = step
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}

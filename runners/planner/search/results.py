@@ -6,13 +6,18 @@ from layers.errors import UsageError
 from registry.experiment import Experiment
 from runners.planner.machine import Machine
 from runners.reports.results import Results, make_folder
+from runners.session import on_devices
 from tasks.storage.files import Place
 
 RESULTS = "layouts.jsonl"
 
 
-def open_results(flag: str, experiment: Experiment, folder: Place, machine: Machine) -> tuple[list[Any], Results]:
-    """Returns the devices to plan for and the results of earlier searches in the folder, which is created.
+def open_results(
+    flag: str, experiment: Experiment, folder: Place, machine: Machine
+) -> tuple[Experiment, list[Any], Results]:
+    """Returns the experiment on the machine's mesh, the devices to plan for, and the results of earlier searches.
+
+    The folder is created.
 
     Raises:
       UsageError: no chip is known, or the folder cannot be created.
@@ -24,4 +29,5 @@ def open_results(flag: str, experiment: Experiment, folder: Place, machine: Mach
         )
     devices = machine.devices(experiment)
     make_folder(folder)
-    return devices, Results(folder / RESULTS)
+    placed = on_devices(machine.placed(experiment, len(devices)), devices)
+    return placed, devices, Results(folder / RESULTS)

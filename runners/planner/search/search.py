@@ -45,7 +45,7 @@ def search(
     how = how or Search()
     over = dimensions(how.over, experiment, step)
     place = None if how.write is None else _place(how.write, experiment)
-    devices, results = open_results("--search", experiment, folder, machine)
+    experiment, devices, results = open_results("--search", experiment, folder, machine)
     plans, out = Plans(experiment, machine, step, devices, results), render.console()
     space = cases(experiment, len(devices), over)
 
