@@ -58,9 +58,7 @@ class Chip:
     hbm_bytes: int  # memory size in bytes
     hbm_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second that a device sends along one mesh axis, sum of both directions of a ring
-    network_bandwidth: float | None = (
-        None  # bytes per second that a device sends to other slices or hosts; None: unknown
-    )
+    network_bandwidth: float | None = None  # bytes per second that a device sends across slices or hosts; None: unknown
     gpu: Gpu | None = None  # of NVIDIA GPUs
 
     def capacity(self, fraction: float | None = None) -> int:

@@ -61,8 +61,9 @@ def cost(
     if program.compiled is None:
         plan |= {"fits": False, "compiler": program.shortage}
     else:
-        plan |= _of_program(plan, program, machine, session)
-        plan |= _explained(plan, program, machine, session) if explained else {}
+        text, numbers = program.compiled.as_text(), granule_numbers(session.mesh, session.across)
+        plan |= _of_program(plan, program, machine, session, text, numbers)
+        plan |= _explained(plan, program, machine, session, text, numbers) if explained else {}
     return plan | {"compile_seconds": program.seconds}
 
 
@@ -83,11 +84,11 @@ def _planned(session: Session, machine: Machine) -> Plan:
     }
 
 
-def _of_program(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
+def _of_program(
+    plan: Plan, program: Program, machine: Machine, session: Session, text: str, numbers: list[int]
+) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
-    text, chip = program.compiled.as_text(), machine.chip
-    numbers = granule_numbers(session.mesh, session.across)
-    count = max(numbers) + 1
+    chip, count = machine.chip, max(numbers) + 1
     totals = collective_totals(text, session.mesh_shape, numbers if count > 1 else ())
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
@@ -109,9 +110,9 @@ def _across(session: Session, machine: Machine, numbers: list[int]) -> Plan:
     return {"of": machine.granule, "count": max(numbers) + 1, "mesh": factors}
 
 
-def _explained(plan: Plan, program: Program, machine: Machine, session: Session) -> Plan:
+def _explained(plan: Plan, program: Program, machine: Machine, session: Session, text: str, numbers: list[int]) -> Plan:
     """Returns the buffers at the peak, memory over the schedule and, of a GPU's program, kernels and findings."""
-    text, peak = program.compiled.as_text(), plan["memory_bytes_per_device"]["peak"]
+    peak = plan["memory_bytes_per_device"]["peak"]
     rows = weight_summary(session.experiment, session.mesh_shape)["weights"]
     shapes = {row["path"]: row["shape"] for row in rows}
     found = explain(text, program.buffers, shapes, peak, has_peak=machine.target is not None)
@@ -124,7 +125,7 @@ def _explained(plan: Plan, program: Program, machine: Machine, session: Session)
         length=session.train.input.seq_len,
         is_packed=session.abstract.batch.segment_ids is not None,
         mesh=session.mesh_shape,
-        granules=granule_numbers(session.mesh, session.across),
+        granules=numbers,
         peak=peak,
     )
     return found | judge(judged)

@@ -3,9 +3,9 @@
 from registry.pages import figures
 from registry.pages.page import table, text
 from registry.tool import render
+from runners.chips import GIB
 from runners.planner.cost import Plan
 
-GIB = 2**30
 BUFFER_COLUMNS = ("at the peak", "bytes", "layer or weight", "source")
 KERNEL_COLUMNS = ("kernels", "count", "per device and step")
 FINDINGS_TITLE = "What would be slow here"

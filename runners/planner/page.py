@@ -8,6 +8,7 @@ from registry.pages.page import page, table, text, write_assets
 from registry.pages.weights import weights
 from registry.records.snapshot import weight_summary
 from registry.tool import render
+from runners.chips import GIB
 from runners.planner import network
 from runners.planner.cost import Plan
 from runners.planner.explained import sections as explained
@@ -21,8 +22,6 @@ from runners.planner.summary import (
 )
 from runners.reports.results import title
 from tasks.storage.files import Place, write_whole
-
-GIB = 2**30
 
 
 def write(content: Plan, experiment: Experiment, folder: Place) -> None:

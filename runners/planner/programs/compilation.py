@@ -72,8 +72,13 @@ def lower_step(session: Session, machine: Machine, step: Step = "train") -> tupl
 
 
 def _lower_train(session: Session) -> tuple[Any, int]:
-    arguments = (session.abstract.state, session.abstract.batch, session.abstract.seed)
-    return session.functions.lower_step(*arguments[1:]), matmul_flops(session.functions.step, *arguments)
+    return session.functions.lower_step(session.abstract.batch, session.abstract.seed), train_flops(session)
+
+
+def train_flops(session: Session) -> int:
+    """Returns the FLOPs of the matrix products of an update on all devices, from its trace."""
+    abstract = session.abstract
+    return matmul_flops(session.functions.step, abstract.state, abstract.batch, abstract.seed)
 
 
 def _lower_decode(session: Session) -> tuple[Any, int]:

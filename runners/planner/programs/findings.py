@@ -16,6 +16,7 @@ _MIN_SHARE = 0.01  # of the FLOPs: fewer in float32 are not a finding
 _MIN_COPIED = 0.1  # of the peak: fewer bytes copied per step are not a finding
 _ZERO_GATHERS = 3  # the stage of ZeRO that gathers weights in each layer
 _CUDNN_HEAD_DIM = 128  # the largest size of a head in cuDNN attention
+_Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
 
@@ -58,7 +59,7 @@ def judge(program: Judged) -> dict[str, Any]:
     scores = kernels.scores(queries, program.length, others)
     attention = kernels.attention(scores)
     scores = [one for one in scores if attention[one.layer] != CUDNN]
-    products, copies = kernels.products(), kernels.copies()
+    products, copies = kernels.products, kernels.copies()
     exchanges = list(collectives(program.text, program.mesh, program.granules))
     found = [
         *_scores(scores, program),
@@ -138,7 +139,7 @@ def _float32(products: Collection[Work], experiment: Any) -> Iterator[Finding]:
     total, slow = _flops(products), _flops(wide)
     if not total or slow < _MIN_SHARE * total:
         return
-    place = _largest(wide, lambda one: one.flops * one.times)
+    place = _grouped(wide, lambda one: one.layer, _flops)[0][0]
     are = f"{_count(wide):,} of {_count(products):,} matrix products per step are in float32"
     yield Finding(
         kind="float32",
@@ -151,21 +152,9 @@ def _float32(products: Collection[Work], experiment: Any) -> Iterator[Finding]:
 
 
 def _gathers(exchanges: Collection[Collective], layers: Collection[str], experiment: Any) -> Iterator[Finding]:
-    by_axis: dict[str, list[Collective]] = collections.defaultdict(list)
-    for one in exchanges:
-        if one.kind == "all-gather" and math.prod(one.loops) > 1:
-            by_axis[one.axis].append(one)
-    for axis, inside in sorted(by_axis.items(), key=lambda item: -_sent(item[1])):
-        place, count = _most_sent(inside, layers), sum(one.times for one in inside)
-        yield Finding(
-            kind="gathers",
-            text=f"{count:,} all-gathers inside loops send {size(_sent(inside))} along {axis} per step"
-            f"{f', most in {place}' if place else ''}.",
-            layer=place,
-            bytes=_sent(inside),
-            count=count,
-            knob=_gather_knob(experiment, axis),
-        )
+    inside = [one for one in exchanges if one.kind == "all-gather" and math.prod(one.loops) > 1]
+    text = "{count:,} all-gathers inside loops send {sent} along {axis} per step"
+    yield from _by_axis("gathers", inside, layers, _sent, text, lambda axis: _gather_knob(experiment, axis))
 
 
 def _gather_knob(experiment: Any, axis: str) -> str:
@@ -177,28 +166,38 @@ def _gather_knob(experiment: Any, axis: str) -> str:
 
 
 def _hosts(exchanges: Collection[Collective], layers: Collection[str]) -> Iterator[Finding]:
-    by_axis: dict[str, list[Collective]] = collections.defaultdict(list)
-    for one in exchanges:
-        if one.network_bytes:
-            by_axis[one.axis].append(one)
-    sent = lambda across: sum(one.times * one.network_bytes for one in across)
-    for axis, across in sorted(by_axis.items(), key=lambda item: -sent(item[1])):
-        place, count = _most_sent(across, layers), sum(one.times for one in across)
+    across = [one for one in exchanges if one.network_bytes]
+    sent = lambda ones: sum(one.times * one.network_bytes for one in ones)
+    text = "{count:,} exchanges along {axis} send {sent} across hosts per step"
+    yield from _by_axis("hosts", across, layers, sent, text, lambda axis: "DEVICE_MESH_SHAPE")
+
+
+def _by_axis(
+    kind: str,
+    exchanges: Collection[Collective],
+    layers: Collection[str],
+    weigh: Callable[[Collection[Collective]], int],
+    text: str,
+    knob: Callable[[str], str],
+) -> Iterator[Finding]:
+    """Yields a finding for each mesh axis, the largest first; `text` has places for count, bytes sent and axis."""
+    for axis, ones in _grouped(exchanges, lambda one: one.axis, weigh):
+        place = _grouped(ones, lambda one: layer(one.operation, layers), _sent)[0][0]
+        count, sent = sum(one.times for one in ones), weigh(ones)
         yield Finding(
-            kind="hosts",
-            text=f"{count:,} exchanges along {axis} send {size(sent(across))} across hosts per step"
-            f"{f', most in {place}' if place else ''}.",
+            kind=kind,
+            text=f"{text.format(count=count, sent=size(sent), axis=axis)}{f', most in {place}' if place else ''}.",
             layer=place,
-            bytes=sent(across),
+            bytes=sent,
             count=count,
-            knob="DEVICE_MESH_SHAPE",
+            knob=knob(axis),
         )
 
 
 def _copies(copies: Collection[Work], peak: int) -> Iterator[Finding]:
     if _bytes(copies) < _MIN_COPIED * peak:
         return
-    place = _largest(copies, lambda one: one.bytes * one.times)
+    place = _grouped(copies, lambda one: one.layer, _bytes)[0][0]
     text = f"{_count(copies):,} copies and transposes write {size(_bytes(copies))} per step"
     yield Finding(
         kind="copies",
@@ -211,32 +210,17 @@ def _copies(copies: Collection[Work], peak: int) -> Iterator[Finding]:
 
 
 def _grouped(
-    works: Collection[Work], key: Callable[[Work], _Key], weigh: Callable[[Collection[Work]], int]
-) -> list[tuple[_Key, list[Work]]]:
-    """Returns the works by a key, the group of the largest weight first."""
-    groups: dict[_Key, list[Work]] = collections.defaultdict(list)
-    for one in works:
+    items: Collection[_Item], key: Callable[[_Item], _Key], weigh: Callable[[Collection[_Item]], int]
+) -> list[tuple[_Key, list[_Item]]]:
+    """Returns the items by a key, the group of the largest weight first."""
+    groups: dict[_Key, list[_Item]] = collections.defaultdict(list)
+    for one in items:
         groups[key(one)].append(one)
     return sorted(groups.items(), key=lambda item: -weigh(item[1]))
 
 
 def _array(work: Work) -> str:
     return array_text((work.dtype, work.dims))
-
-
-def _largest(works: Collection[Work], weigh: Callable[[Work], int]) -> str:
-    """Returns the layer with the largest total."""
-    totals: collections.Counter[str] = collections.Counter()
-    for one in works:
-        totals[one.layer] += weigh(one)
-    return max(totals, key=totals.__getitem__)
-
-
-def _most_sent(exchanges: Collection[Collective], layers: Collection[str]) -> str:
-    totals: collections.Counter[str] = collections.Counter()
-    for one in exchanges:
-        totals[layer(one.operation, layers)] += one.times * one.sent_bytes
-    return max(totals, key=totals.__getitem__)
 
 
 def _sent(exchanges: Collection[Collective]) -> int:

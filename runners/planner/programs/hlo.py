@@ -9,7 +9,7 @@ import numpy as np
 
 from runners.mesh import granule_factors
 from runners.planner.network import sent_across
-from runners.planner.programs.hlo_text import ARRAY, Instruction, attribute, parse, trip_count, walk, width
+from runners.planner.programs.hlo_text import Instruction, array_bytes, arrays, attribute, parse, trip_count, walk
 from runners.planner.programs.metadata import op_name
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -84,7 +84,7 @@ def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()
         groups = _groups(instruction.rest, math.prod(mesh.values()))
         axes, size = _axes(groups[0], mesh), len(groups[0])
         # TPU programs split one collective over several fusions, which overlap it with computation.
-        one = (str(ARRAY.findall(instruction.type)), attribute(instruction.rest, "channel_id"))
+        one = (str(arrays(instruction.type)), attribute(instruction.rest, "channel_id"))
         if size == 1 or (name in fused and one in counted):
             continue
         counted.add(one)
@@ -112,18 +112,12 @@ def _sent(kind: str, payload: int, size: int) -> int:
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    sizes = _array_bytes(instruction.type)
+    sizes = [array_bytes(array) for array in arrays(instruction.type)]
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
         return sum(sizes[operands : 2 * operands])
     return sum(sizes)
-
-
-def _array_bytes(of: str) -> list[int]:
-    """Returns the size of each array of a type."""
-    arrays = ARRAY.findall(of)
-    return [width(kind) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays]
 
 
 def _of_one_slice(
@@ -155,7 +149,7 @@ def _between_slices(
         members = {int(number) // _FIRST_DEVICE for number in re.findall(r"\d+", target.partition("}")[0])}
     name, count = transfer.lower().replace("_", "-"), len(members)
     kind = name if name in KINDS else "collective-permute"
-    payload = _array_bytes(instruction.type)[0]
+    payload = array_bytes(arrays(instruction.type)[0])
     payload = {"all-gather": payload * count, "reduce-scatter": payload // count}.get(kind, payload)
     sent = _sent(kind, payload, count)
     axes = _axes(sorted(number - 1 for number in members), slices)

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 
-ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")  # element type and dimensions
+_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")  # element type and dimensions
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 
@@ -70,7 +70,7 @@ def trip_count(rest: str, condition: list[Instruction]) -> int | None:
     return next((constants[name] for name in re.findall(r"[\w.\-]+", operands) if name in constants), None)
 
 
-def width(kind: str) -> int:
+def _width(kind: str) -> int:
     """Returns the bytes of an element type."""
     digits = re.search(r"\d+", kind)
     return _BYTES.get(kind) or max(1, int(digits[0]) // 8 if digits else 1)
@@ -83,12 +83,12 @@ def operands(instruction: Instruction) -> list[str]:
 
 def arrays(kind: str) -> list[tuple[str, tuple[int, ...]]]:
     """Returns the element type and dimensions of each array of a type."""
-    return [(name, tuple(map(int, filter(None, dims.split(","))))) for name, dims in ARRAY.findall(kind)]
+    return [(name, tuple(map(int, filter(None, dims.split(","))))) for name, dims in _ARRAY.findall(kind)]
 
 
 def array_bytes(array: tuple[str, tuple[int, ...]]) -> int:
     """Returns the bytes of an array of `arrays`."""
-    return width(array[0]) * math.prod(array[1])
+    return _width(array[0]) * math.prod(array[1])
 
 
 def array_text(array: tuple[str, tuple[int, ...]]) -> str:

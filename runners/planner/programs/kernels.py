@@ -1,6 +1,7 @@
 """Kernels of a compiled program: attention, matrix products by element type, arrays of scores, copies."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -55,8 +56,9 @@ class Kernels:
             if name not in self._fused and instruction.opcode not in _CONTAINERS:
                 yield times, instruction
 
+    @functools.cached_property
     def products(self) -> list[Work]:
-        """Returns all matrix products, with their FLOPs per execution."""
+        """All matrix products, with their FLOPs per execution."""
         types = {name: {i.name: i.type for i in body} for name, body in self._computations.items()}
         found = []
         for times, name, instruction in self._walk():
@@ -95,7 +97,7 @@ class Kernels:
         """
         is_ambiguous = keys in others
         is_pair = lambda dims: _is_pair(dims, queries, keys, exactly=is_ambiguous)
-        attending = {one.layer for one in self.products() if one.is_batched and is_pair(one.dims)}
+        attending = {one.layer for one in self.products if one.is_batched and is_pair(one.dims)}
         found = []
         for times, instruction in self._kernels():
             place = layer(op_name(instruction), self._layers)

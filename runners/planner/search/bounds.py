@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from registry.experiment import Experiment
 from runners.chips import Chip
-from runners.flops import matmul_flops
 from runners.planner.cost import from_table
 from runners.planner.machine import Machine
-from runners.planner.programs.compilation import Step
+from runners.planner.programs.compilation import Step, train_flops
 from runners.planner.topologies import planned_cudnn
 from runners.session import Session
 
@@ -43,5 +42,4 @@ def flops(session: Session, machine: Machine, step: Step) -> int:
     if step == "decode":
         return 0
     with session.placed(), planned_cudnn(machine.target):
-        abstract = session.abstract
-        return matmul_flops(session.functions.step, abstract.state, abstract.batch, abstract.seed)
+        return train_flops(session)
