@@ -21,6 +21,8 @@ from runners.processes.coordination import ProcessGroup
 from runners.throughput import Throughput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
+from tasks.weight_table import WeightTable
+from tasks.zero import placed_table
 
 
 def on_devices(experiment: Experiment, devices: Sequence[jax.Device]) -> Experiment:
@@ -113,6 +115,11 @@ class Session:
         """Makes partition specs refer to this session's mesh inside the context."""
         with jax.set_mesh(self.mesh):
             yield
+
+    @property
+    def table(self) -> WeightTable:
+        """The weight table on the mesh."""
+        return placed_table(self.task, self.mesh_shape)
 
     @property
     def seed(self) -> jax.Array:

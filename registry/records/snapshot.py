@@ -59,13 +59,38 @@ def weight_summary(experiment: Experiment, mesh: Mapping[str, int] | None = None
     """Returns the weight table and its totals, in the form of `registry weights --json`."""
     mesh = experiment.mesh_shape() if mesh is None else mesh
     with building(type(experiment)):
-        return _weight_summary(cls_key(type(experiment)), config_of(experiment, "task"), mesh)
+        return _weight_summary(cls_key(type(experiment)), *placed_task(experiment, mesh), mesh)
 
 
-def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> dict[str, Any]:
+def placed_task(experiment: Experiment, mesh: Mapping[str, int]) -> tuple[Any, WeightTable]:
+    """Returns an experiment's task and its weight table on a mesh.
+
+    Raises:
+      UsageError: the mesh does not divide a weight.
+    """
+    with building(type(experiment)):
+        return _placed_task(config_of(experiment, "task"), mesh)
+
+
+def _placed_task(config: fdl.Config, mesh: Mapping[str, int]) -> tuple[Any, WeightTable]:
     task = build(config, "task")
     table = placed_table(task, mesh)
     table.check(mesh)
+    return task, table
+
+
+def totals(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sums over a task's weight table: the number of weights, and bytes of weights, gradients and slots."""
+    return {
+        "parameters": sum(row.size for row in table),
+        "bytes": sum(row.bytes for row in table),
+        "bytes_per_device": sum(row.bytes_per_device(mesh) for row in table),
+        "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.learned),
+        "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
+    }
+
+
+def _weight_summary(name: str, task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, Any]:
     rows = [
         {
             "path": row.path,
@@ -84,14 +109,7 @@ def _weight_summary(name: str, config: fdl.Config, mesh: Mapping[str, int]) -> d
         }
         for row in table
     ]
-    totals = {
-        "parameters": sum(row.size for row in table),
-        "bytes": sum(row["bytes"] for row in rows),
-        "bytes_per_device": sum(row["bytes_per_device"] for row in rows),
-        "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.learned),
-        "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
-    }
-    return {"experiment": name, "mesh": dict(mesh), "weights": rows, "totals": totals}
+    return {"experiment": name, "mesh": dict(mesh), "weights": rows, "totals": totals(task, table, mesh)}
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
@@ -155,5 +173,5 @@ def rebuilt(stored: Snapshot) -> Snapshot:
     """
     configs = stored_configs(stored)
     decided = {key: stored[key] for key in ("experiment", "smoke", "overrides", "knobs")}
-    weights = _weight_summary(stored["experiment"], configs["task"], stored["mesh"])
+    weights = _weight_summary(stored["experiment"], *_placed_task(configs["task"], stored["mesh"]), stored["mesh"])
     return {**decided, "config": _flat_configs(configs), **weights}

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from registry.experiment import Experiment
-from registry.records.snapshot import weight_summary
+from registry.records.snapshot import totals, weight_summary
 from runners.chips import Chip
 from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
@@ -15,6 +14,8 @@ from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
 from runners.planner.programs.peaks import explain
 from runners.session import Session
+from tasks.task import Task
+from tasks.weight_table import WeightTable
 
 Plan = dict[str, Any]
 
@@ -51,7 +52,7 @@ def cost(
     program = compile_step(session, machine, step, lowered_step, with_buffers=explained)
     plan = _planned(session, machine) | {
         "step": step,
-        "memory_bytes_per_device": from_table(session.experiment, session.mesh_shape, step),
+        "memory_bytes_per_device": from_table(session.task, session.table, session.mesh_shape, step),
         "flops_per_step": program.flops,
         "flops_per_token": session.throughput.flops_per_token,
         "tokens_per_step": _tokens(session, step),
@@ -89,11 +90,11 @@ def _of_program(
 ) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     chip, count = machine.chip, max(numbers) + 1
-    totals = collective_totals(text, session.mesh_shape, numbers if count > 1 else ())
+    exchanges = collective_totals(text, session.mesh_shape, numbers if count > 1 else ())
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
-        "collectives": [dataclasses.asdict(c) for c in totals],
+        "collectives": [dataclasses.asdict(c) for c in exchanges],
         "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
@@ -135,13 +136,13 @@ def _tokens(session: Session, step: Step) -> int:
     return session.train.input.batch_size * (session.train.input.seq_len if step == "train" else 1)
 
 
-def from_table(experiment: Experiment, mesh: Mapping[str, int], step: Step) -> dict[str, int]:
+def from_table(task: Task, table: WeightTable, mesh: Mapping[str, int], step: Step) -> dict[str, int]:
     """Bytes per device of weights, optimizer and gradients from the weight table, known before compilation."""
-    totals = weight_summary(experiment, mesh)["totals"]
+    sums = totals(task, table, mesh)
     if step == "decode":
-        return {"weights": totals["bytes_per_device"], "optimizer": 0, "gradients": 0}
-    slots, gradients = totals["optimizer_bytes_per_device"], totals["gradient_bytes_per_device"]
-    return {"weights": totals["bytes_per_device"], "optimizer": slots, "gradients": gradients}
+        return {"weights": sums["bytes_per_device"], "optimizer": 0, "gradients": 0}
+    slots, gradients = sums["optimizer_bytes_per_device"], sums["gradient_bytes_per_device"]
+    return {"weights": sums["bytes_per_device"], "optimizer": slots, "gradients": gradients}
 
 
 def _roofline(plan: Plan, chip: Chip) -> Plan:

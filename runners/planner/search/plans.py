@@ -2,20 +2,26 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from layers.errors import UsageError, first_line
+from registry.build import build, config_of
 from registry.experiment import Experiment
+from registry.records.snapshot import placed_task
 from registry.tool import render
+from runners.mesh import granule_numbers, granules, make_mesh
 from runners.planner.cost import Plan, cost, from_table
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Step, lower_step
 from runners.planner.search.best_first import Excluded, Rank
 from runners.planner.search.bounds import flops, table_bounds
 from runners.planner.search.cases import Case
+from runners.planner.search.exchanges import Update, weights_with_gradient
+from runners.planner.topologies import planned_cudnn
 from runners.reports.results import Key, Results, experiment_hash
 from runners.session import Session
 
@@ -38,6 +44,7 @@ class Plans:
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}
         self._hashes: dict[tuple[str, ...], Key] = {}
+        self._model: dict[str, Any] | None = None  # of the update of any case
         self.compiled = 0  # programs that this object has compiled
         self.shared = 0  # cases whose program another case has, too
 
@@ -45,6 +52,11 @@ class Plans:
     def bounds(self) -> Sequence[Callable[[Case], Rank | Excluded]]:
         """Lower bounds of (step time, sum of all roofline times): from the weight table, and from the trace."""
         return self._by_table, self._by_trace
+
+    def exchanges(self, case: Case) -> Rank:
+        """Returns lower bounds of the times of a case's exchanges, in seconds: of the longest, and of all together."""
+        found = self._bounds(case)
+        return found["exchange_seconds"], found["exchanges_seconds"]
 
     def _by_table(self, case: Case) -> Rank | Excluded:
         found = self._bounds(case)
@@ -54,16 +66,14 @@ class Plans:
         assert capacity is not None
         if found["bytes"] > capacity:
             return Excluded(over_capacity(found["bytes"], capacity))
-        return (found["memory_seconds"], found["memory_seconds"])
+        return _longest_and_sum(found)
 
     def _by_trace(self, case: Case) -> Rank | Excluded:
         key = self.key(case, "bounds")
         found = self._results.find(key) or self._results.add(key, self._traced(case))
         if "reason" in found:
             return Excluded(found["reason"])
-        compute = found["flops"] / (self._chip.flops * len(self._devices))
-        memory = self._bounds(case)["memory_seconds"]
-        return (max(compute, memory), compute + memory)
+        return _longest_and_sum(self._bounds(case), found["flops"] / (self._chip.flops * len(self._devices)))
 
     def complete(self, case: Case) -> tuple[Plan, Rank | Excluded]:
         """Returns the plan of a case, with `fits` and, if it cannot be compiled, `reason`."""
@@ -99,11 +109,33 @@ class Plans:
         if knobs not in self._tables:
             try:
                 experiment = case.of(self._experiment)
-                found = table_bounds(experiment, self._mesh(experiment), self._chip, self._step)
+                mesh = self._mesh(experiment)
+                granules = self._granules(experiment, mesh)
+                found = table_bounds(self._update(experiment, mesh), mesh, granules, self._chip, self._step)
                 self._tables[knobs] = dataclasses.asdict(found)
-            except UsageError as error:
+            except NOT_COMPILED as error:
                 self._tables[knobs] = {"reason": first_line(error, 1000)}
         return self._tables[knobs]
+
+    def _update(self, experiment: Experiment, mesh: Mapping[str, int]) -> Update:
+        """Returns what decides a case's exchanges; all but its weight table is that of all cases."""
+        task, table = placed_task(experiment, mesh)
+        if self._model is None:
+            source = build(config_of(experiment, "train"), "train").input
+            rows, length = source.batch_size, source.seq_len
+            width = np.dtype(getattr(experiment, "DTYPE", "bfloat16")).itemsize
+            unroll = getattr(experiment, "UNROLL", 1)
+            with planned_cudnn(self._machine.target):
+                learned = weights_with_gradient(task, rows, length)
+            self._model = {"with_gradient": learned, "tokens": rows * length, "width": width, "unroll": unroll}
+        return Update(task=task, table=table, **self._model)
+
+    def _granules(self, experiment: Experiment, mesh: Mapping[str, int]) -> list[int]:
+        """Returns the number of the slice or host of each device, in the order of the mesh."""
+        across = experiment.across(mesh)
+        if len(granules(self._devices, across)) == 1:
+            return [0] * len(self._devices)
+        return granule_numbers(make_mesh(mesh, experiment.DEVICE_ORDER, self._devices, across), across)
 
     def _traced(self, case: Case) -> Lines:
         try:
@@ -131,6 +163,12 @@ class Plans:
         return result | {"program": program}
 
 
+def _longest_and_sum(found: Lines, compute: float = 0.0) -> Rank:
+    """Returns the lower bound of a rank from the bounds of the table and the time of computation."""
+    memory = found["memory_seconds"]
+    return max(compute, memory, found["exchange_seconds"]), compute + memory + found["exchanges_seconds"]
+
+
 def over_capacity(least: int, capacity: int) -> str:
     """Returns a sentence on a state that is larger than the memory."""
     return f"weights and optimizer take {' of '.join(render.apart(least, capacity, render.size))}"
@@ -154,6 +192,6 @@ def _of_twin(twin: Lines, session: Session, step: Step) -> Plan:
         "experiment": session.name,
         "overrides": list(session.experiment.overrides),
         "memory_bytes_per_device": twin.get("memory_bytes_per_device", {})
-        | from_table(session.experiment, session.mesh_shape, step),
+        | from_table(session.task, session.table, session.mesh_shape, step),
     }
     return {name: value for name, value in twin.items() if name not in ("key", "compile_seconds")} | own
