@@ -23,10 +23,11 @@ def matmul_flops(function: Any, *arguments: Any, leave_out: str | None = None) -
     Raises:
       UsageError: an operation hides its work from JAX and has no entry in RULES.
     """
-    return _count(jax.make_jaxpr(function)(*arguments).jaxpr, leave_out)
+    return traced_flops(jax.make_jaxpr(function)(*arguments).jaxpr, leave_out)
 
 
-def _count(jaxpr: Any, leave_out: str | None) -> int:
+def traced_flops(jaxpr: Any, leave_out: str | None = None) -> int:
+    """Returns the FLOPs of a function from its jaxpr (jax.extend.core.Jaxpr); see `matmul_flops`."""
     scopes = lambda equation: str(equation.source_info.name_stack).split("/")
     counted = (e for e in jaxpr.eqns if leave_out is None or leave_out not in scopes(e))
     return sum(_operations(equation, leave_out) for equation in counted)
@@ -39,13 +40,13 @@ def _operations(equation: Any, leave_out: str | None) -> int:
             return RULES[key](equation)
     if params.get("cost_estimate") is not None:  # of a Pallas kernel
         return params["cost_estimate"].flops
-    inner = [_count(jaxpr, leave_out) for jaxpr in _inner(params)]
+    inner = [traced_flops(jaxpr, leave_out) for jaxpr in inner_jaxprs(params)]
     if not inner and name not in _WITHOUT_PRODUCTS:
         raise _opaque(equation)
-    return _times(equation) * (max(inner) if name == "cond" else sum(inner))
+    return executions(equation) * (max(inner) if name == "cond" else sum(inner))
 
 
-def _times(equation: Any) -> int:
+def executions(equation: Any) -> int:
     """Returns how many times the inner jaxprs of an equation run, over all devices."""
     params = equation.params
     match equation.primitive.name:
@@ -61,7 +62,8 @@ def _times(equation: Any) -> int:
     return 1
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Yields the jaxprs in the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr):

@@ -9,7 +9,7 @@ from runners.chips import Chip
 from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
 from runners.planner.machine import Machine
-from runners.planner.programs.compilation import Program, Step, compile_step, memory
+from runners.planner.programs.compilation import Lowered, Program, Step, compile_step, memory
 from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
 from runners.planner.programs.peaks import explain
@@ -24,7 +24,7 @@ def cost(
     session: Session,
     machine: Machine,
     step: Step = "train",
-    lowered_step: tuple[Any, int] | None = None,
+    lowered: Lowered | None = None,
     *,
     explained: bool = False,
 ) -> Plan:
@@ -45,15 +45,15 @@ def cost(
       session: the experiment on the mesh to plan for.
       machine: what to compile for; without a chip, capacity and speeds are omitted.
       step: one update, or one decoded token per row of the batch after a full context.
-      lowered_step: what `lower_step` has returned, if it was called before.
+      lowered: what `lower_step` has returned, if it was called before.
       explained: also list the largest buffers at the peak and, of a GPU's program, its kernels and what would be slow.
         The program is then compiled even if JAX's compilation cache has it.
     """
-    program = compile_step(session, machine, step, lowered_step, with_buffers=explained)
+    program = compile_step(session, machine, step, lowered, with_buffers=explained)
     plan = _planned(session, machine) | {
         "step": step,
         "memory_bytes_per_device": from_table(session.task, session.table, session.mesh_shape, step),
-        "flops_per_step": program.flops,
+        "flops_per_step": program.trace.flops,
         "flops_per_token": session.throughput.flops_per_token,
         "tokens_per_step": _tokens(session, step),
         "fits": None,

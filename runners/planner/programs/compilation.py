@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from layers.errors import first_line
-from runners.flops import matmul_flops
+from runners.flops import traced_flops
 from runners.planner.machine import Machine
 from runners.planner.programs.buffers import Buffers, compile_with_buffers
 from runners.planner.topologies import planned_cudnn
@@ -19,12 +19,28 @@ Step = Literal["train", "decode"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One traced step."""
+
+    traced: Any  # jax.stages.Traced
+    flops: int  # of matrix products on all devices, rematerialization included
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """One lowered step, not compiled."""
+
+    program: Any  # jax.stages.Lowered
+    trace: Trace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """One compiled step."""
 
     compiled: Any  # jax.stages.Compiled; None where the compiler refused it for its memory
     shortage: dict[str, Any] | None  # message, needed_bytes and available_bytes of a program that was refused
-    flops: int  # of matrix products on all devices, rematerialization included
+    trace: Trace
     buffers: Buffers | None  # None if they are not asked for, or the compiler does not report them
     seconds: float  # to trace, lower and compile
 
@@ -33,7 +49,7 @@ def compile_step(
     session: Session,
     machine: Machine,
     step: Step = "train",
-    lowered_step: tuple[Any, int] | None = None,
+    lowered: Lowered | None = None,
     *,
     with_buffers: bool = False,
 ) -> Program:
@@ -45,44 +61,44 @@ def compile_step(
       session: the experiment on the mesh.
       machine: what to compile for.
       step: which of the two.
-      lowered_step: what `lower_step` has returned, if it was called before.
+      lowered: what `lower_step` has returned, if it was called before.
       with_buffers: also return the compiler's assignment of memory.
     Raises:
       jax.errors.JaxRuntimeError: the program does not compile for another reason than its memory.
     """
     began = time.perf_counter()
-    lowered, flops = lowered_step or lower_step(session, machine, step)
+    lowered = lowered or lower_step(session, machine, trace_step(session, machine, step))
     compiled = buffers = shortage = None
     try:
         with planned_cudnn(machine.target):  # each device's part of attention is lowered while compiling
-            compiled, buffers = compile_with_buffers(lowered) if with_buffers else (lowered.compile(), None)
+            program = lowered.program
+            compiled, buffers = compile_with_buffers(program) if with_buffers else (program.compile(), None)
     except jax.errors.JaxRuntimeError as error:
         # The GPU compiler refuses no program for its memory: its RESOURCE_EXHAUSTED is a kernel's shared memory.
         shortage = None if machine.target is not None and machine.target.gpu else out_of_memory(str(error))
         if shortage is None:
             raise
     seconds = time.perf_counter() - began
-    return Program(compiled=compiled, shortage=shortage, flops=flops, buffers=buffers, seconds=seconds)
+    return Program(compiled=compiled, shortage=shortage, trace=lowered.trace, buffers=buffers, seconds=seconds)
 
 
-def lower_step(session: Session, machine: Machine, step: Step = "train") -> tuple[Any, int]:
-    """Lowers one step, without compiling it; returns it and the FLOPs of its matrix products on all devices."""
+def trace_step(session: Session, machine: Machine, step: Step = "train") -> Trace:
+    """Traces one step for a machine: the program of its operations before it is split over devices."""
     with session.placed(), planned_cudnn(machine.target):
-        return (_lower_train if step == "train" else _lower_decode)(session)
+        abstract = session.abstract
+        train = lambda: session.functions.trace_step(abstract.batch, abstract.seed)
+        traced = train() if step == "train" else _trace_decode(session)
+    return Trace(traced=traced, flops=traced_flops(traced.jaxpr.jaxpr))
 
 
-def _lower_train(session: Session) -> tuple[Any, int]:
-    return session.functions.lower_step(session.abstract.batch, session.abstract.seed), train_flops(session)
+def lower_step(session: Session, machine: Machine, trace: Trace) -> Lowered:
+    """Lowers a traced step, without compiling it."""
+    with session.placed(), planned_cudnn(machine.target):
+        return Lowered(program=trace.traced.lower(), trace=trace)
 
 
-def train_flops(session: Session) -> int:
-    """Returns the FLOPs of the matrix products of an update on all devices, from its trace."""
-    abstract = session.abstract
-    return matmul_flops(session.functions.step, abstract.state, abstract.batch, abstract.seed)
-
-
-def _lower_decode(session: Session) -> tuple[Any, int]:
-    """Lowers one token after a full context: the training input's batch size, its sequence length as capacity."""
+def _trace_decode(session: Session) -> Any:
+    """Traces one token after a full context: the training input's batch size, its sequence length as capacity."""
     rows, length = session.train.input.batch_size, session.train.input.seq_len
     start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
     state = jax.tree.map(
@@ -92,8 +108,7 @@ def _lower_decode(session: Session) -> tuple[Any, int]:
     )
     tokens = session.abstract.like(jax.ShapeDtypeStruct((rows, 1), np.int32), session.host_batches.sharding)
     arguments = (session.abstract.state.variables, tokens, state, tokens, tokens)
-    jitted = jax.jit(session.task.decode_step, donate_argnums=2)
-    return jitted.lower(*arguments), matmul_flops(session.task.decode_step, *arguments)
+    return jax.jit(session.task.decode_step, donate_argnums=2).trace(*arguments)
 
 
 def memory(compiled: Any, has_peak: bool) -> dict[str, int]:

@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from runners.chips import Chip
 from runners.planner.cost import from_table
-from runners.planner.machine import Machine
-from runners.planner.programs.compilation import Step, train_flops
+from runners.planner.programs.compilation import Step
 from runners.planner.search.exchanges import Times, Update, times
-from runners.planner.topologies import planned_cudnn
-from runners.session import Session
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +46,3 @@ def table_bounds(
         exchange_seconds=exchanges.longest,
         exchanges_seconds=exchanges.sum,
     )
-
-
-def flops(session: Session, machine: Machine, step: Step) -> int:
-    """Returns the FLOPs of an update on all devices, from its trace; zero for a decoding step, which is not traced."""
-    if step == "decode":
-        return 0
-    with session.placed(), planned_cudnn(machine.target):
-        return train_flops(session)

@@ -16,9 +16,9 @@ from registry.tool import render
 from runners.mesh import granule_numbers, granules, make_mesh
 from runners.planner.cost import Plan, cost, from_table
 from runners.planner.machine import Machine
-from runners.planner.programs.compilation import Step, lower_step
+from runners.planner.programs.compilation import Step, Trace, lower_step, trace_step
 from runners.planner.search.best_first import Excluded, Rank
-from runners.planner.search.bounds import flops, table_bounds
+from runners.planner.search.bounds import table_bounds
 from runners.planner.search.cases import Case
 from runners.planner.search.exchanges import Update, weights_with_gradient
 from runners.planner.topologies import planned_cudnn
@@ -26,6 +26,7 @@ from runners.reports.results import Key, Results, experiment_hash
 from runners.session import Session
 
 Lines = dict[str, Any]
+TRACES = 32  # that are kept; one of a large model takes some megabytes
 NOT_COMPILED = (UsageError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 
@@ -44,6 +45,7 @@ class Plans:
         self._chip, self._results = machine.chip, results
         self._tables: dict[Any, Lines] = {}
         self._hashes: dict[tuple[str, ...], Key] = {}
+        self._traces: dict[tuple[str, ...], tuple[Session, Trace]] = {}  # the last ones, by the case's `sets`
         self._model: dict[str, Any] | None = None  # of the update of any case
         self.compiled = 0  # programs that this object has compiled
         self.shared = 0  # cases whose program another case has, too
@@ -138,24 +140,36 @@ class Plans:
         return granule_numbers(make_mesh(mesh, experiment.DEVICE_ORDER, self._devices, across), across)
 
     def _traced(self, case: Case) -> Lines:
+        """Returns the bounds from the trace of a case; a decoding step is not traced, so its FLOPs are zero."""
+        if self._step == "decode":
+            return {"flops": 0}
         try:
-            session = Session(case.of(self._experiment), self._devices)
-            return {"flops": flops(session, self._machine, self._step)}
+            return {"flops": self._trace(case)[1].flops}
         except NOT_COMPILED as error:
             return {"reason": first_line(error, 1000)}
+
+    def _trace(self, case: Case) -> tuple[Session, Trace]:
+        """Returns the session and the trace of a case, those of its bound if that was computed a short time before."""
+        name = tuple(case.sets)
+        if name not in self._traces:
+            session = Session(case.of(self._experiment), self._devices)
+            self._traces[name] = session, trace_step(session, self._machine, self._step)
+            while len(self._traces) > TRACES:
+                del self._traces[next(iter(self._traces))]
+        return self._traces[name]
 
     def _plan(self, case: Case) -> Plan:
         """Returns the plan of one case, or why it failed."""
         try:
-            session = Session(case.of(self._experiment), self._devices)
-            lowered_step = lower_step(session, self._machine, self._step)
-            program = hashlib.sha256(lowered_step[0].as_text().encode()).hexdigest()[:16]
+            session, trace = self._trace(case)
+            lowered = lower_step(session, self._machine, trace)
+            program = hashlib.sha256(lowered.program.as_text().encode()).hexdigest()[:16]
             twin = self._results.find(_of_program(self.key(case, "plan")) | {"program": program})
             if twin is not None:
                 self.shared += 1
                 return _of_twin(twin, session, self._step) | {"program": program}
             self.compiled += 1
-            result = cost(session, self._machine, self._step, lowered_step)
+            result = cost(session, self._machine, self._step, lowered)
         except NOT_COMPILED as error:
             return {"fits": False, "reason": first_line(error, 1000)}
         if "compiler" in result:

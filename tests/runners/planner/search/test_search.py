@@ -12,6 +12,7 @@ from registry.experiment import REGISTRY, Experiment, cls_key
 from registry.resolve import resolve
 from runners.chips import CHIPS
 from runners.planner.machine import Machine
+from runners.planner.programs.compilation import Lowered, Trace
 from runners.planner.search import plans
 from runners.planner.search.search import Search, search
 
@@ -23,7 +24,7 @@ def experiment():
     return resolve("DenseLm8B2x2", smoke=True)
 
 
-class Lowered:
+class Text:
     """A lowered program of a stated text."""
 
     def __init__(self, text):
@@ -31,6 +32,15 @@ class Lowered:
 
     def as_text(self):
         return self.text
+
+
+def trace_of(session, machine, step):
+    """A trace without products."""
+    return Trace(traced=None, flops=0)
+
+
+def lowered_of(session, machine, trace):
+    return Lowered(program=Text(program_of(session)), trace=trace)
 
 
 class Placed:
@@ -71,14 +81,14 @@ def compiled(monkeypatch):
     """Stated plans in place of compilation; returns the overrides of the compiled sessions."""
     found = []
 
-    def cost(session, machine, step, lowered_step):
+    def cost(session, machine, step, lowered):
         found.append(tuple(session.experiment.overrides[-2:]))
         return plan_of(session)
 
     monkeypatch.setattr(plans, "Session", Placed)
-    monkeypatch.setattr(plans, "lower_step", lambda session, machine, step: (Lowered(program_of(session)), 0))
+    monkeypatch.setattr(plans, "trace_step", trace_of)
+    monkeypatch.setattr(plans, "lower_step", lowered_of)
     monkeypatch.setattr(plans, "cost", cost)
-    monkeypatch.setattr(plans, "flops", lambda session, machine, step: 0)
     return found
 
 
@@ -116,7 +126,7 @@ def test_a_killed_search_resumes_without_compiling_again(experiment, tmp_path, c
     assert search(experiment, tmp_path, MACHINE, how=Search(over="mesh,remat")) == 0
     assert len(compiled) == first + 6, "a search with bounds takes the plans of an exhaustive one"
     assert '"part": "bounds"' in file.read_text()[len(before) :]
-    monkeypatch.setattr(plans, "flops", lambda *_: pytest.fail("bounds are stored, too"))
+    monkeypatch.setattr(plans, "trace_step", lambda *_: pytest.fail("bounds are stored, too"))
     assert search(experiment, tmp_path, MACHINE, how=Search(over="mesh,remat")) == 0
 
 
@@ -226,3 +236,16 @@ def test_bad_files_are_refused(tmp_path, monkeypatch, write, message):
 def test_a_small_form_is_not_written(experiment, tmp_path):
     with pytest.raises(UsageError, match="--write cannot be combined with --smoke"):
         search(experiment, tmp_path, MACHINE, how=Search(write="found.py"))
+
+
+def test_a_compiled_case_is_traced_once(experiment, tmp_path, compiled, monkeypatch):
+    traced = []
+
+    def trace(session, machine, step):
+        traced.append(tuple(session.experiment.overrides[-2:]))
+        return trace_of(session, machine, step)
+
+    monkeypatch.setattr(plans, "trace_step", trace)
+    assert search(experiment, tmp_path, MACHINE, how=Search(over="mesh,remat")) == 0
+    assert set(compiled) <= set(traced)
+    assert len(traced) == len(set(traced))
