@@ -9,6 +9,7 @@ import pytest
 
 from layers.errors import UsageError
 from registry.experiment import REGISTRY, Experiment, cls_key
+from registry.records.snapshot import placed_task
 from registry.resolve import resolve
 from runners.chips import CHIPS
 from runners.planner.machine import Machine
@@ -49,6 +50,7 @@ class Placed:
     def __init__(self, experiment: Experiment, devices):
         self.experiment, self.name = experiment, cls_key(type(experiment))
         self.mesh_shape = experiment.mesh_shape(len(devices))
+        self.task, self.table = placed_task(experiment, self.mesh_shape)
 
 
 def program_of(session):
