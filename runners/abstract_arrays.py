@@ -11,7 +11,7 @@ from layers.specs import P
 from tasks.batch import Batch, empty_batch
 from tasks.inputs.indexed import IndexedInput, Shard
 from tasks.task import Task
-from tasks.train_step import TrainState, init_state, state_specs
+from tasks.train_step import TrainState, abstract_state, state_specs
 from tasks.zero import placed_table
 
 
@@ -37,15 +37,19 @@ class AbstractArrays:
     @functools.cached_property
     def state_shardings(self) -> TrainState:
         """The sharding of each array of the train state."""
-        specs = state_specs(self._task, placed_table(self._task, self._mesh_shape), self.sample_batch)
+        table = placed_table(self._task, self._mesh_shape)
+        specs = state_specs(self._task, table, self._shapes, self.sample_batch)
         return jax.tree.map(lambda spec: NamedSharding(self._batch_sharding.mesh, spec), specs)
 
     @functools.cached_property
     def state(self) -> TrainState:
         """The train state."""
-        shapes = jax.eval_shape(lambda: init_state(self._task, jax.random.key(0), self.sample_batch))
         place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return jax.tree.map(place, shapes, self.state_shardings)
+        return jax.tree.map(place, self._shapes, self.state_shardings)
+
+    @functools.cached_property
+    def _shapes(self) -> TrainState:
+        return abstract_state(self._task, self.sample_batch)
 
     @property
     def batch(self) -> Batch:

@@ -51,14 +51,18 @@ class CompiledFunctions:
             task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
         return train_step(task, state, batch, seed, self._program.log_every)
 
-    def lower_step(self, batch: Batch, *others: Any) -> Any:
-        """Returns the lowered update `(state, batch, seed) -> state`, which donates the old state.
+    def trace_step(self, batch: Batch, *others: Any) -> Any:
+        """Returns the traced update `(state, batch, seed) -> state`, which donates the old state.
 
         `batch` and the seed may be shapes with shardings. A learning rate after the seed becomes an argument too.
         """
         shardings = self._abstract.state_shardings
         jitted = jax.jit(self.step, donate_argnums=0, out_shardings=shardings, keep_unused=True)
-        return jitted.lower(self._abstract.state, batch, *others)
+        return jitted.trace(self._abstract.state, batch, *others)
+
+    def lower_step(self, batch: Batch, *others: Any) -> Any:
+        """Returns the lowered update, arguments as in `trace_step`."""
+        return self.trace_step(batch, *others).lower()
 
     def compile_step(self, batch: Batch, *, takes_rate: bool = False) -> Any:
         """Returns the compiled update; with `takes_rate`, it takes the learning rate as an argument after the seed."""
