@@ -52,7 +52,7 @@ class Collective:
 
 
 def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> list[CollectiveTotal]:
-    """Returns the collectives of one run of a program compiled for `mesh`, by kind, axis and element type, largest first.
+    """Returns the collectives of one run of a program compiled for `mesh`, by kind, axis and dtype, largest first.
 
     Args:
       text: `compiled.as_text()`.
