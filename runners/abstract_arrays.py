@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from layers.specs import P
 from tasks.batch import Batch, empty_batch
-from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
 from tasks.train_step import TrainState, abstract_state, state_specs
 from tasks.zero import placed_table
@@ -53,11 +53,9 @@ class AbstractArrays:
 
     @property
     def batch(self) -> Batch:
-        """The training input's batches; reads one batch for its fields."""
-        row = self._source.batch(0, Shard(0, self._source.batch_size))
-        shape = (self._source.batch_size, self._source.seq_len)  # of full-length rows: the first ones may be shorter
-        full = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
-        return self.like(full, self._batch_sharding)
+        """The training input's batches of full-length rows; reads no data if the input knows its fields."""
+        source = self._source
+        return self.like(empty_batch(source.batch_size, source.seq_len, source.fields), self._batch_sharding)
 
     @property
     def seed(self) -> Any:

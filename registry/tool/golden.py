@@ -76,22 +76,32 @@ def _compare_record(experiment: Experiment, sections: Collection[str], *, update
 
 def _compare_plan(experiment: Experiment, plan: plans.Plan | None, *, update: bool) -> tuple[bool, str]:
     name, compiler = cls_key(type(experiment)), importlib.metadata.version("jaxlib")
-    path, hint = FOLDER / f"{name}.plan.json", _hint(name, f" --sections={PLAN}")
-    before = json.loads(path.read_text()) if path.exists() else None
+    path, hint = _plan_file(name), _hint(name, f" --sections={PLAN}")
+    before = stored_plan(experiment)
     if not update and before is None:
         return False, f"has no golden plan ({hint})"
     if not update and before["jaxlib"] != compiler:
         return True, f"its plan was not compared: {path.name} is of jaxlib {before['jaxlib']} (got {compiler})"
-    now = {"experiment": name, "jaxlib": compiler, **(plan or plans.small_plan(experiment))}
+    now = plan or plans.small_plan(experiment)
     if update:
-        _write(path, now)
+        _write(path, {"experiment": name, "jaxlib": compiler, "plan": now})
         return True, f"written to {path.name}"
-    found = differing_figures([before, now])
+    found = differing_figures([before["plan"], now])
     changed = [f"{figure} ({_figure(a)} -> {_figure(b)})" for figure, (a, b) in found.items()]
     if not changed:
         return True, ""
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     return False, f"its plan differs from its golden file in {', '.join(changed[:SHOWN])}{more} ({hint})"
+
+
+def stored_plan(experiment: Experiment) -> dict[str, Any] | None:
+    """Returns the content of an experiment's golden plan: `{experiment, jaxlib, plan}`; None without the file."""
+    path = _plan_file(cls_key(type(experiment)))
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _plan_file(name: str) -> Path:
+    return FOLDER / f"{name}.plan.json"
 
 
 def _figure(value: Any) -> str:

@@ -27,14 +27,14 @@ def check_lowering(experiment: Experiment, built: Built, mesh: Mapping[str, int]
     """Lowers the update of a valid experiment for TPUs and for NVIDIA GPUs.
 
     Lowering ends before compilation: it finds operations and kernels that a platform does not have, and placements
-    that do not fit. The fields of a batch are those of the first batch, which is read.
+    that do not fit.
 
     Args:
       experiment: the experiment.
       built: what `check` returned for it.
       mesh: its mesh; by default as declared.
     Raises:
-      UsageError: its data are missing, or its update cannot be traced or lowered; the message names the platform.
+      UsageError: its update cannot be traced or lowered; the message names the platform.
     """
     cls = type(experiment)
     for platform in TARGETS:
