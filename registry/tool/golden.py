@@ -77,15 +77,15 @@ def _compare_record(experiment: Experiment, sections: Collection[str], *, update
 def _compare_plan(experiment: Experiment, plan: plans.Plan | None, *, update: bool) -> tuple[bool, str]:
     name, compiler = cls_key(type(experiment)), importlib.metadata.version("jaxlib")
     path, hint = _plan_file(name), _hint(name, f" --sections={PLAN}")
+    if update:
+        _write(path, {"experiment": name, "jaxlib": compiler, "plan": plan or plans.small_plan(experiment)})
+        return True, f"written to {path.name}"
     before = stored_plan(experiment)
-    if not update and before is None:
+    if before is None:
         return False, f"has no golden plan ({hint})"
-    if not update and before["jaxlib"] != compiler:
+    if before["jaxlib"] != compiler:
         return True, f"its plan was not compared: {path.name} is of jaxlib {before['jaxlib']} (got {compiler})"
     now = plan or plans.small_plan(experiment)
-    if update:
-        _write(path, {"experiment": name, "jaxlib": compiler, "plan": now})
-        return True, f"written to {path.name}"
     found = differing_figures([before["plan"], now])
     changed = [f"{figure} ({_figure(a)} -> {_figure(b)})" for figure, (a, b) in found.items()]
     if not changed:

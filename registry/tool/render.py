@@ -243,7 +243,10 @@ def _total_change(key: str, a: int, b: int) -> tuple[str, str, str]:
 
 def _figure_change(name: str, a: float | None, b: float | None) -> tuple[str, str, str]:
     """Returns the values and the ratio of a figure of a plan: bytes, or a number."""
-    show = size if "bytes" in name else lambda value: f"{value:,.0f}"
+
+    def show(value: float) -> str:
+        return size(int(value)) if "bytes" in name else f"{value:,.0f}"
+
     if a is None or b is None:
         return "-" if a is None else show(a), "-" if b is None else show(b), ""
     return *apart(a, b, show), ratio(a, b)

@@ -74,7 +74,7 @@ def program_plan(session: Session, traced: jax.stages.Traced, compiled: jax.stag
     """
     source, bytes_of = session.train.input, memory(compiled, has_peak=False)
     bytes_of.pop("peak")
-    totals = collective_totals(compiled.as_text(), session.mesh_shape)
+    totals = collective_totals(compiled.as_text() or "", session.mesh_shape)
     return {
         "mesh": dict(session.mesh_shape),
         "tokens_per_step": source.batch_size * source.seq_len,
@@ -82,7 +82,7 @@ def program_plan(session: Session, traced: jax.stages.Traced, compiled: jax.stag
         "flops_per_step": dict(sorted(matmul_flops_by_dtype(traced.jaxpr).items())),
         "bytes_per_device": from_table(session.experiment, session.mesh_shape, "train")
         | bytes_of
-        | {"accessed": int(compiled.cost_analysis()["bytes accessed"])},
+        | {"accessed": int((compiled.cost_analysis() or {})["bytes accessed"])},
         "exchanges": {
             f"{one.kind} {one.axis} {one.dtype}": {"count": one.count, "bytes": one.bytes}
             for one in sorted(totals, key=lambda one: (one.kind, one.axis, one.dtype))

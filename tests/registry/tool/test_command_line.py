@@ -271,7 +271,7 @@ def test_diff_of_equal_compiled_updates(capsys):
 def test_check_lowers_updates(capsys):
     assert registry(capsys, "check", "CharTiny", "--lower")[:2] == (0, "ok   CharTiny\n")
     code, text, _ = registry(capsys, "check", "CharTiny", "--lower", "--set=DEVICE_MESH_SHAPE=1,3")
-    assert (code, text.startswith("FAIL tiny.CharTiny: ")) == (2, True)
+    assert (code, text.startswith("FAIL CharTiny: Dimension 256")) == (2, True)
 
 
 @pytest.mark.parametrize(
