@@ -14,10 +14,9 @@ Plan = Mapping[str, Any]
 
 def start() -> None:
     """Makes JAX use the virtual devices of small forms; call it before anything else uses JAX."""
-    from runners.planner.small_form import DEVICES
-    from runners.virtual_devices import make_virtual_devices
+    from runners.planner.small_form import use_devices
 
-    make_virtual_devices(DEVICES)
+    use_devices()
 
 
 def small_plan(experiment: Experiment) -> Plan:

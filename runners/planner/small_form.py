@@ -13,6 +13,7 @@ from runners.planner.machine import Machine
 from runners.planner.programs.compilation import memory
 from runners.planner.programs.hlo import collective_totals
 from runners.session import Session
+from runners.virtual_devices import make_virtual_devices
 
 DEVICES = 8
 # LLVM's work is left out, which changes no figure. The CPU compiler's newer fusions are off, as they depend on the
@@ -25,6 +26,11 @@ COMPILER_OPTIONS = {
 }
 
 SmallPlan = dict[str, Any]
+
+
+def use_devices() -> None:
+    """Makes JAX use the virtual devices of small forms; call it before anything else uses JAX."""
+    make_virtual_devices(DEVICES)
 
 
 def small_form(experiment: Experiment) -> Experiment:
