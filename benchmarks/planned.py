@@ -11,6 +11,7 @@ plans/planned are kept. `--publish` writes the table into docs/reference/benchma
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import machine, show
+from benchmarks.tables import DOCS, machine, show
 from runners.chips import CHIPS, GIB
 
 FOLDER = Path("plans/planned")
@@ -52,6 +53,7 @@ OUT_OF_MEMORY = "out of memory"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="GLOB", help="some cases; the others keep their lines")
     parser.add_argument("--topology", help="plan for it and measure nothing")
     parser.add_argument("--seconds", type=float, default=420, help="time limit after which no case is started")
     parser.add_argument("--tiny", action="store_true", help="a small model, to test the script")
@@ -59,21 +61,29 @@ def main() -> int:
     parser.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)  # the process of one case
     options = parser.parse_args()
     cases = TINY if options.tiny else CASES
+    chosen = [name for name in cases if not options.cases or any(fnmatch.fnmatch(name, g) for g in options.cases)]
     if options.measure:
         print(json.dumps(measure(cases[options.measure])))
         return 0
     if options.topology:
-        return 0 if all(_plan(name, case, options.topology) for name, case in cases.items()) else 1
+        return 0 if all(_plan(name, cases[name], options.topology) for name in chosen) else 1
     device, topology = _attached()
-    lines: list[dict[str, Any]] = []
+    lines = {line["case"]: line for line in _published() if options.cases}
     end = time.monotonic() + options.seconds
-    for name, case in cases.items():
+    for name in chosen:
         if time.monotonic() > end:
-            lines.append({"case": name, "note": "not measured: no time left"})
+            lines[name] = {"case": name, "note": "not measured: no time left"}
             continue
-        lines.append(_line(name, _plan(name, case, topology), _measured(name, options.tiny)))
-        show("planned", lines, {"machine": machine(), "device": device, "plans": topology}, options.publish)
+        lines[name] = _line(name, _plan(name, cases[name], topology), _measured(name, options.tiny))
+        ordered = [lines[one] for one in cases if one in lines]
+        show("planned", ordered, {"machine": machine(), "device": device, "plans": topology}, options.publish)
     return 0
+
+
+def _published() -> list[dict[str, Any]]:
+    """Returns the lines of the published table."""
+    file = DOCS / "measurements" / "planned.json"
+    return json.loads(file.read_text())["lines"] if file.exists() else []
 
 
 def measure(case: tuple[str, ...], seconds: float = 2.0) -> dict[str, Any]:
