@@ -33,7 +33,7 @@ def compare(
     """Compares sections of an experiment with its golden files, or writes them: `{name, ok, reason}`.
 
     Writing also updates registry/totals.json. A plan holds for one version of the compiler: with another it is not
-    compared, and the reason says so.
+    compared, and the reason names both.
 
     Args:
       experiment: the experiment.
