@@ -54,10 +54,14 @@ def measured_peak(dtype: str, sizes: Sequence[int], seconds: float = 1.0) -> flo
 
 def _peak(dtype: str, size: int, seconds: float) -> float:
     a, product = jax.random.normal(jax.random.key(0), (size, size), dtype), jax.jit(jnp.matmul)
-    several = lambda: jax.block_until_ready([product(a, a) for _ in range(4)])
-    several()
-    count = max(1, round(seconds / timed(several)))
-    return count * 4 * 2 * size**3 / timed(lambda: [several() for _ in range(count)])
+
+    def products(count: int) -> None:
+        for _ in range(count):  # the results of four products are in memory at a time
+            jax.block_until_ready([product(a, a) for _ in range(4)])
+
+    products(1)
+    count = max(1, round(seconds / timed(lambda: products(1))))
+    return count * 4 * 2 * size**3 / timed(lambda: products(count))
 
 
 def gpt_flops_per_token(layers: int, width: int, context: int, vocabulary: int) -> int:

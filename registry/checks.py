@@ -1,5 +1,6 @@
 """Validation of an experiment before it runs."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import fiddle as fdl
@@ -18,13 +19,26 @@ from registry.user_code import building
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput
+from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
 from tasks.weight_table import WeightTable, check_spec
 from tasks.zero import placed_table
 
 
-def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None:
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What an experiment's configs build."""
+
+    task: Task
+    train: TrainProgram
+    test: TestProgram
+
+
+def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Built:
     """Validates an experiment against a mesh; by default against its own, as declared, and all of MESHES.
+
+    Returns:
+      What its configs build.
 
     Raises:
       UsageError: the first error found, in one sentence.
@@ -33,7 +47,8 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
     configs = {root: config_of(experiment, root) for root in METHODS}
     require_effect(experiment)
     _no_shared_modules(configs["task"])
-    task, train, test = (build(config, root) for root, config in configs.items())
+    built = Built(**{root: build(config, root) for root, config in configs.items()})
+    task, train, test = built.task, built.train, built.test
     with building(type(experiment)):
         table = task.weight_table()
         for rows, length in train.input.shapes():
@@ -48,6 +63,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> None
             _check_mesh(placed, task, inputs, placed.mesh_shape())
         except UsageError as error:
             raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
+    return built
 
 
 def _check_mesh(

@@ -9,9 +9,9 @@ from jax.sharding import NamedSharding
 
 from layers.specs import P
 from tasks.batch import Batch, empty_batch
-from tasks.inputs.indexed import IndexedInput, Shard
+from tasks.inputs.indexed import IndexedInput
 from tasks.task import Task
-from tasks.train_step import TrainState, init_state, state_specs
+from tasks.train_step import TrainState, abstract_state, state_specs
 from tasks.zero import placed_table
 
 
@@ -37,23 +37,25 @@ class AbstractArrays:
     @functools.cached_property
     def state_shardings(self) -> TrainState:
         """The sharding of each array of the train state."""
-        specs = state_specs(self._task, placed_table(self._task, self._mesh_shape), self.sample_batch)
+        table = placed_table(self._task, self._mesh_shape)
+        specs = state_specs(self._task, table, self._shapes, self.sample_batch)
         return jax.tree.map(lambda spec: NamedSharding(self._batch_sharding.mesh, spec), specs)
 
     @functools.cached_property
     def state(self) -> TrainState:
         """The train state."""
-        shapes = jax.eval_shape(lambda: init_state(self._task, jax.random.key(0), self.sample_batch))
         place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return jax.tree.map(place, shapes, self.state_shardings)
+        return jax.tree.map(place, self._shapes, self.state_shardings)
+
+    @functools.cached_property
+    def _shapes(self) -> TrainState:
+        return abstract_state(self._task, self.sample_batch)
 
     @property
     def batch(self) -> Batch:
-        """The training input's batches; reads one batch for its fields."""
-        row = self._source.batch(0, Shard(0, self._source.batch_size))
-        shape = (self._source.batch_size, self._source.seq_len)  # of full-length rows: the first ones may be shorter
-        full = jax.tree.map(lambda x: jax.ShapeDtypeStruct(shape, x.dtype), row)
-        return self.like(full, self._batch_sharding)
+        """The training input's batches of full-length rows; reads no data if the input knows its fields."""
+        source = self._source
+        return self.like(empty_batch(source.batch_size, source.seq_len, source.fields), self._batch_sharding)
 
     @property
     def seed(self) -> Any:

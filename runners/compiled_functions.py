@@ -61,7 +61,7 @@ class CompiledFunctions:
         return jitted.trace(self._abstract.state, batch, *others)
 
     def lower_step(self, batch: Batch, *others: Any) -> Any:
-        """Returns the lowered update; arguments as in `trace_step`."""
+        """Returns the lowered update, arguments as in `trace_step`."""
         return self.trace_step(batch, *others).lower()
 
     def compile_step(self, batch: Batch, *, takes_rate: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """Floating-point operations of a function, counted from its jaxpr."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,30 +24,45 @@ def matmul_flops(function: Any, *arguments: Any, leave_out: str | None = None) -
     Raises:
       UsageError: an operation hides its work from JAX and has no entry in RULES.
     """
-    return traced_flops(jax.make_jaxpr(function)(*arguments).jaxpr, leave_out)
+    return matmul_flops_by_dtype(jax.make_jaxpr(function)(*arguments), leave_out=leave_out).total()
 
 
-def traced_flops(jaxpr: Any, leave_out: str | None = None) -> int:
-    """Returns the FLOPs of a function from its jaxpr (jax.extend.core.Jaxpr); see `matmul_flops`."""
+def matmul_flops_by_dtype(closed_jaxpr: core.ClosedJaxpr, *, leave_out: str | None = None) -> Counter[str]:
+    """Returns the FLOPs of `matmul_flops` of a traced function, by the dtype of the products' operands, the wider one.
+
+    Raises:
+      UsageError: as in `matmul_flops`.
+    """
+    return _count(closed_jaxpr.jaxpr, leave_out)
+
+
+def _count(jaxpr: Any, leave_out: str | None) -> Counter[str]:
     scopes = lambda equation: str(equation.source_info.name_stack).split("/")
     counted = (e for e in jaxpr.eqns if leave_out is None or leave_out not in scopes(e))
-    return sum(_operations(equation, leave_out) for equation in counted)
+    return sum((_operations(equation, leave_out) for equation in counted), Counter())
 
 
-def _operations(equation: Any, leave_out: str | None) -> int:
+def _operations(equation: Any, leave_out: str | None) -> Counter[str]:
     params, name = equation.params, equation.primitive.name
     for key in (params.get("target_name"), name):  # the kernel of an ffi_call, or the primitive
         if key in RULES:
-            return RULES[key](equation)
+            return Counter({_dtype(equation): RULES[key](equation)})
     if params.get("cost_estimate") is not None:  # of a Pallas kernel
-        return params["cost_estimate"].flops
-    inner = [traced_flops(jaxpr, leave_out) for jaxpr in inner_jaxprs(params)]
+        return Counter({_dtype(equation): params["cost_estimate"].flops})
+    inner = [_count(jaxpr, leave_out) for jaxpr in _inner(params)]
     if not inner and name not in _WITHOUT_PRODUCTS:
         raise _opaque(equation)
-    return executions(equation) * (max(inner) if name == "cond" else sum(inner))
+    found = max(inner, key=Counter.total) if name == "cond" else sum(inner, Counter())
+    times = _times(equation) if found else 1
+    return Counter({dtype: times * flops for dtype, flops in found.items()})
 
 
-def executions(equation: Any) -> int:
+def _dtype(equation: Any) -> str:
+    """Returns the dtype of the first two operands, the wider one."""
+    return max((variable.aval.dtype for variable in equation.invars[:2]), key=lambda dtype: dtype.itemsize).name
+
+
+def _times(equation: Any) -> int:
     """Returns how many times the inner jaxprs of an equation run, over all devices."""
     params = equation.params
     match equation.primitive.name:
@@ -62,8 +78,7 @@ def executions(equation: Any) -> int:
     return 1
 
 
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the jaxprs in the parameters of an equation."""
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr):

@@ -8,7 +8,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from layers.errors import UsageError
-from registry.build import build
 from registry.checks import check
 from registry.experiment import Experiment, cls_key, owner
 from registry.records.quantities import mesh_text
@@ -19,8 +18,6 @@ from runners.host_batches import HostBatches
 from runners.mesh import granules, make_mesh
 from runners.processes.coordination import ProcessGroup
 from runners.throughput import Throughput
-from tasks.programs import TestProgram, TrainProgram
-from tasks.task import Task
 from tasks.weight_table import WeightTable
 from tasks.zero import placed_table
 
@@ -57,10 +54,8 @@ class Session:
         self.name = cls_key(type(experiment))
         self.mesh_shape = experiment.mesh_shape(len(devices))
         self.across = experiment.across(self.mesh_shape)
-        check(experiment, self.mesh_shape)
-        self.task: Task = build(experiment.Task(), "task")
-        self.train: TrainProgram = build(experiment.Train(), "train")
-        self.test: TestProgram = build(experiment.Test(), "test")
+        built = check(experiment, self.mesh_shape)
+        self.task, self.train, self.test = built.task, built.train, built.test
         self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices, self.across)
         sharding = NamedSharding(self.mesh, experiment.layout.activations["tokens_bs"])
         self.host_batches = HostBatches(sharding)

@@ -1,5 +1,6 @@
 """Batches: the arrays that an input passes to a task."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ class Batch(struct.PyTreeNode):
     row_positions: Any = None  # int32 (B, S): position in the full row if rows are read in chunks (TBPTT), else None
 
 
-def empty_batch(rows: int, length: int) -> Batch:
-    """Returns a batch of zero tokens with zero weights, for tracing."""
+OPTIONAL_FIELDS = frozenset({"segment_ids", "positions", "row_positions"})  # of batches; None if an input lacks them
+
+
+def empty_batch(rows: int, length: int, fields: Collection[str] = ()) -> Batch:
+    """Returns a batch of zero tokens with zero weights, for tracing; zeros are also in `fields` of OPTIONAL_FIELDS."""
     zeros = np.zeros((rows, length), np.int32)
-    return Batch(inputs=zeros, targets=zeros, weights=zeros.astype(np.float32))
+    return Batch(inputs=zeros, targets=zeros, weights=zeros.astype(np.float32), **dict.fromkeys(fields, zeros))

@@ -43,6 +43,11 @@ def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
     return TrainState(zero, variables, carry, optimizer, task.zero_sums(), zero, zero)
 
 
+def abstract_state(task: Task, batch: Batch) -> TrainState:
+    """Returns the shapes and dtypes of `init_state`, from the weight table."""
+    return jax.eval_shape(lambda variables: state_of(task, variables, batch), task.weight_table().abstract)
+
+
 def _no_carry(task: Task, rows: int) -> Any:
     """Returns the initial carry of new rows."""
     if task.carry_length is None:
@@ -59,9 +64,11 @@ def _carry_specs(task: Task, rows: int) -> Any:
     return jax.tree.map(grows, few, many)
 
 
-def state_specs(task: Task, table: WeightTable, batch: Batch) -> TrainState:
-    """Returns partition specs in the tree structure of the state; `table` is the task's, placed on the mesh."""
-    abstract = jax.eval_shape(lambda: init_state(task, jax.random.key(0), batch))
+def state_specs(task: Task, table: WeightTable, abstract: TrainState, batch: Batch) -> TrainState:
+    """Returns partition specs in the tree structure of `abstract`, which is the abstract state for these batches.
+
+    `table` is the task's, placed on the mesh.
+    """
     replicated = jax.tree.map(lambda leaf: P(), abstract)
     return replicated.replace(
         variables=table.tree(lambda row: row.spec),

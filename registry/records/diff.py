@@ -1,6 +1,6 @@
-"""Difference of two experiments: knobs, config, weights, totals."""
+"""Difference of two experiments: knobs, config, weights, totals, plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from registry.records.record import Snapshot, made_by
@@ -8,13 +8,14 @@ from registry.records.record import Snapshot, made_by
 Difference = dict[str, Any]
 
 
-def diff(a: Snapshot, b: Snapshot) -> Difference:
+def diff(a: Snapshot, b: Snapshot, plans: Sequence[Mapping[str, Any]] | None = None) -> Difference:
     """Returns the differences from `a` to `b`; lists are empty where the two are equal. "code" is filled in even if
-    equal, and does not count as a difference.
+    equal, and does not count as a difference. `plans` are those of both sides; without them "plan" is None.
 
     A config path of only one side has the value None on the other. Paths under a class that differs are omitted if the
     other side lacks them, because the difference of the class implies them.
     """
+    figures = None if plans is None else differing_figures(plans)
     return {
         "a": _title(a),
         "b": _title(b),
@@ -27,6 +28,7 @@ def diff(a: Snapshot, b: Snapshot) -> Difference:
             if key in b["totals"] and a["totals"][key] != b["totals"][key]
         },
         "mesh": [] if a["mesh"] == b["mesh"] else [a["mesh"], b["mesh"]],
+        "plan": None if figures is None else [{"figure": name, "a": x, "b": y} for name, (x, y) in figures.items()],
         "code": _code(a, b),
     }
 
@@ -39,7 +41,7 @@ def _code(a: Snapshot, b: Snapshot) -> Difference:
 
 def is_equal(difference: Difference) -> bool:
     """Returns whether nothing differs."""
-    return not any(difference[key] for key in ("knobs", "config", "weights", "totals", "mesh"))
+    return not any(difference[key] for key in ("knobs", "config", "weights", "totals", "mesh", "plan"))
 
 
 def _title(side: Snapshot) -> str:
@@ -52,6 +54,19 @@ def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {key: [side.get(key) for side in sides] for key in keys}
     return {key: of for key, of in values.items() if any(each != of[0] for each in of[1:])}
+
+
+def differing_figures(plans: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Returns the numbers that differ among plans, as `differing`, by path: `exchanges.all-gather data f32.count`."""
+    return differing([dict(_figures(plan, "")) for plan in plans])
+
+
+def _figures(plan: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in plan.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def differing_config(configs: Sequence[Mapping[str, str]]) -> dict[str, list[str | None]]:

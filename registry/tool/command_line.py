@@ -21,6 +21,9 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--sort": {"metavar": "NAME", "help": "runs: order by a metric, figure or knob; -NAME from the highest"},
     "--group": {"metavar": "KNOBS", "help": "runs: one line for runs that differ in these knobs alone, as in SEED"},
     "--metric": {"metavar": "NAME", "help": "compare: the scalar of validation to compare"},
+    "--plan": {"action": "store_true"}
+    | {"help": "diff: also the compiled updates of both small forms, on eight virtual devices"},
+    "--lower": {"action": "store_true", "help": "check: also lower the complete update for TPUs and GPUs"},
     "--all": {"action": "store_true", "help": "show: also what is as in the template, and the config"},
     "--update": {"action": "store_true", "help": "golden: write the files"},
     "--from": {"dest": "source", "metavar": "PATH"}
@@ -49,8 +52,8 @@ VERBS = {
     "list": Verb(verbs.entries, "[PATTERN]", (*ENTRIES, "--where")),
     "show": Verb(verbs.show, "NAME", (*ENTRIES, "--all")),
     "weights": Verb(verbs.weights, "NAME"),
-    "diff": Verb(verbs.diff, "A [B]"),
-    "check": Verb(verbs.check, "[NAME ...]"),
+    "diff": Verb(verbs.diff, "A [B]", (*ENTRIES, "--plan")),
+    "check": Verb(verbs.check, "[NAME ...]", (*ENTRIES, "--lower")),
     "tree": Verb(verbs.tree),
     "explain": Verb(verbs.explain, "NAME PATH"),
     "golden": Verb(verbs.golden, "[NAME ...]", (*ENTRIES, "--update", "--sections")),

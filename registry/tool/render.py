@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from registry.records import weight_cells
+from registry.records.diff import is_equal
 from registry.records.quantities import amount, mesh_text, size
 from registry.records.record import checkout_text, own_knobs
 from registry.tool.tables import Table
@@ -36,7 +37,7 @@ def table(
     return Table(columns, rows, title=title, right=right, **more)
 
 
-def apart(a: int, b: int, show: Callable[[int], str]) -> tuple[str, str]:
+def apart(a: float, b: float, show: Callable[[Any], str]) -> tuple[str, str]:
     """Formats both numbers by `show` (`amount` or `size`); exactly if they differ but would look equal."""
     if a == b or show(a) != show(b):
         return show(a), show(b)
@@ -197,9 +198,15 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
     if data["totals"]:
         rows = [(key, *_total_change(key, t["a"], t["b"])) for key, t in data["totals"].items()]
         out.print(table(("total", "a", "b", "b / a"), rows, title="Totals", right=("a", "b", "b / a")))
+    if data["plan"] == []:
+        out.print("The compiled updates of both small forms are equal.")
+    if data["plan"]:
+        rows = [(row["figure"], *_figure_change(row["figure"], row["a"], row["b"])) for row in data["plan"]]
+        columns = ("small form, 8 devices", "a", "b", "b / a")
+        out.print(table(columns, rows, title="Compiled updates", right=columns[1:]))
     if data["code"]:
         _made_by(data["code"], out)
-    if not any(data[key] for key in ("knobs", "config", "weights", "totals", "mesh")):
+    if is_equal(data):
         out.print("No difference.")
 
 
@@ -232,6 +239,17 @@ def _weight_change(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _total_change(key: str, a: int, b: int) -> tuple[str, str, str]:
     return *apart(a, b, amount if key == "parameters" else size), ratio(a, b)
+
+
+def _figure_change(name: str, a: float | None, b: float | None) -> tuple[str, str, str]:
+    """Returns the values and the ratio of a figure of a plan: bytes, or a number."""
+
+    def show(value: float) -> str:
+        return size(int(value)) if "bytes" in name else f"{value:,.0f}"
+
+    if a is None or b is None:
+        return "-" if a is None else show(a), "-" if b is None else show(b), ""
+    return *apart(a, b, show), ratio(a, b)
 
 
 def checks(rows: list[dict[str, Any]]) -> None:

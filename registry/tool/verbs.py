@@ -130,12 +130,15 @@ def weights(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Shows differences; A and B are names, run folders or experiment.json files."""
+    """Shows differences; A and B are names, run folders or experiment.json files; --plan compares compiled updates."""
     from registry.records import json_values
     from registry.records.diff import diff, is_equal
     from registry.records.snapshot import snapshot
+    from registry.tool import plans
 
     a, *rest = names(options, 1, 2, "one or two names")
+    if options.plan:
+        plans.start()
     stored = [_stored(name) for name in (a, *rest)]
     left = stored[0] or snapshot(_resolve(options, a, [] if options.set or rest else None))
     if rest:
@@ -148,9 +151,17 @@ def diff(options: argparse.Namespace) -> int:
         raise UsageError("diff of one name needs --set=..., or a second name.")
     if any(stored):
         left, right = (side if "versions" in side else {**side, **_made_now(options, side)} for side in (left, right))
-    difference = diff(left, right)
+    compiled = [_small_plan(options, side) for side in (left, right)] if options.plan else None
+    difference = diff(left, right, compiled)
     printed(options, difference, render.difference, json_values.of_difference)
     return 0 if is_equal(difference) else 1
+
+
+def _small_plan(options: argparse.Namespace, side: dict[str, Any]) -> Any:
+    from registry.resolve import resolve_recorded
+    from registry.tool.plans import small_plan
+
+    return small_plan(resolve_recorded(side, imports=options.imports))
 
 
 def _stored(name: str) -> dict[str, Any] | None:
@@ -197,7 +208,7 @@ def _made_now(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, An
 
 
 def check(options: argparse.Namespace) -> int:
-    """Validates experiments (default: all) against their meshes."""
+    """Validates experiments (default: all) against their meshes; --lower lowers their updates for TPUs and GPUs."""
     from registry.resolve import load, resolve
     from registry.user_code import clear_errors
 
@@ -215,18 +226,22 @@ def check(options: argparse.Namespace) -> int:
         add(module, partial(load, module))
     rows = [row for row in rows if not row["ok"]]  # a module is listed only if it fails
     for name in _tracked(options.names or _known_keys(options), "Checking"):
-        add(name, lambda name=name: _check_one(resolve(name, options.set, smoke=options.smoke)))
+        add(name, lambda name=name: _check_one(resolve(name, options.set, smoke=options.smoke), lower=options.lower))
     printed(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 2
 
 
-def _check_one(experiment: Any) -> None:
+def _check_one(experiment: Any, *, lower: bool) -> None:
     """Checks an experiment against its mesh; a small one against its mesh folded onto eight devices."""
     from registry.checks import check
     from registry.experiment import owner
+    from registry.tool.plans import check_lowering
 
     is_folded = experiment.smoke and owner(type(experiment), "DEVICE_MESH_SHAPE") != "--set"
-    check(experiment, experiment.mesh_shape(SMALL_DEVICES) if is_folded else None)
+    mesh = experiment.mesh_shape(SMALL_DEVICES) if is_folded else None
+    built = check(experiment, mesh)
+    if lower:
+        check_lowering(experiment, built, mesh)
 
 
 def _tracked(items: Sequence[Any], description: str) -> Iterable[Any]:
@@ -276,10 +291,12 @@ def explain(options: argparse.Namespace) -> int:
 
 def golden(options: argparse.Namespace) -> int:
     """Compares with the files in tests/golden; --update writes them, --sections selects parts."""
-    from registry.tool import golden
+    from registry.tool import golden, plans
 
     names = _tracked(options.names or _keys(options), "Comparing")
     chosen = golden.SECTIONS if options.sections is None else tuple(options.sections.split(","))
+    if golden.PLAN in chosen:
+        plans.start()
     rows = [golden.compare(_resolve(options, name), update=options.update, sections=chosen) for name in names]
     printed(options, rows, render.checks)
     return 0 if all(row["ok"] for row in rows) else 1

@@ -40,7 +40,7 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
         table(("figure", "value"), numbers(content)),
         f"<p>{text(ESTIMATE)}</p>" if content.get("roofline_is_estimate") else "",
         "<h2>Collectives</h2>",
-        table(columns, rows, columns[2:]),
+        table(columns, rows, columns[3:]),
         f"<p><b>Warning:</b> {text(message)}</p>" if message else "",
         "<h2>Weights</h2>",
         weights(weight_summary(experiment, content["mesh"])),

@@ -97,7 +97,9 @@ ESTIMATE = (
 
 def collective_table(content: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows of the table of collectives; the last column is what crosses the network, if anything does."""
-    rows = [(c["kind"], c["axis"], f"{c['count']:,}", render.size(c["bytes"])) for c in content["collectives"]]
+    rows = [
+        (c["kind"], c["axis"], c["dtype"], f"{c['count']:,}", render.size(c["bytes"])) for c in content["collectives"]
+    ]
     if not network.network_bytes(content):
         return COLLECTIVE_COLUMNS, [*rows]
     across = [render.size(c["network_bytes"]) if c["network_bytes"] else "" for c in content["collectives"]]
@@ -106,7 +108,7 @@ def collective_table(content: Plan) -> tuple[tuple[str, ...], list[tuple[str, ..
 
 
 COLLECTIVES_SHOWN = 8  # collectives on the terminal, largest first
-COLLECTIVE_COLUMNS = ("collective", "axis", "count", "sent per device")
+COLLECTIVE_COLUMNS = ("collective", "axis", "dtype", "count", "sent per device")
 
 
 def show(content: Plan) -> None:
@@ -118,7 +120,7 @@ def show(content: Plan) -> None:
     out.print(render.table(("memory per device", "bytes"), memory, right=("bytes",)))
     if content["collectives"]:
         columns, rows = collective_table(content)
-        out.print(render.table(columns, rows[:COLLECTIVES_SHOWN], right=columns[2:]))
+        out.print(render.table(columns, rows[:COLLECTIVES_SHOWN], right=columns[3:]))
     if len(content["collectives"]) > COLLECTIVES_SHOWN:
         count = len(content["collectives"]) - COLLECTIVES_SHOWN
         out.print(f"The {count} smaller collectives are in plan.json and plan.html.")

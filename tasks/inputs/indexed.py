@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.batch import Batch
+from tasks.batch import OPTIONAL_FIELDS, Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,12 @@ class IndexedInput(abc.ABC):
         return [(self.batch_size, self.seq_len)]
 
     @property
+    def fields(self) -> frozenset[str]:
+        """Names in OPTIONAL_FIELDS that its batches have; the first batch is read if the class does not know them."""
+        batch = self.batch(0, Shard(0, self.batch_size))
+        return frozenset(name for name in OPTIONAL_FIELDS if getattr(batch, name) is not None)
+
+    @property
     def fingerprint(self) -> str | None:
         """A string that changes when the data change under the same names; None if data are synthetic or unknown."""
         return None
@@ -130,6 +136,10 @@ class WrappedInput(IndexedInput):
     """An input that derives its batches from those of another input, `source`; the data are the same."""
 
     source: IndexedInput
+
+    @property
+    def fields(self) -> frozenset[str]:
+        return self.source.fields
 
     @property
     def fingerprint(self) -> str | None:

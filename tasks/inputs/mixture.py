@@ -69,13 +69,11 @@ class MixtureInput(RowInput):
         return self._like_others(self.sources[source].row(row))
 
     def _like_others(self, row: Batch) -> Batch:
-        if row.segment_ids is not None or not self._segmented:
-            return row
-        return _one_segment(row)
+        return row if row.segment_ids is not None or "segment_ids" not in self.fields else _one_segment(row)
 
     @functools.cached_property
-    def _segmented(self) -> bool:
-        return any(source.row(0).segment_ids is not None for source in self.sources)
+    def fields(self) -> frozenset[str]:
+        return frozenset().union(*(source.fields for source in self.sources))
 
     @property
     def byte_counts(self) -> ByteCounts | None:
@@ -132,12 +130,11 @@ class ChainedInput(IndexedInput):
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         source = int(np.searchsorted(self._bounds, index, side="right")) - 1
         batch = self.sources[source].batch(index - int(self._bounds[source]), shard)
-        return _one_segment(batch) if self._segmented and batch.segment_ids is None else batch
+        return _one_segment(batch) if batch.segment_ids is None and "segment_ids" in self.fields else batch
 
     @functools.cached_property
-    def _segmented(self) -> bool:
-        shard = Shard(0, self.batch_size)
-        return any(source.batch(0, shard).segment_ids is not None for source in self.sources)
+    def fields(self) -> frozenset[str]:
+        return frozenset().union(*(source.fields for source in self.sources))
 
     def texts(self) -> Iterator[str]:
         return itertools.chain.from_iterable(source.texts() for source in self.sources)

@@ -70,6 +70,10 @@ class TokensInput(RowInput):
         return self.source.texts(self.split)
 
     @property
+    def fields(self) -> frozenset[str]:
+        return frozenset({"segment_ids", "positions"} if self.document_masks else ())
+
+    @property
     def fingerprint(self) -> str | None:
         return self.tokens.fingerprint
 

@@ -30,6 +30,10 @@ class SyntheticPackedInput(RowInput):
     def num_rows(self) -> int | None:
         return None if self.batches is None else self.batches * self.batch_size
 
+    @property
+    def fields(self) -> frozenset[str]:
+        return frozenset({"segment_ids", "positions"})
+
     def row(self, number: int) -> Batch:
         rng = generator(self.seed, self.offset * self.batch_size + number)
         mean = max(2, self.seq_len // 3 if self.mean_segment is None else self.mean_segment)

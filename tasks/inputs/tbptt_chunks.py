@@ -25,6 +25,10 @@ class TbpttInput(WrappedInput):
         """Number of pieces in a row."""
         return self.source.seq_len // self.seq_len
 
+    @property
+    def fields(self) -> frozenset[str]:
+        return self.source.fields | {"row_positions"}
+
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         whole_index, piece = divmod(index, self.pieces)
         whole = self.source.batch(whole_index, shard)

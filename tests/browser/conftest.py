@@ -59,7 +59,7 @@ PLAN = {
     "flops_per_step": 10**12,
     "flops_per_token": 10**6,
     "tokens_per_step": 1024,
-    "collectives": [{"kind": "all-reduce", "axis": "data", "count": 3, "bytes": 2**20}],
+    "collectives": [{"kind": "all-reduce", "axis": "data", "dtype": "f32", "count": 3, "bytes": 2**20}],
 }
 
 

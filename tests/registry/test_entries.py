@@ -16,20 +16,23 @@ from registry.records.snapshot import snapshot, weight_summary
 from registry.resolve import find, resolve
 from registry.tool import golden, totals
 from runners.compiled_functions import Updates
+from runners.planner.lowering import check_lowering
+from runners.planner.small_form import COMPILER_OPTIONS, SmallPlan, program_plan, small_form, small_plan
 from runners.session import Session
 from tests.support.programs import compiled_anew
 
 ENTRIES = sorted(index.entries())
 FAMILIES = [next(group) for _, group in itertools.groupby(ENTRIES, lambda name: name.partition(".")[0])]
-ONE, MANY = {2: "1,1", 3: "1,1,1"}, {2: "2,4", 3: "2,2,2"}  # by the number of mesh axes
 FLOAT = re.compile(r"-?\d+(?:\.\d+(?:e[+-]\d+)?|e[+-]\d+)")
 CONSTANT = re.compile(r"dense<[^<>]*> : tensor<[a-z]\w*>|(?<!\w)-?\d+\.\d+(e[+-]\d+)?")  # not inside tables in hex
+PLANS: dict[str, SmallPlan] = {}  # of small forms, by `description`
+TRAINED: set[Any] = set()  # descriptions and programs of small forms that have passed
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entry_equals_its_golden_file_and_passes_its_check(name):
     entry, small = resolve(name), resolve(name, smoke=True)
-    row = golden.compare(entry)
+    row = golden.compare(entry, sections=golden.RECORD)
     assert row["ok"], row["reason"]
     check(entry)
     one = dict.fromkeys(small.MESH_AXES, 1)  # a small experiment folds its mesh onto the devices there are
@@ -38,46 +41,72 @@ def test_entry_equals_its_golden_file_and_passes_its_check(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_first_entry_of_each_family_trains_alike_on_one_and_eight_devices(name, trained):
-    assert_trains_alike(name, trained)
+def test_the_first_entry_of_each_family_trains_alike_on_one_and_eight_devices(name):
+    assert_trains_alike(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_smoke_variant_trains_alike_on_one_and_eight_devices(name, trained):
+def test_every_smoke_variant_trains_alike_on_one_and_eight_devices(name):
     """Entries whose small forms are one program, apart from scalar constants, are trained once."""
-    assert_trains_alike(name, trained)
+    assert_trains_alike(name)
 
 
-@pytest.fixture(scope="module")
-def trained() -> set:
-    """Programs that have passed."""
-    return set()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_first_entry_of_each_family_has_its_golden_plan(name):
+    assert_has_its_golden_plan(name)
 
 
-def assert_trains_alike(name: str, trained: set) -> None:
-    experiment = resolve(name, smoke=True)
-    axes, described = len(experiment.MESH_AXES), description(experiment)
-    if described in trained:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_has_its_golden_plan(name):
+    """Small forms that are one program, apart from scalar constants, are compiled once."""
+    assert_has_its_golden_plan(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_update_is_lowered_for_tpus_and_gpus(name):
+    entry = resolve(name)
+    check_lowering(entry, check(entry))
+
+
+def assert_trains_alike(name: str) -> None:
+    small = small_form(resolve(name))
+    described = description(small)
+    if described in TRAINED:
         return
-    session, step = small_step(name, MANY[axes])
+    session, traced = small_step(small)
+    step = traced.lower()
     initial = [(row.path, row.shape, CONSTANT.sub("", str(row.init))) for row in session.task.weight_table()]
     program = (type(session.train.input), str(initial), CONSTANT.sub("constant", step.as_text()))
-    trained.add(described)
-    if program in trained:
+    TRAINED.add(described)
+    if program in TRAINED:
         return
-    alone, lowered = small_step(name, ONE[axes])
-    one = train(alone, 12, lowered)
+    alone, traced_alone = small_step(one_device(name))
+    one, _ = train(alone, 12, traced_alone.lower())
     with compiled_anew():
-        many = train(session, 12, step)
+        many, compiled = train(session, 12, step)
+    PLANS[described] = program_plan(session, traced, compiled)
     np.testing.assert_allclose(one[:6], many[:6], rtol=2e-4)
     np.testing.assert_allclose(one, many, rtol=1e-2, err_msg="rounding grows from step to step")
     assert np.mean(one[-3:]) < np.mean(one[:3])
-    trained.add(program)
+    TRAINED.add(program)
+
+
+def assert_has_its_golden_plan(name: str) -> None:
+    entry = resolve(name)
+    described = description(small_form(entry))
+    if described not in PLANS:
+        PLANS[described] = small_plan(entry)
+    row = golden.compare(entry, sections=[golden.PLAN], plan=PLANS[described])
+    assert row["ok"], row["reason"]
+    if row["reason"]:
+        pytest.skip(row["reason"])
 
 
 def description(experiment: Experiment) -> str:
-    """The experiment without scalar constants, apart from 0 and 1, which may leave out a part of the program.
+    """The small form without scalar constants, apart from 0 and 1, which may leave out a part of the program.
 
     It costs less than lowering the update, and equal ones have one program.
     """
@@ -87,31 +116,35 @@ def description(experiment: Experiment) -> str:
     return f"{FLOAT.sub(constant, str(found['config']))} {weights}"
 
 
-def small_step(name: str, shape: str) -> tuple[Session, Any]:
-    """The session of an entry's small form on this mesh, and its lowered update."""
-    experiment = resolve(name, [f"DEVICE_MESH_SHAPE={shape}", "LOG_EVERY=1"], smoke=True)
+def one_device(name: str) -> Experiment:
+    return resolve(name, [f"DEVICE_MESH_SHAPE={','.join('1' for _ in resolve(name).MESH_AXES)}"], smoke=True)
+
+
+def small_step(experiment: Experiment) -> tuple[Session, Any]:
+    """The session of a small form on its devices, and its traced update."""
     session = Session(experiment, jax.devices()[: experiment.num_devices])
     with session.placed():
-        batch, _ = next(session.host_batches.iterate(session.train.input))
-        return session, session.functions.lower_step(batch, session.seed)
+        return session, session.functions.trace_step(session.abstract.batch, session.abstract.seed)
 
 
-def train(session: Session, count: int, step: Any = None) -> list[float]:
-    """Losses of the first updates; `step` is the lowered update, where there is one."""
+def train(session: Session, count: int, step: Any) -> tuple[list[float], Any]:
+    """Losses of the first updates, and the compiled update for full-length rows; `step` is that update, lowered."""
     with session.placed():
-        batches = session.host_batches.iterate(session.train.input)
-        updates, state, losses = Updates(session.functions), session.functions.init(), []
-        compiled = {step.args_info[0][1].inputs.shape: step.compile()} if step else {}
+        batches, updates = session.host_batches.iterate(session.train.input), Updates(session.functions)
+        compiled, state, losses = step.compile(COMPILER_OPTIONS), session.functions.init(), []
+        full, loss, weight = step.args_info[0][1].inputs.shape, 0.0, 0.0
         for _ in range(count):
             batch, _ = next(batches)
-            update = compiled.get(batch.inputs.shape) or updates.of(batch)
-            state = update(state, batch, session.seed)
-            losses.append(float(state.sums.loss / state.sums.weight))
-    return losses
+            state = (compiled if batch.inputs.shape == full else updates.of(batch))(state, batch, session.seed)
+            before, (loss, weight) = (loss, weight), (float(state.sums.loss), float(state.sums.weight))
+            before = before if weight > before[1] else (0.0, 0.0)  # sums restart after LOG_EVERY updates
+            losses.append((loss - before[0]) / (weight - before[1]))
+    return losses, compiled
 
 
 def test_golden_files_have_entries():
-    assert sorted(path.stem for path in golden.FOLDER.glob("*.json")) == ENTRIES
+    stems = sorted(path.stem for path in golden.FOLDER.glob("*.json"))
+    assert stems == sorted([*ENTRIES, *(f"{name}.plan" for name in ENTRIES)])
 
 
 def test_a_change_shows_in_the_golden_comparison(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from layers.errors import first_line
-from runners.flops import traced_flops
+from runners.flops import matmul_flops_by_dtype
 from runners.planner.machine import Machine
 from runners.planner.programs.buffers import Buffers, compile_with_buffers
 from runners.planner.topologies import planned_cudnn
@@ -88,7 +88,7 @@ def trace_step(session: Session, machine: Machine, step: Step = "train") -> Trac
         abstract = session.abstract
         train = lambda: session.functions.trace_step(abstract.batch, abstract.seed)
         traced = train() if step == "train" else _trace_decode(session)
-    return Trace(traced=traced, flops=traced_flops(traced.jaxpr.jaxpr))
+    return Trace(traced=traced, flops=matmul_flops_by_dtype(traced.jaxpr).total())
 
 
 def lower_step(session: Session, machine: Machine, trace: Trace) -> Lowered:

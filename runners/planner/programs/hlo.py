@@ -22,10 +22,11 @@ _SCATTER = "all-reduce-scatter"
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTotal:
-    """Total of one kind of collective along one mesh axis in one step."""
+    """Total of one kind of collective of one element type along one mesh axis in one step."""
 
     kind: str  # a name in KINDS
     axis: str  # mesh axes whose devices take part, joined by "+"
+    dtype: str  # element type, as in HLO: "bf16"
     count: int  # executions, trip counts of the enclosing loops included
     bytes: int  # sent by each device, in a ring
     network_bytes: int = 0  # of these, sent to other slices or hosts
@@ -37,6 +38,7 @@ class Collective:
 
     kind: str
     axis: str
+    dtype: str  # element type of the largest array of the result
     loops: tuple[int, ...]  # trip counts of the enclosing loops, outermost first; 1 if unknown
     result_bytes: int  # size of the result on each device
     sent_bytes: int  # sent by each device per execution
@@ -50,20 +52,20 @@ class Collective:
 
 
 def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()) -> list[CollectiveTotal]:
-    """Returns the collectives of one run of a program compiled for `mesh`, by kind and axis, largest first.
+    """Returns the collectives of one run of a program compiled for `mesh`, by kind, axis and dtype, largest first.
 
     Args:
       text: `compiled.as_text()`.
       mesh: axis name to size, in the order of the mesh.
       granules: number of the slice or host of each device, in the order of the mesh; empty if there is one.
     """
-    totals: dict[tuple[str, str], list[int]] = {}
+    totals: dict[tuple[str, str, str], list[int]] = {}
     for collective in collectives(text, mesh, granules):
-        total = totals.setdefault((collective.kind, collective.axis), [0, 0, 0])
+        total = totals.setdefault((collective.kind, collective.axis, collective.dtype), [0, 0, 0])
         total[0] += collective.times
         total[1] += collective.times * collective.sent_bytes
         total[2] += collective.times * collective.network_bytes
-    sums = [CollectiveTotal(kind, axis, *total) for (kind, axis), total in totals.items()]
+    sums = [CollectiveTotal(*key, *total) for key, total in totals.items()]
     return sorted(sums, key=lambda total: -total.bytes)
 
 
@@ -92,7 +94,8 @@ def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
         sent, across = _sent(kind, payload, size), sent_across(kind, payload, size, _fewest(groups, granules))
-        yield Collective(kind, axes, loops, payload, sent, across, op_name(instruction))
+        dtype = max(arrays(instruction.type), key=array_bytes)[0]
+        yield Collective(kind, axes, dtype, loops, payload, sent, across, op_name(instruction))
 
 
 def loops_counted_once(text: str) -> int:
@@ -149,11 +152,12 @@ def _between_slices(
         members = {int(number) // _FIRST_DEVICE for number in re.findall(r"\d+", target.partition("}")[0])}
     name, count = transfer.lower().replace("_", "-"), len(members)
     kind = name if name in KINDS else "collective-permute"
-    payload = array_bytes(arrays(instruction.type)[0])
+    array = arrays(instruction.type)[0]
+    payload = array_bytes(array)
     payload = {"all-gather": payload * count, "reduce-scatter": payload // count}.get(kind, payload)
     sent = _sent(kind, payload, count)
     axes = _axes(sorted(number - 1 for number in members), slices)
-    return Collective(kind, axes, loops, payload, sent, sent, op_name(instruction))
+    return Collective(kind, axes, array[0], loops, payload, sent, sent, op_name(instruction))
 
 
 def _axes(members: Sequence[int], mesh: Mapping[str, int]) -> str:

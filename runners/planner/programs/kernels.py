@@ -12,6 +12,7 @@ from runners.planner.programs.metadata import layer, op_name
 CUDNN = "cuDNN attention"
 SOFTMAX = "products and a Triton softmax"
 PRODUCTS = "products, scores as arrays"
+_DIMENSIONS = ("contracting", "batch")
 _MOVES = {"copy", "transpose"}
 _FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # instructions without work
 # Their results are those of other instructions.
@@ -62,15 +63,15 @@ class Kernels:
         types = {name: {i.name: i.type for i in body} for name, body in self._computations.items()}
         found = []
         for times, name, instruction in self._walk():
-            if instruction.opcode != "dot":
+            contracting, batch = _product(instruction)
+            if not contracting:
                 continue
             sides = [arrays(types[name].get(operand, ""))[:1] for operand in operands(instruction)[:2]]
             out = arrays(instruction.type)[0]
             if not all(sides) or len(sides) < 2:
                 continue
             (left,), (right,) = sides
-            contracted = re.findall(r"\d+", attribute(instruction.rest, "lhs_contracting_dims"))
-            work = 2 * math.prod(out[1]) * math.prod(left[1][int(one)] for one in contracted)
+            work = 2 * math.prod(out[1]) * math.prod(left[1][one] for one in contracting)
             place = layer(op_name(instruction), self._layers)
             dtype = max(left, right, key=lambda side: array_bytes((side[0], ())))[0]
             found.append(
@@ -81,7 +82,7 @@ class Kernels:
                     flops=work,
                     dtype=dtype,
                     dims=out[1],
-                    is_batched=bool(attribute(instruction.rest, "lhs_batch_dims")),
+                    is_batched=bool(batch),
                 )
             )
         return found
@@ -135,6 +136,22 @@ class Kernels:
             elif place in found and "softmax" in instruction.name and found[place] == PRODUCTS:
                 found[place] = SOFTMAX
         return found
+
+
+def _product(instruction: Instruction) -> tuple[list[int], list[int]]:
+    """Returns the contracted and the batch dimensions of a product's left operand; of other instructions none.
+
+    In a program compiled with an attached GPU, products are also calls of cuBLAS.
+    """
+    if instruction.opcode == "dot":
+        parts = [attribute(instruction.rest, f"lhs_{name}_dims") for name in _DIMENSIONS]
+    elif attribute_text(instruction, "custom_call_target").startswith("__cublas$"):
+        found = [re.search(rf'"lhs_{name}_dimensions":\[([^]]*)\]', instruction.rest) for name in _DIMENSIONS]
+        parts = [one[1] if one else "" for one in found]
+    else:
+        return [], []
+    contracting, batch = ([int(digits) for digits in re.findall(r"\d+", part)] for part in parts)
+    return contracting, batch
 
 
 def _is_pair(dims: tuple[int, ...], queries: int, keys: int, *, exactly: bool) -> bool:

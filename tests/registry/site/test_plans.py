@@ -23,7 +23,7 @@ PLAN = {
     "flops_per_step": 2 * 10**15,
     "flops_per_token": 3 * 10**9,
     "tokens_per_step": 2**20,
-    "collectives": [{"kind": "all-reduce", "axis": "data", "count": 3, "bytes": GIB}] * 2,
+    "collectives": [{"kind": "all-reduce", "axis": "data", "dtype": "f32", "count": 3, "bytes": GIB}] * 2,
     "roofline": {"compute_seconds": 0.5},
     "roofline_is_estimate": False,
     "roofline_step_seconds": 0.5,

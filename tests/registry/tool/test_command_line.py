@@ -252,3 +252,36 @@ def test_check_of_small_experiments_folds_their_meshes(capsys):
     code, text, _ = registry(capsys, "check", "--smoke", "llama.Llama3_70B", "--set=DEVICE_MESH_SHAPE=16,8")
     assert code == 2
     assert "into 16 parts" in text or "into 8 parts" in text
+
+
+def test_diff_of_compiled_updates(capsys):
+    code, found = data(capsys, "diff", "CharTiny", "--set=DTYPE=bfloat16", "--plan")
+    rows = {row["figure"]: (row["a"], row["b"]) for row in found["plan"]}
+    assert code == 1
+    assert rows["flops_per_step.bfloat16"] == (None, 33_554_432)
+    assert rows["flops_per_step.float32"] == (44_040_192, 44_040_192 - 33_554_432)
+    assert data(capsys, "diff", "CharTiny", "--set=DTYPE=bfloat16")[1]["plan"] is None
+
+
+def test_diff_of_equal_compiled_updates(capsys):
+    code, text, _ = registry(capsys, "diff", "gpt2.Gpt2XL", "gpt2.Gpt2Large", "--plan")
+    assert (code, "The compiled updates of both small forms are equal." in text) == (1, True)
+
+
+def test_check_lowers_updates(capsys):
+    assert registry(capsys, "check", "CharTiny", "--lower")[:2] == (0, "ok   CharTiny\n")
+    code, text, _ = registry(capsys, "check", "CharTiny", "--lower", "--set=DEVICE_MESH_SHAPE=1,3")
+    assert (code, text.startswith("FAIL CharTiny: Dimension 256")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["golden", "CharTiny", "--sections=plans"], "Did you mean 'plan'?"),
+        (["show", "CharTiny", "--plan"], "--plan has no effect on show. Remove it."),
+        (["list", "--lower"], "--lower has no effect on list. Remove it."),
+    ],
+)
+def test_flags_of_plans(capsys, arguments, message):
+    code, _, errors = registry(capsys, *arguments)
+    assert (code, message in errors) == (2, True)

@@ -267,7 +267,10 @@ def test_a_plan_fits_its_width(capsys, monkeypatch, width):
         **{"tokens_per_step": 2**20, "compile_seconds": 1.0, "loops_counted_once": 0},
         "memory_bytes_per_device": {"weights": 2**30, "optimizer": 2**30, "gradients": 2**30, "peak": 2**34 - 1},
         "collectives": [
-            {"kind": "collective-permute", "axis": "data+sequence+model", "count": 10**6, "bytes": 2**40 + i}
+            {
+                **{"kind": "collective-permute", "axis": "data+sequence+model", "dtype": "bf16"},
+                **{"count": 10**6, "bytes": 2**40 + i},
+            }
             for i in range(10)
         ],
         "roofline_step_seconds": 9.0,

@@ -24,12 +24,12 @@ def compiled(function, *specs):
 
 def test_all_gather_along_an_axis():
     found = compiled(lambda x: x, P("data", "model"), P("data", None))
-    assert found == [CollectiveTotal("all-gather", "model", 1, 4 * 64 * 4 * 3 // 4)]
+    assert found == [CollectiveTotal("all-gather", "model", "f32", 1, 4 * 64 * 4 * 3 // 4)]
 
 
 def test_all_reduce_counts_twice():
     found = compiled(lambda x: jnp.sum(x, axis=0), P("data", None), P(None))
-    assert found == [CollectiveTotal("all-reduce", "data", 1, 2 * 64 * 4 // 2)]
+    assert found == [CollectiveTotal("all-reduce", "data", "f32", 1, 2 * 64 * 4 // 2)]
 
 
 def test_both_axes():
@@ -59,7 +59,7 @@ def test_loops_in_loops_multiply():
 
     outer = lambda x: jax.lax.scan(lambda carry, _: (inner(carry), None), x, None, length=3)[0]
     found = compiled(outer, P("data", "model"), P("data", "model"))
-    assert found == [CollectiveTotal("all-reduce", "model", 15, 15 * (2 * 4 * 4 * 3 // 4))]
+    assert found == [CollectiveTotal("all-reduce", "model", "f32", 15, 15 * (2 * 4 * 4 * 3 // 4))]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ ENTRY %main (a: bf16[8,64]) -> bf16[8,64] {
 def test_tpu_programs():
     """A fused all-reduce and slice is a reduce-scatter; a start gives both ends; turns are in the condition."""
     assert collective_totals(TPU, MESH) == [
-        CollectiveTotal("reduce-scatter", "model", 7, 7 * 8 * 16 * 2 * 3),
-        CollectiveTotal("all-gather", "model", 7, 7 * 8 * 64 * 2 * 3 // 4),
+        CollectiveTotal("reduce-scatter", "model", "bf16", 7, 7 * 8 * 16 * 2 * 3),
+        CollectiveTotal("all-gather", "model", "bf16", 7, 7 * 8 * 64 * 2 * 3 // 4),
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_start_of_several_exchanges_gives_all_results():
         "replica_groups=[2,4]<=[8], dimensions={1}"
     )
     text = f"ENTRY %main (a: bf16[8,16]) -> bf16[8,64] {{\n{line}\n}}\n"
-    assert collective_totals(text, MESH) == [CollectiveTotal("all-gather", "model", 1, 12 * 64 * 2 * 3 // 4)]
+    assert collective_totals(text, MESH) == [CollectiveTotal("all-gather", "model", "bf16", 1, 12 * 64 * 2 * 3 // 4)]
 
 
 def test_branches_are_followed_and_unknown_loops_reported():
@@ -138,6 +138,6 @@ ENTRY %main (a: f32[4]) -> f32[4] {
   %w = s32[] while(%t), condition=%open, body=%body
 }
 """
-    assert collective_totals(text, MESH) == [CollectiveTotal("all-reduce", "data", 1, 16)]
+    assert collective_totals(text, MESH) == [CollectiveTotal("all-reduce", "data", "f32", 1, 16)]
     assert loops_counted_once(text) == 1
     assert loops_counted_once(TPU) == 0
