@@ -59,6 +59,7 @@ class Chip:
     hbm_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second that a device sends along one mesh axis, sum of both directions of a ring
     network_bandwidth: float | None = None  # bytes per second that a device sends across slices or hosts; None: unknown
+    host_bandwidth: float | None = None  # bytes per second to or from its host's memory; None: unknown
     gpu: Gpu | None = None  # of NVIDIA GPUs
 
     def capacity(self, fraction: float | None = None) -> int:
@@ -69,11 +70,12 @@ class Chip:
         return int(self.hbm_bytes * (fraction or (PREALLOCATED if self.gpu else 1)))
 
 
-# Link bandwidths of TPUs: both directions of one torus axis, shared by the two cores of a v2 or v3 chip. GPUs: NVLink,
-# one direction. Network bandwidths: a device's share of its host's network cards. Those of v5e and v6e from "TPU v6e",
-# cloud.google.com/tpu/docs/v6e: 2 cards of 100 Gb/s and 4 of 200 Gb/s per host of 8 chips; no such table has other
-# TPUs. Memory of GPUs: what the CUDA driver reports of a card (an "80 GB" H100 has 79.1 GiB); for h100-nvl and gh200
-# the figure of the data sheet.
+# Link bandwidths of TPUs: both directions of one torus axis, shared by the two cores of a v2 or v3 chip. GPUs:
+# NVLink, one direction. Network bandwidths: a device's share of its host's network cards. Those of v5e and v6e from
+# "TPU v6e", cloud.google.com/tpu/docs/v6e: 2 cards of 100 Gb/s and 4 of 200 Gb/s per host of 8 chips; no such table
+# has other TPUs. Host bandwidths: one direction; those of the data sheets, named below, are the sum of both. Memory
+# of GPUs: what the CUDA driver reports of a card (an "80 GB" H100 has 79.1 GiB); for h100-nvl and gh200 the figure of
+# the data sheet.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -113,6 +115,7 @@ CHIPS = {
             hbm_bandwidth=2039e9,
             link_bandwidth=300e9,
             network_bandwidth=25e9,
+            host_bandwidth=32e9,
             gpu=AMPERE,
         ),
         Chip(
@@ -123,6 +126,7 @@ CHIPS = {
             hbm_bandwidth=1555e9,
             link_bandwidth=300e9,
             network_bandwidth=25e9,
+            host_bandwidth=32e9,
             gpu=AMPERE,
         ),
         # H100: NVIDIA H100 data sheet (2023), without sparsity; H100 white paper (2022, table 3). The link of PCIe
@@ -135,6 +139,7 @@ CHIPS = {
             hbm_bytes=84_942_979_072,
             hbm_bandwidth=2000e9,
             link_bandwidth=300e9,
+            host_bandwidth=64e9,
             gpu=dataclasses.replace(HOPPER, core_count=114, clock_rate_ghz=1.755),
         ),
         Chip(
@@ -144,6 +149,7 @@ CHIPS = {
             hbm_bytes=94_000_000_000,
             hbm_bandwidth=3900e9,
             link_bandwidth=300e9,
+            host_bandwidth=64e9,
             gpu=dataclasses.replace(HOPPER, clock_rate_ghz=1.785),
         ),
         Chip(
@@ -154,6 +160,7 @@ CHIPS = {
             hbm_bandwidth=3350e9,
             link_bandwidth=450e9,
             network_bandwidth=50e9,
+            host_bandwidth=64e9,
             gpu=HOPPER,
         ),
         # NVIDIA H200 data sheet (2024); network as DGX H100 (NVIDIA DGX H200 data sheet, 2024).
@@ -165,9 +172,11 @@ CHIPS = {
             hbm_bandwidth=4800e9,
             link_bandwidth=450e9,
             network_bandwidth=50e9,
+            host_bandwidth=64e9,
             gpu=HOPPER,
         ),
-        # NVIDIA GH200 data sheet (2024), the model of 96 GB; the link is NVLink between GPUs, not that to the CPU.
+        # NVIDIA GH200 data sheet (2024), the model of 96 GB; the link is NVLink between GPUs; that to the CPU is
+        # NVLink-C2C.
         Chip(
             name="gh200",
             kinds=("NVIDIA GH200",),
@@ -175,10 +184,11 @@ CHIPS = {
             hbm_bytes=96_000_000_000,
             hbm_bandwidth=4000e9,
             link_bandwidth=450e9,
+            host_bandwidth=450e9,
             gpu=HOPPER,
         ),
         # NVIDIA HGX B200 data sheet (2024): 2.25 PFLOP/s of bfloat16 without sparsity, 8 TB/s. Network:
-        # NVIDIA DGX B200 user guide, 8 single-port ConnectX-7 of 400 Gb/s for 8 GPUs.
+        # NVIDIA DGX B200 user guide, 8 single-port ConnectX-7 of 400 Gb/s for 8 GPUs; its processors have PCIe Gen5.
         Chip(
             name="b200",
             kinds=("NVIDIA B200",),
@@ -187,6 +197,7 @@ CHIPS = {
             hbm_bandwidth=8000e9,
             link_bandwidth=900e9,
             network_bandwidth=50e9,
+            host_bandwidth=64e9,
             gpu=BLACKWELL,
         ),
     )

@@ -12,6 +12,7 @@ from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Lowered, Program, Step, compile_step, memory
 from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.hlo import collective_totals, loops_counted_once
+from runners.planner.programs.host_transfers import host_transfers
 from runners.planner.programs.peaks import explain
 from runners.session import Session
 from tasks.task import Task
@@ -95,6 +96,7 @@ def _of_program(
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
         "collectives": [dataclasses.asdict(c) for c in exchanges],
+        "host_transfers": host_transfers(text),
         "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
@@ -146,12 +148,17 @@ def from_table(task: Task, table: WeightTable, mesh: Mapping[str, int], step: St
 
 
 def _roofline(plan: Plan, chip: Chip) -> Plan:
-    """Returns the lower bounds of the step time by computation, memory and links, and the resulting speed."""
+    """Returns the bounds of the step time by computation, memory, transfers and links, and the resulting speed.
+
+    The forward pass moves activations to the host and the backward pass moves them back, one after the other.
+    """
     memory, decoding = plan["memory_bytes_per_device"], plan["step"] == "decode"
     # At least, arguments are read and outputs written; a decoding step writes one position of its cache.
     traffic = memory["arguments"] + memory["outputs"] - (memory["aliased"] if decoding else 0)
     peak = chip.flops * plan["devices"]
     bounds = {"compute_seconds": plan["flops_per_step"] / peak, "memory_seconds": traffic / chip.hbm_bandwidth}
+    if chip.host_bandwidth and (moved := sum(plan["host_transfers"].values())):
+        bounds["host_seconds"] = moved / chip.host_bandwidth
     links = network.bounds(plan["collectives"], chip)
     step = max(*(bounds | links).values(), network.shared_seconds(links))
     # A decoding step runs the forward pass, a third of the work.

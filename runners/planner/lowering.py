@@ -19,7 +19,7 @@ from runners.chips import CHIPS
 from runners.compiled_functions import CompiledFunctions
 from runners.planner.topologies import planned_cudnn
 
-# By JAX's name of a platform for lowering: the name of its devices' platform, and the chip whose devices it is lowered for.
+# By JAX's name of a platform for lowering: the name of its devices' platform, and the chip that is lowered for.
 TARGETS = {"tpu": ("tpu", "v5p"), "cuda": ("gpu", "h100")}
 
 

@@ -80,8 +80,18 @@ def numbers(content: Plan) -> list[tuple[str, str]]:
             (f"{kind} tokens per second", f"{most} {rate(content['roofline_tokens_per_second'])}"),
             (f"{kind} MFU", render.percent(content["roofline_mfu"])),
         ]
-    rows[-1:-1] = [*network.rows(content), *budget.rows(content)]
+    rows[-1:-1] = [*_host_rows(content), *network.rows(content), *budget.rows(content)]
     return rows
+
+
+def _host_rows(content: Plan) -> list[tuple[str, str]]:
+    """Returns the bytes that move to and from the host's memory; none if nothing does."""
+    moved = content.get("host_transfers", {})
+    if not any(moved.values()):
+        return []
+    seconds = content.get("roofline", {}).get("host_seconds")
+    time = f"at least {seconds:.3g} s" if seconds else "time unknown"
+    return [("to and from the host", f"{render.size(moved['to'])} and {render.size(moved['from'])} per device, {time}")]
 
 
 def rate(per_second: float) -> str:

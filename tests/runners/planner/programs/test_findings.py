@@ -156,3 +156,14 @@ def test_an_array_of_other_dimensions_holds_no_scores():
     assert kernels.scores(8, 16, ()), "heads of a group may be rows of one product"
     assert not kernels.scores(32, 32, ())
     assert not kernels.scores(16, 64, ())
+
+
+def test_products_of_cublas_are_products():
+    config = '"dot_dimension_numbers":{"lhs_batch_dimensions":[],"lhs_contracting_dimensions":["1"]}'
+    call = f'custom-call(%in, %w), custom_call_target="__cublas$lt$matmul", {FFN}, backend_config={{{config}}}'
+    text = text_of(SCORES)
+    dot = f"%y = f32[32,64]{{1,0}} dot(%in, %w), lhs_contracting_dims={{1}}, {FFN}"
+    assert dot in text
+    called = text.replace(dot, f"%y = (f32[32,64]{{1,0}}, s8[1024]{{0}}) {call}")
+    layers = {"stack/block/mixer", "stack/block/ffn"}
+    assert Kernels(called, layers).products == Kernels(text, layers).products
