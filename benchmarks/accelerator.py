@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.tables import gpt_flops_per_token, machine, measured_peak, show, timed
+from benchmarks.tables import OUT_OF_MEMORY, gpt_flops_per_token, machine, measured_peak, show, timed
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.batch import Batch
@@ -75,7 +75,8 @@ class Tables:
             try:
                 lines.append({"what": label, **work()})
             except Exception as error:  # a failure must not discard the other lines
-                lines.append({"what": label, "note": f"{FAILED}{type(error).__name__} {error}".splitlines()[0][:150]})
+                reason = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in str(error) else f"{type(error).__name__} {error}"
+                lines.append({"what": label, "note": f"{FAILED}{reason}".splitlines()[0][:150]})
             self.sound &= not str(lines[-1].get("note", "")).startswith((ALARM, FAILED))
             show(name, lines, self._facts, self._publish)
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import DOCS, machine, show
+from benchmarks.tables import DOCS, OUT_OF_MEMORY, machine, show
 from runners.chips import CHIPS, GIB
 
 FOLDER = Path("plans/planned")
@@ -48,7 +48,6 @@ CASES = {
     "MuMedium": ("mu.MuMedium", ONE, "BATCH_SIZE=128"),
 }
 TINY = {"GptSmall": ("gpt.GptSmall", "BATCH_SIZE=2", "DEVICE_MESH_SHAPE=1,1")}
-OUT_OF_MEMORY = "out of memory"
 
 
 def main() -> int:
@@ -210,10 +209,11 @@ def _line(name: str, plan: dict[str, Any], found: dict[str, Any]) -> dict[str, A
 
 def _differences(planned: dict[str, Any], run: dict[str, Any]) -> list[str]:
     """Returns what the kernels of the planned program and of the one that ran disagree about."""
-    found = [] if planned["attention"] == run["attention"] else [f"planned attention: {planned['attention']}"]
-    shares = [{one["dtype"]: one["flops"] for one in kernels["products"]} for kernels in (planned, run)]
+    kernels = ", ".join(sorted(set(planned["attention"].values())))
+    found = [] if planned["attention"] == run["attention"] else [f"planned attention: {kernels}"]
+    shares = [{one["dtype"]: one["flops"] for one in program["products"]} for program in (planned, run)]
     found += [] if shares[0] == shares[1] else [f"planned products: {shares[0]}, run: {shares[1]}"]
-    scores = [sum(one["bytes"] for one in kernels["scores"]) for kernels in (planned, run)]
+    scores = [sum(one["bytes"] for one in program["scores"]) for program in (planned, run)]
     found += [] if scores[0] == scores[1] else [f"scores: {scores[0]:,} planned, {scores[1]:,} bytes run"]
     return found
 

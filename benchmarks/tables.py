@@ -19,6 +19,7 @@ from tasks.storage.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "reference" / "benchmarks.md"
+OUT_OF_MEMORY = "out of memory"
 
 
 def flags(doc: str | None) -> argparse.ArgumentParser:

@@ -173,6 +173,18 @@ def test_peaks_and_exchanges_by_the_gpu_compiler(name, topology, sets, peak, sen
 @pytest.mark.slow
 @pytest.mark.gpu_plan
 @needs_gpu_compiler
+def test_offloaded_activations_take_the_time_of_their_bytes(command, tmp_path):
+    sets = ("BATCH_SIZE=16", "GRADIENT_ACCUMULATION=2", "REMAT=offload")
+    plan = planned(command, tmp_path, "pythia.Pythia14M", "h100:1x1", *sets)
+    layers, rows, length, width = 6, 16, 2048, 512
+    assert plan["host_transfers"] == dict.fromkeys(("to", "from"), layers * rows * length * width * 2)
+    assert plan["roofline"]["host_seconds"] == 2 * plan["host_transfers"]["to"] / 64e9
+    assert plan["roofline_step_seconds"] == plan["roofline"]["host_seconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_plan
+@needs_gpu_compiler
 @pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.gpu])
 def test_every_gpu_has_a_compiler(chip):
     devices = topology_devices(f"{chip}:2x4")
