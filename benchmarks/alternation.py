@@ -30,7 +30,14 @@ class Worker:
 
     def __init__(self, implementation: Implementation, arguments: Sequence[str], log: Path):
         self.implementation, self.log = implementation, log
-        command = [sys.executable, "-m", "benchmarks.worker", arguments[0], implementation.module, *arguments[1:]]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.implementations.worker",
+            arguments[0],
+            implementation.module,
+            *arguments[1:],
+        ]
         # Later processes load programs that the first ones compiled, unless the caller sets a cache.
         cache = {"JAX_COMPILATION_CACHE_DIR": str(log.parent / "compiled")}
         with open(log, "w") as errors:

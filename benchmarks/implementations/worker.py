@@ -1,6 +1,6 @@
 """Process of a implementation: prepares its work, then runs one turn per line of standard input.
 
-python -m benchmarks.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
+python -m benchmarks.implementations.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
 """
 
 import argparse
