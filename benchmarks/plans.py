@@ -28,12 +28,21 @@ BEGIN, END = "<!-- table: python -m benchmarks.plans -->", "<!-- end of table --
 # Slices by number of devices. The BERT runs were MLPerf's on TPU v4, the GShard runs on the two-core
 # chips of v3; experiments for any number of devices are not planned. Entries for H100 GPUs of 80 GB are
 # planned on as many chips of TPU v5p, which have 95 GiB, too.
-V5P = {8: "v5p:2x2x2", 16: "v5p:2x2x4", 32: "v5p:2x4x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8", 256: "v5p:4x8x8"}
+V5P = {
+    8: "v5p:2x2x2",
+    16: "v5p:2x2x4",
+    32: "v5p:2x4x4",
+    64: "v5p:4x4x4",
+    128: "v5p:4x4x8",
+    256: "v5p:4x8x8",
+    1024: "v5p:8x8x16",
+}
 SLICES = {
     "gshard": {8: "v3:2x2", 128: "v3:8x8", 512: "v3:16x16", 1024: "v3:16x32", 2048: "v3:32x32"},
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
     "vq": {64: "v4:4x4x4"},
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
+    "mix": {8: "v3:2x2"},
     "zero": {32: "v3:4x4"},
     **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }

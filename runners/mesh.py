@@ -1,7 +1,8 @@
 """Device meshes: devices in the order of DEVICE_ORDER, slices and hosts as DCN_MESH_SHAPE places them."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,6 +89,12 @@ def granule_factors(shape: Mapping[str, int], numbers: Sequence[int]) -> dict[st
     places = np.reshape(numbers, tuple(shape.values()))
     lines = {axis: np.moveaxis(places, place, 0).reshape(size, -1) for place, (axis, size) in enumerate(shape.items())}
     return {axis: len(set(line[:, 0].tolist())) for axis, line in lines.items()}
+
+
+def factorizations(number: int, sizes: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Yields all tuples with product `number` that have one divisor of each size, in ascending order."""
+    choices = [[factor for factor in range(1, n + 1) if n % factor == 0 and number % factor == 0] for n in sizes]
+    yield from (factors for factors in itertools.product(*choices) if math.prod(factors) == number)
 
 
 def _along_first_axis(shape: Mapping[str, int], slices: int) -> dict[str, int]:

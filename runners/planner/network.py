@@ -1,12 +1,12 @@
 """The network between slices of TPUs or hosts of GPUs: bytes and times of exchanges across it, better placements."""
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.records.quantities import size
 from runners.chips import Chip
+from runners.mesh import factorizations
 
 Plan = dict[str, Any]
 GAIN = 0.9  # a placement is better if it sends less than this share across
@@ -97,7 +97,7 @@ def warning(content: Plan) -> str | None:
 def _better_placement(content: Plan) -> str | None:
     """Returns the placement of the mesh that sends least across; None if it saves little by the same estimate."""
     count, current = content["across"]["count"], tuple(content["across"]["mesh"].values())
-    placements = {factors: _estimate(content, factors) for factors in _factors(tuple(content["mesh"].values()), count)}
+    placements = {factors: _estimate(content, factors) for factors in factorizations(count, content["mesh"].values())}
     best = min(placements, key=lambda factors: placements[factors], default=None)
     if best is None or placements[best] >= GAIN * placements.get(current, network_bytes(content)):
         return None
@@ -128,12 +128,6 @@ def _estimate(content: Plan, factors: Sequence[int]) -> int:
             share = {"collective-permute": 1, "all-to-all": devices - devices // granules}
             found += ring * share.get(one["kind"], granules - 1)
     return int(found)
-
-
-def _factors(sizes: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
-    """Yields the factors of the sizes whose product is `count`."""
-    choices = [[factor for factor in range(1, n + 1) if n % factor == 0 and count % factor == 0] for n in sizes]
-    yield from (factors for factors in itertools.product(*choices) if math.prod(factors) == count)
 
 
 def _text(sizes: Any) -> str:

@@ -101,7 +101,7 @@ def rate(per_second: float) -> str:
 
 ESTIMATE = (
     "Step times are estimates: collectives are those of the program compiled for the CPU, at the chip's link "
-    "bandwidth. For TPUs, --topology=v3:8x8 uses the TPU compiler."
+    "bandwidth. --topology (v3:8x8, h100:8x8) uses the compiler of the chip."
 )
 
 

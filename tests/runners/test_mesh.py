@@ -9,7 +9,7 @@ from jax.experimental import mesh_utils
 
 from layers.errors import UsageError
 from registry.resolve import resolve
-from runners.mesh import granule_numbers, granules, make_mesh
+from runners.mesh import factorizations, granule_numbers, granules, make_mesh
 from runners.session import Session, on_devices
 
 SHAPE = {"data": 4, "model": 2}
@@ -108,3 +108,10 @@ def test_training_is_the_same_wherever_the_devices_are():
     assert order != others
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert expected[2] < expected[0]
+
+
+def test_factorizations():
+    assert list(factorizations(4, [4, 4])) == [(1, 4), (2, 2), (4, 1)]
+    assert len(list(factorizations(128, [128] * 3))) == 36
+    assert list(factorizations(4, {"data": 6, "model": 8}.values())) == [(1, 4), (2, 2)]
+    assert not list(factorizations(5, [6, 8]))

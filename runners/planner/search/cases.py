@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from layers.errors import UsageError, did_you_mean
 from layers.remat import REMAT_POLICIES
 from registry.experiment import Experiment, cls_key, knob_types
 from registry.overrides import override
+from runners.mesh import factorizations
 from tasks.zero import STAGES
 
 
@@ -39,15 +40,6 @@ class Case:
         return override(type(experiment), self.sets)()
 
 
-def shapes(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Yields all factorizations of the number of devices into `axes` axis sizes."""
-    if axes == 1:
-        yield (devices,)
-        return
-    for size in (size for size in range(1, devices + 1) if devices % size == 0):
-        yield from ((size, *rest) for rest in shapes(devices // size, axes - 1))
-
-
 def _accumulations(experiment: Any, devices: int) -> list[int]:
     """Returns all numbers of micro-batches that divide the rows of an update, so that its tokens stay the same."""
     rows = experiment.BATCH_SIZE
@@ -57,7 +49,7 @@ def _accumulations(experiment: Any, devices: int) -> list[int]:
 DIMENSIONS = {
     "mesh": Dimension(
         knob="DEVICE_MESH_SHAPE",
-        values=lambda experiment, devices: shapes(devices, len(experiment.MESH_AXES)),
+        values=lambda experiment, devices: factorizations(devices, [devices] * len(experiment.MESH_AXES)),
         shows=lambda experiment, shape: "x".join(map(str, shape)),
     ),
     # Rows per step and gradient accumulation are one dimension: their product is the rows of an update.

@@ -5,17 +5,12 @@ import pytest
 from layers.errors import UsageError
 from layers.remat import REMAT_POLICIES
 from registry.resolve import resolve
-from runners.planner.search.cases import cases, dimensions, shapes
+from runners.planner.search.cases import cases, dimensions
 
 
 @pytest.fixture(scope="module")
 def experiment():
     return resolve("DenseLm8B2x2", ["BATCH_SIZE=12", "ZERO_STAGE=1"], smoke=True)
-
-
-def test_shapes():
-    assert list(shapes(4, 2)) == [(1, 4), (2, 2), (4, 1)]
-    assert len(list(shapes(128, 3))) == 36
 
 
 def test_all_dimensions_in_one_order(experiment):
