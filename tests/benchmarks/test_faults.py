@@ -18,7 +18,7 @@ def bench(tmp_path_factory):
 
 # Signals, silent and stuck processes: tests/runners/processes/test_processes_stop.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "least"), [("kill", 4), ("corruption", 4), ("full", 1)])
+@pytest.mark.parametrize(("kind", "least"), [("kill", 3), ("corruption", 4), ("full", 1)])
 def test_a_run_with_faults_and_restarts_ends_in_the_same_bits(bench, kind, least):
     outcomes = run_scenarios(bench, [kind])
     if outcomes[0].result == SKIPPED:

@@ -15,6 +15,7 @@ from registry.index import entries
 from registry.resolve import resolve
 from runners.main import parse
 from tests.conftest import QUICK_COMPILE, ROOT
+from tests.support.processes.forking import forked_python, forking_process
 
 PAGES = [ROOT / "README.md", ROOT / "WORKSPACE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -43,15 +44,21 @@ def names() -> set[str]:
     return {name for key in entries() for name in (key, key.rpartition(".")[2])}
 
 
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory):
+    with forking_process(tmp_path_factory.mktemp("forking")) as address:
+        yield address
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
-def test_commands_run_in_order(page, tmp_path):
-    """In an empty folder, one after the other, with `python` being this one."""
+def test_commands_run_in_order(page, tmp_path, forking):
+    """In an empty folder, one after the other, with `python` being this one, or a fork that has imported libraries."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    forked_python(tmp_path / "bin" / "python", forking)
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{tmp_path}",
         "XLA_FLAGS": QUICK_COMPILE,
     }

@@ -19,8 +19,8 @@ from tests.support.programs import compiled_anew
 
 
 def test_a_sample_of_rows_passes():
-    rows, _ = explore(lambda row: refusal(row, 8), seed=1, limit=20)
-    assert len(rows) == 20
+    rows, _ = explore(lambda row: refusal(row, 8), seed=1, limit=10)
+    assert len(rows) == 10
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_page_shows_what_goes_together(explored):
 @pytest.mark.slow
 def test_changing_a_knob_that_is_read_changes_the_experiment(explored):
     values = choices()
-    for row in explored[0]:
+    for row in explored[0][::2]:
         now = experiment_of(row)
         reads, _ = reads_of(now)
         before = described(now)
@@ -73,7 +73,7 @@ def described(cls: type[Experiment]):
 
 
 UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
-TRAINED = 24  # rows that train
+TRAINED = 20  # rows that train
 NO_DROPS = {"CAPACITY_FACTOR": 8.0}  # slots for every token of a group: decoding has other groups
 # Under ZeRO each device draws its own numbers.
 NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}
@@ -87,14 +87,15 @@ def test_a_row_trains_alike_on_one_and_eight_devices_decodes_and_resumes(number,
     exact = "bfloat16" not in (row["DTYPE"], row["PARAM_DTYPE"], row["GRADIENT_DTYPE"], row["MOMENT_DTYPE"])
     row |= {} if exact else {"LEARNING_RATE": 1e-4}  # differences by rounding grow with it
     one, many = (Session(experiment_of(row, count)(), jax.devices()[:count]) for count in (1, 8))
-    losses, state = train(one, tmp_path)
+    updates = Updates(one.functions)
+    losses, state = train(one, updates, tmp_path)
     assert np.all(np.isfinite(losses))
     with compiled_anew():
-        others, _ = train(many)
+        others, _ = train(many, Updates(many.functions))
     np.testing.assert_allclose(losses[:SAVED], others[:SAVED], rtol=5e-4 if exact else 2e-2)
     np.testing.assert_allclose(losses, others, rtol=1e-2 if exact else 5e-2, err_msg="rounding grows step by step")
 
-    resumed, last = train(Session(experiment_of(row)(), jax.devices()[:1]), tmp_path)
+    resumed, last = train(one, updates, tmp_path)
     assert resumed == losses[SAVED:]
     jax.tree.map(np.testing.assert_array_equal, last, state)
 
@@ -106,14 +107,13 @@ def test_a_row_trains_alike_on_one_and_eight_devices_decodes_and_resumes(number,
         np.testing.assert_allclose(decoded, expected, rtol=1e-4, atol=1e-4 * np.std(expected))
 
 
-def train(session: Session, folder=None):
+def train(session: Session, updates: Updates, folder=None):
     """Returns losses and the last state, from the checkpoint in `folder` if there is one; else it saves one."""
     with session.placed():
         checkpoints = None if folder is None else Checkpoints(folder)
         found = None if checkpoints is None else checkpoints.restore(session.abstract.state)
         state, extra = found or (session.functions.init(), {"input": None})
-        updates, losses = Updates(session.functions), []
-        batches = session.host_batches.iterate(session.train.input, extra["input"])
+        losses, batches = [], session.host_batches.iterate(session.train.input, extra["input"])
         for step in range(int(state.step), UPDATES):
             batch, after = next(batches)
             state = updates.of(batch)(state, batch, session.seed)

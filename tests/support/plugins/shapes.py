@@ -1,4 +1,7 @@
-"""Checks the annotations of layers and tasks in tests: shapes, dtypes and types of arguments and results, at each call.
+"""Checks the annotations of layers and tasks: shapes, dtypes and types of arguments and results, at each call.
+
+Only in the tests of layers, of tasks and of the registry, whose tests train every family: the checks made tests of
+the runner a third slower.
 
 The first plugin of the tests, imported before any module of those packages: jaxtyping decorates functions while their
 modules are imported. Arrays and scalars of numpy may replace those of JAX, as everywhere in JAX. Fields of pytrees
@@ -13,6 +16,7 @@ import numpy as np
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
 jaxtyping.Array = jax.Array | np.ndarray | np.generic
+CHECKED = ("tests/layers/", "tests/tasks/", "tests/registry/")
 HINTS = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({jax.Array: jaxtyping.Array}))
 
 
@@ -22,3 +26,8 @@ def checked(function: Callable) -> Callable:
 
 
 jaxtyping.install_import_hook(["layers", "tasks"], "tests.support.plugins.shapes.checked")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Turns the checks on or off, before a test and its fixtures."""
+    jaxtyping.config.update("jaxtyping_disable", not nodeid.startswith(CHECKED))
