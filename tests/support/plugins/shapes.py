@@ -16,7 +16,7 @@ import numpy as np
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
 jaxtyping.Array = jax.Array | np.ndarray | np.generic
-CHECKED = ("tests/layers/", "tests/tasks/", "tests/registry/")
+CHECKED = ("tests/layers/", "tests/tasks/", "tests/registry/", "tests/project/test_shapes.py")
 HINTS = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({jax.Array: jaxtyping.Array}))
 
 
