@@ -131,12 +131,20 @@ def small_step(experiment: Experiment) -> tuple[Session, Any]:
         return session, session.functions.trace_step(session.abstract.batch, session.abstract.seed)
 
 
-def train(session: Session, count: int, step: Any, initial: TrainState) -> tuple[list[float], Any]:
-    """Losses of the first updates, and the compiled update for full-length rows; `step` is that update, lowered."""
+def train(session: Session, count: int, step: Any, initial: TrainState | None = None) -> tuple[list[float], Any]:
+    """Losses of the first updates, and the compiled update for full-length rows.
+
+    Args:
+      session: what trains.
+      count: number of updates.
+      step: the update for full-length rows, lowered.
+      initial: the state before them; by default of this session.
+    """
     with session.placed():
         batches, updates = session.host_batches.iterate(session.train.input), Updates(session.functions)
         compiled, losses = step.compile(COMPILER_OPTIONS), []
-        state = jax.device_put(initial, session.abstract.state_shardings)
+        shardings = session.abstract.state_shardings
+        state = session.functions.init() if initial is None else jax.device_put(initial, shardings)
         full, loss, weight = step.args_info[0][1].inputs.shape, 0.0, 0.0
         for _ in range(count):
             batch, _ = next(batches)
