@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.alternation import Implementation, workers
 from benchmarks.implementations import vortaro
+from benchmarks.implementations.alternation import Implementation, workers
 from benchmarks.implementations.work import LLAMA_SIZES, SIZES
 from benchmarks.tables import flags, machine, show
 

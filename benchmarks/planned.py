@@ -89,6 +89,7 @@ def measure(case: tuple[str, ...], seconds: float = 2.0) -> dict[str, Any]:
     """Returns peaks in bytes, kernels as in plan.json and seconds of an update on the first attached device."""
     import jax
 
+    from layers.attention.implementations import recorded
     from registry.resolve import resolve
     from runners.planner.programs.compilation import memory
     from runners.session import Session
@@ -97,10 +98,11 @@ def measure(case: tuple[str, ...], seconds: float = 2.0) -> dict[str, Any]:
     with session.placed():
         batch = session.host_batches.put(_random_rows(session))
         began = time.perf_counter()
-        compiled = session.functions.compile_step(batch)
+        with recorded() as attention:
+            compiled = session.functions.compile_step(batch)
         peak = memory(compiled, has_peak=True)["peak"]
         found: dict[str, Any] = {"compile_seconds": time.perf_counter() - began, "compiled": peak}
-        found |= _kernels(session, compiled.as_text() or "", peak)
+        found |= _kernels(session, compiled.as_text() or "", peak, attention)
         try:
             state = jax.block_until_ready(compiled(session.functions.init(), batch, session.seed))
             times = []
@@ -132,7 +134,7 @@ def _random_rows(session: Any) -> Any:
     return dataclasses.replace(batch, inputs=tokens, targets=tokens, **given)
 
 
-def _kernels(session: Any, text: str, peak: int) -> dict[str, Any]:
+def _kernels(session: Any, text: str, peak: int, attention: Any) -> dict[str, Any]:
     """Returns `kernels` and `findings` of the program that the attached GPU runs, as plan.json has them."""
     from registry.records.snapshot import weight_summary
     from runners.planner.programs.findings import Judged, judge
@@ -144,7 +146,7 @@ def _kernels(session: Any, text: str, peak: int) -> dict[str, Any]:
             experiment=session.experiment,
             weights={row["path"]: row["shape"] for row in rows},
             length=session.train.input.seq_len,
-            is_packed=session.abstract.batch.segment_ids is not None,
+            attention=attention,
             mesh=session.mesh_shape,
             granules=[0],
             peak=peak,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.alternation import ROOT
+from benchmarks.implementations.alternation import ROOT
 from benchmarks.tables import flags, machine, show, timed
 from registry.resolve import resolve
 from runners.session import Session

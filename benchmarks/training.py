@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternation import SMALL_PAGES, Implementation, Worker, workers
 from benchmarks.implementations import products, vortaro
+from benchmarks.implementations.alternation import SMALL_PAGES, Implementation, Worker, workers
 from benchmarks.implementations.work import SIZES, Gpt2Size
 from benchmarks.tables import flags, gpt_flops_per_token, machine, show
 

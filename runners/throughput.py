@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
+from layers.attention.implementations import all_dense
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
 from runners.abstract_arrays import AbstractArrays
@@ -25,12 +26,13 @@ class Throughput:
         """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
 
         This is three times the count of the forward pass; rematerialization is not counted, nor are products that only
-        move data, such as dispatch to experts.
+        move data, such as dispatch to experts. Attention counts as dense, whichever implementation computes it.
         """
         if shape not in self._flops:
             loss = lambda variables, batch: self._task.loss(variables, batch)[0]
             variables, batch = self._abstract.state.variables, empty_batch(*shape)
-            self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
+            with all_dense():
+                self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
         return self._flops[shape]
 
     @property

@@ -1,1 +1,1 @@
-"""Implementations of the same work, each measured in its own process (benchmarks.alternation)."""
+"""Implementations of the same work, each measured in its own process (benchmarks.implementations.alternation)."""

@@ -38,20 +38,40 @@ def value_weights(
     All but softmax are from the code of Lingle 2024 (arXiv 2404.05728).
 
     Raises:
-      UsageError: `function` is unknown, `extra_logit` is set without softmax, or `score_length` is missing.
+      UsageError: as in `require_valid`.
     """
+    require_valid(function, extra_logit, length)
     if function == "softmax":
         return _softmax(scores, extra_logit)
+    weights = unnormalized(scores, function)
+    if has_row_sum(function):
+        return weights / (epsilon + jnp.sum(weights, axis=-1, keepdims=True))
+    assert length is not None
+    return weights / length
+
+
+def require_valid(function: str, extra_logit: float | None, length: int | None) -> None:
+    """Checks the arguments of `value_weights`.
+
+    Raises:
+      UsageError: `function` is unknown, `extra_logit` is set without softmax, or `score_length` is missing.
+    """
     if function not in SCORE_FUNCTIONS:
         raise UsageError(f"Unknown score function '{function}'. {did_you_mean(function, SCORE_FUNCTIONS)}")
-    if extra_logit is not None:
+    if extra_logit is not None and function != "softmax":
         raise UsageError(f"extra_logit has no effect with score_function = '{function}'. Remove it, or use softmax.")
-    weights = jax.nn.elu(scores) + 1 if function.endswith("elu_plus_1") else squared_relu(jnp.maximum(scores, 0))
-    if function.startswith("normalized"):
-        return weights / (epsilon + jnp.sum(weights, axis=-1, keepdims=True))
-    if length is None:
+    if length is None and not has_row_sum(function):
         raise UsageError(f"score_function = '{function}' needs score_length. Set it.")
-    return weights / length
+
+
+def unnormalized(scores: Float[Array, "*b t"], function: str) -> Float[Array, "*b t"]:
+    """Returns the weights of a function other than softmax, before they are divided."""
+    return jax.nn.elu(scores) + 1 if function.endswith("elu_plus_1") else squared_relu(jnp.maximum(scores, 0))
+
+
+def has_row_sum(function: str) -> bool:
+    """Returns whether weights are divided by the sum of their row."""
+    return function == "softmax" or function.startswith("normalized")
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

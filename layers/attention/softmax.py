@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from layers.attention.blockwise import Others, Scores, attend, padded_lengths
+from layers.attention.implementations import Call, Implementation, choose
 from layers.attention.score_functions import masked, value_weights
-from layers.auxiliary import place, watch
+from layers.auxiliary import WATCHED, place, watch
 from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.norm import gain, rms_normalize
-from layers.platform import target_platform
 from layers.positions.embeddings import rotate
 from layers.positions.rotary_scaling import RotaryScaling
 from layers.specs import Specs, constrain
@@ -100,7 +101,8 @@ class Attention(nn.Module):
     use_out_bias: bool | None = None  # of the output projection; None is use_bias
     dropout_rate: float = 0.0  # on the attention probabilities
     joint_projections: bool = False  # one product for query, key and value, if their shapes are equal
-    implementation: Literal["auto", "xla", "cudnn"] = "auto"  # "auto": cuDNN flash on a GPU if options allow
+    implementation: Implementation = "auto"  # see layers.attention.implementations
+    block_size: int = 512  # queries, and keys, of a block of the blockwise implementation
     dtype: str = "float32"  # of the computation; the softmax is always float32
     param_dtype: str = "float32"
 
@@ -198,7 +200,7 @@ class Attention(nn.Module):
             query = watch(self, "query_rotated", rotate(query, positions, **turn))
             key = watch(self, "key_rotated", rotate(key, positions, **turn))
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
-        key_ids, plain = segment_ids, state is None and segment_ids is None
+        key_ids = segment_ids
         if state is not None:
             segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
             if self.window is None:
@@ -207,13 +209,36 @@ class Attention(nn.Module):
                 seen, state = slide(state, key, value, segment_ids)
             key, value, key_ids = seen.key_bktd, seen.value_bktd, seen.segment_ids_bt
             start = start if self.window is None else self.window - 1  # position of the first query among the keys
-        mask = self._mask(segment_ids, key_ids, start, x.shape[1], key.shape[2])
-        bias_nqt = None
-        if self.relative_bias is not None:
-            bias_nqt = self.relative_bias(start, x.shape[1], key.shape[2])
-            bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
-        mixed = self._attend(query, key, value, mask, bias_nqt, plain)
+        attended = (query, key, value, segment_ids, key_ids, start)
+        path = None if self.is_initializing() else "/".join(self.path)
+        match choose(self.implementation, self._call(x.shape[1], key, state, key_ids), path):
+            case "cudnn":
+                mixed = self._attend_by_cudnn(*attended)
+            case "blockwise":
+                mixed = self._attend_blockwise(*attended)
+            case _:
+                mixed = self._attend(*attended)
         return self._output(place(self, "mixed_bsnd", mixed)), state
+
+    def _call(self, queries: int, key_bktd: jax.Array, state: Any, key_ids: Any) -> Call:
+        bias = "none"
+        if self.relative_bias is not None:
+            bias = "by_distance" if hasattr(self.relative_bias, "by_distance") else "matrix"
+        return Call(
+            queries=queries,
+            keys=key_bktd.shape[2],
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            has_state=state is not None,
+            has_segments=state is None and key_ids is not None,
+            dropout_rate=self.dropout_rate,
+            window=self.window,
+            softcap=self.softcap,
+            bias=bias,
+            extra_logit=self.extra_logit,
+            score_function=self.score_function,
+            is_watched=self.is_mutable_collection(WATCHED),
+        )
 
     def _require_valid(self, *, has_state: bool) -> None:
         """Raises a UsageError for fields that contradict each other, or the decoding state."""
@@ -254,21 +279,63 @@ class Attention(nn.Module):
             mask = mask & (query_ids[:, :, None] == key_ids[:, None, :])
         return mask
 
-    def _attend(self, query, key_bktd, value_bktd, mask, bias_nqt, plain: bool) -> Float[Array, "b s n d"]:
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        scale = 1.0 if self.qk_norm == "l2" else scale
-        if self._use_cudnn(plain):
-            causal, mask = (self.causal, None) if plain else (False, mask[:, None])
-            key, value = key_bktd.swapaxes(1, 2), value_bktd.swapaxes(1, 2)
-            return jax.nn.dot_product_attention(
-                query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
-            )
-        batch, length, heads, dim = query.shape
+    @property
+    def _scale(self) -> float:
+        if self.qk_norm == "l2":
+            return 1.0  # learned
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def _attend_by_cudnn(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
+        mask, is_plain = None, query_ids is None
+        if not is_plain:
+            mask = self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])[:, None]
+        key, value = key_bktd.swapaxes(1, 2), value_bktd.swapaxes(1, 2)
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            scale=self._scale,
+            is_causal=self.causal and is_plain,
+            implementation="cudnn",
+        )
+
+    def _attend_blockwise(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
+        (batch, queries, heads, _), keys = query.shape, key_bktd.shape[2]
+        is_known = isinstance(start, int)
+        how = Scores(
+            causal=self.causal,
+            window=self.window,
+            start=start if is_known else None,
+            softcap=self.softcap,
+            function=self.score_function,
+            extra_logit=self.extra_logit,
+            epsilon=self.epsilon,
+            length=self.score_length,
+            dropout_rate=self.dropout_rate,
+        )
+        dropout_key, bias = None, None
+        if self.dropout_rate and self.has_rng("dropout"):
+            dropout_key = jax.random.bits(self.make_rng("dropout"), (2,), "uint32")
+        if self.relative_bias is not None:
+            bias = self.relative_bias.by_distance(start, *padded_lengths(queries, keys, self.block_size))
+            bias = jnp.pad(bias, ((0, self._slots - self.num_heads), (0, 0))).reshape(self._kv_slots, -1, bias.shape[1])
+        grouped = (query * self._scale).reshape(batch, queries, self._kv_slots, -1, query.shape[-1])
+        others = Others(query_ids, key_ids, None if is_known else start, dropout_key)
+        mixed = attend(how, self.block_size, jnp.moveaxis(grouped, 1, 3), key_bktd, value_bktd, bias, others)
+        return jnp.moveaxis(mixed, 3, 1).reshape(batch, queries, heads, -1)
+
+    def _attend(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
+        (batch, length, heads, dim), keys = query.shape, key_bktd.shape[2]
+        mask, bias_nqt = self._mask(query_ids, key_ids, start, length, keys), None
+        if self.relative_bias is not None:
+            bias_nqt = self.relative_bias(start, length, keys)
+            bias_nqt = jnp.pad(bias_nqt, ((0, self._slots - self.num_heads), (0, 0), (0, 0)))
         group = heads // self._kv_slots
         # Heads in front: one matrix product per key head, with the queries of its group stacked as rows. Without groups
         # that dimension is omitted, because a product that sums over two dimensions transposes both operands first.
         groups, g = ((group,), "g") if group > 1 else ((), "")
-        query = jnp.moveaxis((query * scale).reshape(batch, length, -1, *groups, dim), 1, -2)
+        query = jnp.moveaxis((query * self._scale).reshape(batch, length, -1, *groups, dim), 1, -2)
         scores = jnp.einsum(f"bk{g}qd,bktd->bk{g}qt", query, key_bktd, preferred_element_type=jnp.float32)
         if self.softcap is not None:
             scores = self.softcap * jnp.tanh(scores / self.softcap)
@@ -281,24 +348,6 @@ class Attention(nn.Module):
         probabilities = dropout(self, probabilities, self.dropout_rate)
         mixed = jnp.einsum(f"bk{g}qt,bktd->bk{g}qd", probabilities, value_bktd)
         return jnp.moveaxis(mixed, -2, 1).reshape(batch, length, heads, dim)
-
-    def _use_cudnn(self, plain: bool) -> bool:
-        unsupported = {
-            "dropout on attention probabilities": self.dropout_rate != 0,
-            "window": self.window is not None,
-            "softcap": self.softcap is not None,
-            "relative_bias": self.relative_bias is not None,
-            "extra_logit": self.extra_logit is not None,
-            "score_function other than softmax": self.score_function != "softmax",
-        }
-        missing = [name for name, is_set in unsupported.items() if is_set]
-        if self.implementation == "cudnn" and missing:
-            raise UsageError(f"implementation = 'cudnn' does not support {missing[0]}. Set only one of them.")
-        if self.implementation != "auto":
-            return self.implementation == "cudnn"
-        # A mask would be an array as large as all scores, which flash attention avoids.
-        allowed = plain and not missing and self.dtype == "bfloat16" and self.head_dim % 8 == 0 and self.head_dim <= 128
-        return allowed and target_platform() == "gpu"
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:

@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.positions.diagonals import diagonals, distances
+
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Returns the penalty per position of distance, for each head.
@@ -30,8 +32,11 @@ class Alibi(nn.Module):
 
     num_heads: int
 
+    def by_distance(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n w"]:
+        """Returns the bias in float32 by `distances(start, queries, keys)`."""
+        slopes_n = jnp.array(alibi_slopes(self.num_heads), jnp.float32)
+        return -slopes_n[:, None] * jnp.abs(distances(start, queries, keys)).astype(jnp.float32)
+
     def __call__(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n q t"]:
         """Returns the bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
-        distance_qt = (start + jnp.arange(queries))[:, None] - jnp.arange(keys)
-        slopes_n = jnp.array(alibi_slopes(self.num_heads), jnp.float32)
-        return -slopes_n[:, None, None] * jnp.abs(distance_qt).astype(jnp.float32)
+        return diagonals(self.by_distance(start, queries, keys), queries, keys)

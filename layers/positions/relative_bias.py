@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.positions.diagonals import diagonals, distances
 from layers.specs import Specs
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
@@ -62,21 +63,14 @@ class RelativeBias(nn.Module):
     param_dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n q t"]:
-        """Returns the bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
+    def by_distance(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n w"]:
+        """Returns the bias in float32 by `distances(start, queries, keys)`."""
         shape = (self.num_heads, self.num_buckets)
         table_nr = weight(self, "relative_bias_nr", shape, init=self.initializer, role="bias", fan_in=math.prod(shape))
-        width = queries + keys - 1
-        distance = start + queries - 1 - jnp.arange(width)  # from the last query to the first key, descending
-        buckets = relative_buckets(distance, self.num_buckets, self.max_distance, self.bidirectional, self.dtype)
-        return _diagonals(jnp.take(table_nr.astype(jnp.float32), buckets, axis=1), queries, keys)
+        spaced = self.num_buckets, self.max_distance, self.bidirectional, self.dtype
+        buckets = relative_buckets(distances(start, queries, keys), *spaced)
+        return jnp.take(table_nr.astype(jnp.float32), buckets, axis=1)
 
-
-def _diagonals(values: Float[Array, "n w"], queries: int, keys: int) -> Float[Array, "n q t"]:
-    """Returns matrices with `values` along their diagonals; the last row holds the first `keys` values.
-
-    If the values are repeated and cut into rows of one entry more than their number, row i starts with value i.
-    """
-    width = values.shape[1]
-    again = jnp.tile(values, (1, queries + 1))[:, : queries * (width + 1)]
-    return again.reshape(-1, queries, width + 1)[:, ::-1, :keys]
+    def __call__(self, start: Int[Array, ""] | int, queries: int, keys: int) -> Float[Array, "n q t"]:
+        """Returns the bias in float32 for queries at start, start + 1, ... and keys at 0, 1, ..."""
+        return diagonals(self.by_distance(start, queries, keys), queries, keys)

@@ -16,7 +16,7 @@ from registry.values import show
 WITHOUT_EFFECT = (
     *("initializer", "out_initializer", "query_initializer", "stddev"),
     *("dropout_rate", "layer_drop_rate", "jitter", "aux_loss", "router_z_loss"),
-    *("dtype", "param_dtype", "remat", "unroll", "implementation", "joint_projections"),
+    *("dtype", "param_dtype", "remat", "unroll", "implementation", "block_size", "joint_projections"),
     *("table_rows", "table_columns", "padded_heads", "num_groups", "max_length", "activations"),
 )
 

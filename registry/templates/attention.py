@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
+from layers.attention.implementations import Implementation
 from layers.attention.softmax import Attention, QKNorm
 from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
@@ -49,6 +50,12 @@ class AttentionKnobs(ModelKnobs):
     ATTENTION_DROPOUT: float | None = None  # dropout rate on attention probabilities; None is DROPOUT
     SGU_WIDTH: Positive = 128  # largest distance that the filter of static_sgu covers
     SGU_POWER: float = 1.0  # power by which that filter falls with the distance
+
+    # Computation
+    ATTENTION_IMPLEMENTATION: Implementation = (
+        "auto"  # dense, blockwise or cudnn; auto: layers.attention.implementations
+    )
+    ATTENTION_BLOCK: Positive = 512  # queries, and keys, of a block of the blockwise implementation
 
     # Optimization
     QUERY_INIT: Literal["fan_in", "head_scaled", "zero"] = "fan_in"  # of queries: head_scaled is times HEAD_DIM^-1/2
@@ -111,6 +118,8 @@ class AttentionKnobs(ModelKnobs):
             causal=self.OBJECTIVE == "causal",
             use_bias="qkv" in self.BIASES,
             dropout_rate=self.DROPOUT if self.ATTENTION_DROPOUT is None else self.ATTENTION_DROPOUT,
+            implementation=self.ATTENTION_IMPLEMENTATION,
+            block_size=self.ATTENTION_BLOCK,
             dtype=self.DTYPE,
             **self.rms_epsilon,
             **self.rotation(self.head_dim),

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
+from layers.attention.implementations import description, recorded
 from layers.errors import UsageError, VortaroError
 from registry.experiment import owner
 from registry.records.record import load
@@ -235,7 +236,8 @@ class _Run:
     def _compile(self, step: int, batch: Batch) -> None:
         """Compiles the update for the batch shape of a step."""
         began = time.perf_counter()
-        self.updates.of(batch)
+        with recorded() as decisions:
+            self.updates.of(batch)
         # Counted now, not in the time of the first report; raises if FLOPs are unknown where MFU is reported.
         self.session.throughput.mfu({batch.inputs.shape: 1}, 1.0)
         self._flops_with(collections.Counter([batch.inputs.shape]))
@@ -245,7 +247,8 @@ class _Run:
                 f"Rows of {batch.inputs.shape[1]} positions from step {step} (compiled in {seconds:.1f} s)"
             )
         else:
-            self.progress.print(f"Compiled in {seconds:.1f} s")
+            found = description(decisions)
+            self.progress.print(f"Compiled in {seconds:.1f} s{f', attention: {found}' if found else ''}")
 
     def _ask(self, step: int) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""

@@ -5,10 +5,10 @@ import jax
 import pytest
 
 from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
-from benchmarks.alternation import Implementation, workers
 from benchmarks.implementations import products
+from benchmarks.implementations.alternation import Implementation, workers
 from benchmarks.implementations.work import SIZES
-from layers.attention.softmax import Attention
+from layers.attention.implementations import choose
 
 
 @pytest.fixture
@@ -140,19 +140,18 @@ def test_all_figures_of_an_accelerator_in_one_call(page, monkeypatch, capsys):
 
 def test_on_a_gpu_attention_is_flash_or_an_alarm(monkeypatch):
     """What the script measures goes cuDNN's way; a step without it, as a CPU's is, raises the alarm there."""
-    chosen, use = [], Attention._use_cudnn
+    chosen = []
 
-    def used(self, plain):
-        chosen.append(use(self, plain))
-        return False  # this machine has none
+    def dense(*arguments):
+        chosen.append(choose(*arguments))
+        return "dense"  # this machine has no cuDNN
 
     session = accelerator.dense(accelerator.TINY[0], 128, 256)
-    monkeypatch.setattr(Attention, "_use_cudnn", used)
+    monkeypatch.setattr("layers.attention.softmax.choose", dense)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr("layers.attention.softmax.target_platform", lambda: "gpu")
+    monkeypatch.setattr("layers.attention.implementations.target_platform", lambda: "gpu")
     _, more = accelerator.update_seconds(session, 1)
-    assert chosen
-    assert all(chosen)
+    assert set(chosen) == {"cudnn"}
     assert more["note"] == accelerator.ALARM
 
 

@@ -34,7 +34,7 @@ def test_every_pair_passes_or_is_refused_by_a_sentence_that_names_both(explored)
     """explore() raises for a sentence that does not."""
     rows, refused = explored
     assert len(rows) > 60
-    assert len(held(rows[:TRAINED])) > 0.9 * len(held(rows))
+    assert len(held(rows[:TRAINED])) > 0.85 * len(held(rows))
     for combination, sentence in refused.items():
         assert len(combination) >= 2
         assert sentence.endswith("."), sentence
@@ -73,7 +73,7 @@ def described(cls: type[Experiment]):
 
 
 UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
-TRAINED = 20  # rows that train
+TRAINED = 16  # rows that train
 NO_DROPS = {"CAPACITY_FACTOR": 8.0}  # slots for every token of a group: decoding has other groups
 # Under ZeRO each device draws its own numbers.
 NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}

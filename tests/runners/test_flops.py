@@ -9,7 +9,9 @@ from flax.core import meta
 from jax import P
 from jax.experimental import pallas as pl
 from jax.extend import core
+from jax.sharding import AbstractDevice, AbstractMesh
 
+from layers.attention.implementations import all_dense
 from layers.attention.softmax import Attention
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
@@ -26,9 +28,11 @@ X, Y = jnp.ones((8, 4)), jnp.ones((4, 4))
 
 @pytest.fixture
 def cudnn():
-    """Makes JAX trace cuDNN's attention on a machine without cuDNN."""
-    with planned_cudnn(CHIPS["h100"]):
-        yield
+    """Makes layers and JAX trace cuDNN's attention on a machine without a GPU and cuDNN."""
+    device = AbstractDevice(CHIPS["h100"].kinds[0], None, "gpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("data",), abstract_device=device)):
+        with planned_cudnn(CHIPS["h100"]):
+            yield
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
@@ -39,10 +43,12 @@ def test_attention_by_cudnn_counts_as_that_by_products(cudnn, kv_heads, segments
     sizes = {"model_dim": 32, "num_heads": 4, "num_kv_heads": kv_heads, "head_dim": 8, "dtype": "bfloat16"}
     x = jnp.ones((2, 16, 32), jnp.bfloat16)
     ids = jnp.ones((2, 16), jnp.int32) if segments else None
-    plain, fused = (Attention(**init, **sizes, activations=Specs(), implementation=i) for i in ("xla", "cudnn"))
+    plain, fused = (Attention(**init, **sizes, activations=Specs(), implementation=i) for i in ("dense", "cudnn"))
     variables = meta.unbox(jax.eval_shape(plain.init, jax.random.key(0), x))
     count = lambda layer: matmul_flops(lambda v, x: layer.apply(v, x, None, ids)[0], variables, x)
     projections = 2 * 32 * 32 * 8 * (2 * 4 + 2 * kv_heads)
+    with all_dense():
+        assert count(fused) == count(plain)
     assert count(fused) == count(plain) == projections + 2 * 2 * (2 * 4 * 16 * 16 * 8)
 
 

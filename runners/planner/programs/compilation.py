@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from layers.attention.implementations import Decision, recorded
 from layers.errors import first_line
 from runners.flops import matmul_flops_by_dtype
 from runners.planner.machine import Machine
@@ -24,6 +25,7 @@ class Trace:
 
     traced: Any  # jax.stages.Traced
     flops: int  # of matrix products on all devices, rematerialization included
+    attention: tuple[Decision, ...]  # implementations of attention, by layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,12 @@ def compile_step(
 
 def trace_step(session: Session, machine: Machine, step: Step = "train") -> Trace:
     """Traces one step for a machine: the program of its operations before it is split over devices."""
-    with session.placed(), planned_cudnn(machine.target):
+    with session.placed(), planned_cudnn(machine.target), recorded() as attention:
         abstract = session.abstract
         train = lambda: session.functions.trace_step(abstract.batch, abstract.seed)
         traced = train() if step == "train" else _trace_decode(session)
-    return Trace(traced=traced, flops=matmul_flops_by_dtype(traced.jaxpr).total())
+    flops = matmul_flops_by_dtype(traced.jaxpr).total()
+    return Trace(traced=traced, flops=flops, attention=tuple(dict.fromkeys(attention)))
 
 
 def lower_step(session: Session, machine: Machine, trace: Trace) -> Lowered:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from layers.attention.implementations import Decision, description
 from registry.records.quantities import size
 from runners.planner.programs.hlo import Collective, collectives
 from runners.planner.programs.hlo_text import array_text
-from runners.planner.programs.kernels import CUDNN, Kernels, Work
+from runners.planner.programs.kernels import BLOCKWISE, CUDNN, Kernels, Work
 from runners.planner.programs.metadata import layer, layers_of
 
 _MIN_SHARE = 0.01  # of the FLOPs: fewer in float32 are not a finding
 _MIN_COPIED = 0.1  # of the peak: fewer bytes copied per step are not a finding
 _ZERO_GATHERS = 3  # the stage of ZeRO that gathers weights in each layer
-_CUDNN_HEAD_DIM = 128  # the largest size of a head in cuDNN attention
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
 
@@ -24,7 +24,7 @@ _Key = TypeVar("_Key")
 class Finding:
     """Something that costs time or memory."""
 
-    kind: str  # "scores", "float32", "gathers", "hosts" or "copies"
+    kind: str  # "scores", "kernel", "float32", "gathers", "hosts" or "copies"
     text: str  # sentences, the last names the knob
     layer: str  # with the largest part; empty if unknown
     bytes: int  # per device and step
@@ -40,7 +40,7 @@ class Judged:
     experiment: Any
     weights: Mapping[str, Sequence[int]]  # shapes by path in the weight table
     length: int  # positions in a row
-    is_packed: bool  # rows have several segments
+    attention: Sequence[Decision]  # of its layers
     mesh: Mapping[str, int]
     granules: Sequence[int]  # number of the host of each device, in the order of the mesh
     peak: int  # bytes per device
@@ -49,7 +49,8 @@ class Judged:
 def judge(program: Judged) -> dict[str, Any]:
     """Returns `kernels` and `findings` of plan.json; amounts are those of one device and step.
 
-    Findings are ordered by kind: scores, float32 products, all-gathers inside loops, exchanges across hosts, copies.
+    Findings are ordered by kind: scores, kernels of attention, float32 products, all-gathers inside loops, exchanges
+    across hosts, copies.
     Scores, products and copies of cuDNN's kernels are unknown.
     """
     layers = layers_of(program.weights)
@@ -58,11 +59,13 @@ def judge(program: Judged) -> dict[str, Any]:
     queries = program.length // program.mesh.get("sequence", 1)
     scores = kernels.scores(queries, program.length, others)
     attention = kernels.attention(scores)
-    scores = [one for one in scores if attention[one.layer] != CUDNN]
+    attention |= {one.layer: BLOCKWISE for one in program.attention if one.implementation == "blockwise"}
+    scores = [one for one in scores if attention[one.layer] not in (CUDNN, BLOCKWISE)]
     products, copies = kernels.products, kernels.copies()
     exchanges = list(collectives(program.text, program.mesh, program.granules))
     found = [
-        *_scores(scores, program),
+        *_scores(scores, program.attention),
+        *_without_cudnn(program.attention),
         *_float32(products, program.experiment),
         *_gathers(exchanges, layers, program.experiment),
         *_hosts(exchanges, layers),
@@ -88,50 +91,38 @@ def _record(finding: Finding) -> dict[str, Any]:
     return record | {"text": f"{finding.text} Knob: {finding.knob}."} if finding.knob else record
 
 
-def _scores(scores: Collection[Work], program: Judged) -> Iterator[Finding]:
+def _scores(scores: Collection[Work], attention: Collection[Decision]) -> Iterator[Finding]:
     if not scores:
         return
-    obstacles = attention_obstacles(program.experiment, is_packed=program.is_packed)
-    reasons = " and ".join(reason for reason, _ in obstacles)
     by_layer = _grouped(scores, lambda one: one.layer, _bytes)
     place, more = by_layer[0][0], len(by_layer) - 1
     are = f"{place} and {more} other layer{'s' * (more > 1)} write" if more else f"{place} writes"
     largest = _array(max(scores, key=lambda one: one.bytes))
+    is_dense = any(one.implementation == "dense" and one.layer in dict(by_layer) for one in attention)
     yield Finding(
         kind="scores",
         text=f"{are} the scores of all queries and keys as arrays, {size(_bytes(scores))} per step (the largest is "
-        f"{largest}){f', because of {reasons}' if reasons else ''}.",
+        f"{largest}).",
         layer=place,
         bytes=_bytes(scores),
         count=_count(scores),
-        knob=" ".join(knob for _, knob in obstacles if knob),
+        knob="ATTENTION_IMPLEMENTATION=blockwise" if is_dense else "",
     )
 
 
-def attention_obstacles(experiment: Any, *, is_packed: bool) -> list[tuple[str, str]]:
-    """Returns why a GPU does not compute attention by cuDNN: reasons, each with the knob that removes it, or "".
-
-    The conditions are those of layers.attention.softmax.Attention.
-    """
-    get = lambda name, default=None: getattr(experiment, name, default)
-    rate, head_dim = get("ATTENTION_DROPOUT"), get("head_dim") or 0
-    obstacles: list[tuple[Any, str, str]] = [
-        (get("DROPOUT", 0) if rate is None else rate, "dropout on attention", "ATTENTION_DROPOUT=0"),
-        (get("DTYPE") == "float32", "float32 activations", "DTYPE=bfloat16"),
-        (_is_set(get("ATTENTION_WINDOW")), "a window", "ATTENTION_WINDOW=None"),
-        (get("ATTENTION_SOFTCAP"), "a cap on the scores", "ATTENTION_SOFTCAP=None"),
-        (get("EXTRA_LOGIT") is not None, "an extra logit", "EXTRA_LOGIT=None"),
-        (get("SCORE_FUNCTION", "softmax") != "softmax", "the score function", "SCORE_FUNCTION=softmax"),
-        (get("POSITIONS") in ("relative", "alibi"), "biases of positions", "POSITIONS=rotary"),
-        (head_dim % 8 or head_dim > _CUDNN_HEAD_DIM, f"heads of size {head_dim}", "HEAD_DIM"),
-        (is_packed, "rows of several segments", ""),
-    ]
-    return [(reason, knob) for is_met, reason, knob in obstacles if is_met]
-
-
-def _is_set(value: Any) -> bool:
-    """Returns whether a knob with one value, or one per layer, is set."""
-    return any(one is not None for one in value) if isinstance(value, tuple | list) else value is not None
+def _without_cudnn(attention: Collection[Decision]) -> Iterator[Finding]:
+    """Yields a finding for each set of reasons why layers have no cuDNN attention."""
+    without = [one for one in dict.fromkeys(attention) if one.without_cudnn]
+    for obstacles, ones in _grouped(without, lambda one: one.without_cudnn, len):
+        reasons = " and ".join(reason for reason, _ in obstacles)
+        yield Finding(
+            kind="kernel",
+            text=f"Attention is {description(ones)}, not cuDNN's kernel, because of {reasons}.",
+            layer=ones[0].layer,
+            bytes=0,
+            count=len(ones),
+            knob=" ".join(knob for _, knob in obstacles if knob),
+        )
 
 
 def _float32(products: Collection[Work], experiment: Any) -> Iterator[Finding]:

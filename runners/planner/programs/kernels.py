@@ -10,6 +10,7 @@ from runners.planner.programs.hlo_text import Instruction, array_bytes, arrays, 
 from runners.planner.programs.metadata import layer, op_name
 
 CUDNN = "cuDNN attention"
+BLOCKWISE = "blockwise products"
 SOFTMAX = "products and a Triton softmax"
 PRODUCTS = "products, scores as arrays"
 _DIMENSIONS = ("contracting", "batch")

@@ -49,6 +49,10 @@ MIXERS = {
     "normed_heads_together": attention(qk_norm="rms_all_heads", qk_scale=True, num_kv_heads=2, rotary_base=100.0),
     "one_plus_scale": attention(qk_norm="rms", qk_scale=True, one_plus_scale=True),
     "softcap_in_a_window": attention(softcap=2.0, window=4, rotary_base=100.0),
+    "blockwise": attention(implementation="blockwise", block_size=4, num_kv_heads=2, rotary_base=100.0),
+    "blockwise_alibi_in_a_window": attention(
+        implementation="blockwise", block_size=3, relative_bias=Alibi(num_heads=4), window=5, extra_logit=0.0
+    ),
     "linear_rotary": attention(rotary_base=100.0, rotary_scaling=RotaryScaling(factor=4.0)),
     "llama3_rotary": attention(rotary_base=100.0, rotary_scaling=Llama3Scaling(factor=4.0, length=8)),
     "partial_yarn_rotary": attention(

@@ -146,7 +146,7 @@ def planned(command, tmp_path, name, topology, *sets):
     ("name", "topology", "sets", "peak", "sent", "fits"),
     [
         ("gshard.DenseLm8B2x2", "h100:1x8", (), 13.1, 13.6, True),
-        ("gpt2.Gpt2XL", "h100:8x8", (), 89.1, 8.8, False),
+        ("gpt2.Gpt2XL", "h100:8x8", ("ATTENTION_IMPLEMENTATION=dense",), 89.1, 8.8, False),
         ("gpt2.Gpt2XL", "h100:8x8", ("ATTENTION_DROPOUT=0",), 23.7, 8.8, True),
         ("vq.VQLarge", "h100:8x8", (), 2.5, 29.7, True),
         ("wiki_bert.MLPerfTrainBertDense2B", "h100:8x8", (), 4.07, 27.9, True),
@@ -161,13 +161,25 @@ def test_peaks_and_exchanges_by_the_gpu_compiler(name, topology, sets, peak, sen
     assert plan["fits"] is fits
     assert sum(one["bytes"] for one in plan["peak_buffers"]) == plan["memory_bytes_per_device"]["peak"]
     if name == "gpt2.Gpt2XL":
-        kinds = [one["kind"] for one in plan["findings"]]
-        kernel = "cuDNN attention" if sets else "products and a Triton softmax"
+        findings = {one["kind"]: one for one in plan["findings"]}
+        kernel = "cuDNN attention" if fits else "products and a Triton softmax"
         assert plan["kernels"]["attention"] == {"stack/block/mixer": kernel}
-        assert (kinds[0] == "scores") is (not sets)
-        assert "hosts" in kinds
-        if not sets:
-            assert plan["findings"][0]["knob"] == "ATTENTION_DROPOUT=0"
+        assert ("scores" in findings) is ("kernel" in findings) is (not fits)
+        assert "hosts" in findings
+        if not fits:
+            assert findings["scores"]["knob"] == "ATTENTION_IMPLEMENTATION=blockwise"
+            assert findings["kernel"]["knob"] == "ATTENTION_DROPOUT=0"
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_plan
+@needs_gpu_compiler
+def test_attention_with_dropout_is_blockwise_on_a_gpu(command, tmp_path):
+    plan = planned(command, tmp_path, "gpt2.Gpt2XL", "h100:8x8")
+    assert plan["memory_bytes_per_device"]["peak"] < 30 * GIB
+    assert plan["fits"]
+    assert plan["kernels"]["attention"] == {"stack/block/mixer": "blockwise products"}
+    assert "scores" not in {one["kind"] for one in plan["findings"]}
 
 
 @pytest.mark.slow

@@ -2,10 +2,9 @@
 
 import types
 
-import pytest
-
+from layers.attention.implementations import Decision
 from runners.planner.explained import kernel_cells, kernels_sentence, sections
-from runners.planner.programs.findings import Judged, attention_obstacles, judge
+from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.kernels import Kernels
 
 MIXER = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/mixer/mixer._attend/PART"}'
@@ -63,12 +62,15 @@ WEIGHTS = {"params/stack/block/mixer/query_mnd": (3, 32, 4, 8), "params/stack/bl
 KNOBS = {"ATTENTION_DROPOUT": 0.1, "DTYPE": "bfloat16", "LAYOUT": "fully_sharded", "ZERO_STAGE": None}
 
 
-def judged(attention=SCORES, peak=1000, *, is_packed=False, **knobs):
+DENSE = Decision("stack/block/mixer", "dense", (("dropout on attention", "ATTENTION_DROPOUT=0"),))
+
+
+def judged(attention=SCORES, peak=1000, decisions=(DENSE,), **knobs):
     experiment = types.SimpleNamespace(**(KNOBS | knobs))
     mesh = {"data": 2, "model": 2}
     program = Judged(
         **{"text": text_of(attention), "experiment": experiment, "weights": WEIGHTS, "length": 16, "mesh": mesh},
-        **{"granules": (0, 0, 1, 1), "peak": peak, "is_packed": is_packed},
+        **{"granules": (0, 0, 1, 1), "peak": peak, "attention": decisions},
     )
     return judge(program)
 
@@ -77,11 +79,14 @@ def test_each_kind_is_found_in_order():
     found = judged()
     assert found["kernels"]["attention"] == {"stack/block/mixer": "products, scores as arrays"}
     findings = {one["kind"]: one for one in found["findings"]}
-    assert list(findings) == ["scores", "float32", "gathers", "hosts", "copies"]
+    assert list(findings) == ["scores", "kernel", "float32", "gathers", "hosts", "copies"]
     scores = findings["scores"]
     assert (scores["layer"], scores["bytes"], scores["count"]) == ("stack/block/mixer", 3 * 2048 * (4 + 2), 6)
-    assert scores["knob"] == "ATTENTION_DROPOUT=0"
-    assert "because of dropout on attention" in scores["text"]
+    assert scores["knob"] == "ATTENTION_IMPLEMENTATION=blockwise"
+    assert findings["kernel"]["text"] == (
+        "Attention is dense in stack/block/mixer, not cuDNN's kernel, because of dropout on attention. "
+        "Knob: ATTENTION_DROPOUT=0."
+    )
     float32 = findings["float32"]
     work = {"ffn": 2 * 32 * 64 * 32, "mixer": 2 * 2048 * 8}
     assert f"3 of 6 matrix products per step are in float32, {work['ffn'] / sum(work.values()):.0%}" in float32["text"]
@@ -93,7 +98,7 @@ def test_each_kind_is_found_in_order():
     assert findings["hosts"]["bytes"] == gathers["bytes"], "only the exchange along data leaves a host"
     copies = findings["copies"]
     assert (copies["bytes"], copies["count"]) == (3 * (32 * 64 * 4 + 2 * 4 * 16 * 8 * 2), 6)
-    assert scores["text"].endswith(" Knob: ATTENTION_DROPOUT=0.")
+    assert scores["text"].endswith(" Knob: ATTENTION_IMPLEMENTATION=blockwise.")
     assert kernel_cells(found) == [
         ("products in f32", "3", f"{3 * work['ffn']:.4g} FLOPs"),
         ("products in bf16", "3", f"{3 * work['mixer']:.4g} FLOPs"),
@@ -102,14 +107,17 @@ def test_each_kind_is_found_in_order():
         ("copies and transposes", "6", "30 KiB"),
     ]
     page = "".join(sections(found))
-    assert page.count("<li>") == 5
+    assert page.count("<li>") == 6
     assert "Attention: products, scores as arrays in stack/block/mixer." in page
 
 
-def test_packed_rows_have_no_knob():
-    scores = judged(is_packed=True, ATTENTION_DROPOUT=0.0)["findings"][0]
-    assert scores["text"].endswith("because of rows of several segments.")
-    assert not scores["knob"]
+def test_blocks_are_not_scores():
+    """Where a row has one block only, its scores have the shape of all scores."""
+    packed = Decision("stack/block/mixer", "blockwise", (("rows of several segments", ""),))
+    found = judged(decisions=(packed,))
+    assert found["kernels"]["attention"] == {"stack/block/mixer": "blockwise products"}
+    assert found["findings"][0]["text"].startswith("Attention is blockwise in stack/block/mixer, not cuDNN's kernel")
+    assert not found["findings"][0]["knob"]
 
 
 def test_layers_with_scores_are_one_finding():
@@ -121,28 +129,9 @@ def test_layers_with_scores_are_one_finding():
 
 
 def test_a_program_without_scores():
-    found = judged(CUDNN, peak=10**9)
+    found = judged(CUDNN, peak=10**9, decisions=(Decision("stack/block/mixer", "cudnn"),))
     assert kernels_sentence(found) == "Attention: cuDNN attention in stack/block/mixer."
     assert [one["kind"] for one in found["findings"]] == ["float32", "gathers", "hosts"]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "knobs_to_set"),
-    [
-        ({"ATTENTION_DROPOUT": None, "DROPOUT": 0.1}, ["ATTENTION_DROPOUT=0"]),
-        ({"DTYPE": "float32"}, ["DTYPE=bfloat16"]),
-        ({"ATTENTION_SOFTCAP": 50.0}, ["ATTENTION_SOFTCAP=None"]),
-        ({"EXTRA_LOGIT": 0.0}, ["EXTRA_LOGIT=None"]),
-        ({"SCORE_FUNCTION": "sigmoid"}, ["SCORE_FUNCTION=softmax"]),
-        ({"POSITIONS": "alibi"}, ["POSITIONS=rotary"]),
-        ({"ATTENTION_WINDOW": (None, 8), "head_dim": 256}, ["ATTENTION_WINDOW=None", "HEAD_DIM"]),
-        ({"ATTENTION_WINDOW": (None, None), "head_dim": 128}, []),
-    ],
-)
-def test_knobs_that_allow_cudnn(knobs, knobs_to_set):
-    free = KNOBS | {"ATTENTION_DROPOUT": 0.0}
-    obstacles = attention_obstacles(types.SimpleNamespace(**(free | knobs)), is_packed=False)
-    assert [knob for _, knob in obstacles] == knobs_to_set
 
 
 def test_gathers_by_zero_name_its_stage():

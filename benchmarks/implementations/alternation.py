@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL_PAGES = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"),)
 
 

@@ -1,0 +1,107 @@
+"""Which implementation of attention is chosen, why, and how it is stated."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from layers.attention.implementations import BLOCKWISE_FROM, Call, Decision, choose, description, recorded
+from layers.errors import UsageError
+from layers.positions.alibi import Alibi
+from tests.layers.attention.test_attention import attention, params_of
+
+PLAIN = Call(
+    **{"queries": 4096, "keys": 4096, "head_dim": 64, "dtype": "bfloat16", "has_state": False, "has_segments": False},
+    **{"dropout_rate": 0.0, "window": None, "softcap": None, "bias": "none", "extra_logit": None},
+    **{"score_function": "softmax", "is_watched": False},
+)
+change = functools.partial(dataclasses.replace, PLAIN)
+
+
+def chosen(call, platform, wanted="auto"):
+    mesh = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice("device", None, platform))
+    with jax.sharding.use_abstract_mesh(mesh), recorded() as decisions:
+        choose(wanted, call, "mixer")
+    return decisions[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "platform", "expected"),
+    [
+        (PLAIN, "gpu", "cudnn"),
+        (PLAIN, "cpu", "blockwise"),
+        (PLAIN, "tpu", "blockwise"),
+        (change(keys=BLOCKWISE_FROM["cpu"] - 1), "cpu", "dense"),
+        (change(queries=1), "cpu", "dense"),
+        (change(bias="matrix"), "cpu", "dense"),
+        (change(is_watched=True), "cpu", "dense"),
+        (change(dropout_rate=0.1), "gpu", "blockwise"),
+        (change(has_segments=True), "gpu", "blockwise"),
+        (change(has_segments=True, keys=16, queries=16), "gpu", "dense"),
+    ],
+)
+def test_auto(call, platform, expected):
+    assert chosen(call, platform).implementation == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "knob"),
+    [
+        ({"dropout_rate": 0.1}, "ATTENTION_DROPOUT=0"),
+        ({"dtype": "float32"}, "DTYPE=bfloat16"),
+        ({"softcap": 50.0}, "ATTENTION_SOFTCAP=None"),
+        ({"extra_logit": 0.0}, "EXTRA_LOGIT=None"),
+        ({"score_function": "squared_relu"}, "SCORE_FUNCTION=softmax"),
+        ({"bias": "by_distance"}, "POSITIONS=rotary"),
+        ({"window": 8}, "ATTENTION_WINDOW=None"),
+        ({"head_dim": 256}, "HEAD_DIM"),
+        ({"has_segments": True}, ""),
+    ],
+)
+def test_a_decision_for_a_gpu_has_the_knob_that_allows_cudnn(changes, knob):
+    assert [each for _, each in chosen(change(**changes), "gpu").without_cudnn] == [knob]
+    assert not chosen(change(**changes), "tpu").without_cudnn
+
+
+def test_what_is_wanted_is_chosen_or_refused_by_a_sentence():
+    assert chosen(PLAIN, "gpu", "dense").implementation == "dense"
+    assert chosen(change(keys=16, queries=16), "cpu", "blockwise").implementation == "blockwise"
+    assert chosen(change(has_segments=True), "gpu", "cudnn").implementation == "cudnn", "by a mask"
+    for call, platform, wanted, words in (
+        (PLAIN, "cpu", "cudnn", r"cudnn needs a GPU \(got cpu\). Set it to auto"),
+        (change(window=8), "gpu", "cudnn", "cudnn does not support a window. Set only one of them"),
+        (change(bias="matrix"), "cpu", "blockwise", "does not support a relative bias without a method by_distance"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            chosen(call, platform, wanted)
+
+
+def test_layers_record_their_paths_where_they_are_asked_to():
+    x = jnp.ones((1, 8, 16))
+    layer = attention(implementation="blockwise", relative_bias=Alibi(num_heads=4))
+    variables = params_of(layer, x)
+    with recorded() as outer:
+        with recorded() as inner:
+            layer.apply(variables, x)
+        attention().apply(variables, x)
+    assert [one.implementation for one in inner] == ["blockwise"]
+    assert [one.implementation for one in outer] == ["blockwise", "dense"]
+
+
+def test_watched_scores_are_those_of_dense_attention():
+    x = jnp.ones((1, 8, 16))
+    layer = attention(implementation="blockwise")
+    _, found = layer.apply(params_of(layer, x), x, mutable=["watched"])
+    assert found["watched"]["scores"].shape == (1, 4, 8, 8)
+
+
+def test_descriptions():
+    decisions = [
+        Decision(layer, kind) for layer, kind in (("a", "dense"), ("b", "cudnn"), ("a", "dense"), ("c", "dense"))
+    ]
+    assert description(decisions) == "dense in a and c, cudnn in b"
+    assert description([Decision(name, "dense") for name in "abcd"]) == "dense in a and 3 other layers"
+    assert description([]) == ""
