@@ -93,8 +93,8 @@ def padded_lengths(queries: int, keys: int, block: int) -> tuple[int, int]:
 class _Blocks:
     """The operands in blocks, each with its number as the leading dimension, and scores of pairs of blocks."""
 
-    def __init__(self, how: Scores, block: int, query: Any, key: Any, bias: Any, others: Others):
-        self.how, self.others, self.bias = how, others, bias
+    def __init__(self, how: Scores, block: int, query: Any, key: Any, others: Others):
+        self.how, self.others = how, others
         self.groups, self.queries, self.keys = query.shape[2], query.shape[3], key.shape[2]
         self.sizes = min(block, self.queries), min(block, self.keys)
         self.padded = padded_lengths(self.queries, self.keys, block)
@@ -197,7 +197,7 @@ def _padded(x: jax.Array, axis: int, length: int, value: int = 0) -> jax.Array:
 
 
 def _forward(how: Scores, block: int, query: Any, key: Any, value: Any, bias: Any, others: Others) -> Any:
-    blocks = _Blocks(how, block, query, key, bias, others)
+    blocks = _Blocks(how, block, query, key, others)
     values = blocks.split_keys(value)
     rows = blocks.query.shape[:-1]  # (i, b, k, g * q)
     is_softmax, extra = how.function == "softmax", how.extra_logit
@@ -236,7 +236,7 @@ def _forward(how: Scores, block: int, query: Any, key: Any, value: Any, bias: An
 
 def _backward(how: Scores, block: int, saved: Any, gradient: jax.Array) -> Any:
     query, key, value, bias, others, mixed, normalizer = saved
-    blocks = _Blocks(how, block, query, key, bias, others)
+    blocks = _Blocks(how, block, query, key, others)
     values, gradients = blocks.split_keys(value), blocks.split_queries(gradient)
     normalizer = blocks.split_queries(normalizer, padding=1)
     mean = jnp.sum(gradient.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1)

@@ -70,7 +70,7 @@ def test_dropout_drops_the_same_weights_in_both_passes():
     query, key, value = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((shape, *[(2, 2, 16, 4)] * 2)))
     how, others = Scores(dropout_rate=0.25), Others(dropout_key=jax.random.bits(jax.random.key(3), (2,), "uint32"))
     found = lambda *arrays: attend(how, 8, *arrays, None, others)
-    blocks = _Blocks(how, 8, query, key, None, others)
+    blocks = _Blocks(how, 8, query, key, others)
     halves = (jnp.int32(0), jnp.int32(1))
     kept = jnp.concatenate(
         [jnp.concatenate([blocks.kept(i, j, (2, 2, 16, 8)) for j in halves], axis=-1)[None] for i in halves]
