@@ -37,7 +37,7 @@ class Text:
 
 def trace_of(session, machine, step):
     """A trace without products."""
-    return Trace(traced=None, flops=0)
+    return Trace(traced=None, flops=0, attention=())
 
 
 def lowered_of(session, machine, trace):
