@@ -23,6 +23,7 @@ from runners.planner.topologies import parse_topology, planned_cudnn, target_con
 from tests.support.compilers import needs_gpu_compiler
 
 GIB = 2**30
+DENSE = ("ATTENTION_IMPLEMENTATION=dense",)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +146,16 @@ def planned(command, tmp_path, name, topology, *sets):
 @pytest.mark.parametrize(
     ("name", "topology", "sets", "peak", "sent", "fits"),
     [
-        ("gshard.DenseLm8B2x2", "h100:1x8", (), 13.1, 13.6, True),
-        ("gpt2.Gpt2XL", "h100:8x8", ("ATTENTION_IMPLEMENTATION=dense",), 89.1, 8.8, False),
+        ("gshard.DenseLm8B2x2", "h100:1x8", DENSE, 13.1, 13.6, True),
+        ("gpt2.Gpt2XL", "h100:8x8", DENSE, 89.1, 8.8, False),
         ("gpt2.Gpt2XL", "h100:8x8", ("ATTENTION_DROPOUT=0",), 23.7, 8.8, True),
         ("vq.VQLarge", "h100:8x8", (), 2.5, 29.7, True),
         ("wiki_bert.MLPerfTrainBertDense2B", "h100:8x8", (), 4.07, 27.9, True),
-        ("gshard.DenseLm128B8x8", "h100:16x8", (), 10.1, 77.7, True),
+        ("gshard.DenseLm128B8x8", "h100:16x8", DENSE, 10.1, 77.7, True),
     ],
 )
 def test_peaks_and_exchanges_by_the_gpu_compiler(name, topology, sets, peak, sent, fits, command, tmp_path):
-    """Figures seen with another program around the same compiler, in GiB."""
+    """Figures seen with another program around the same compiler, in GiB; its attention was dense."""
     plan = planned(command, tmp_path, name, topology, *sets)
     assert plan["memory_bytes_per_device"]["peak"] / GIB == pytest.approx(peak, rel=0.02)
     assert round(sum(total["bytes"] for total in plan["collectives"]) / GIB, 1) == sent
