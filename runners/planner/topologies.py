@@ -63,9 +63,8 @@ def _tpus(chip: Chip, grid: tuple[int, ...], slices: int) -> list[Any]:
 
 def _gpus(chip: Chip, gpu: Gpu, grid: tuple[int, ...]) -> list[Any]:
     if not has_gpu_compiler():
-        raise missing_package(
-            f"--topology={chip.name}:...", "the GPU compiler and ptxas (no GPU and no driver are needed)", "gpu-plan"
-        )
+        subject = f"--topology={chip.name}:..."
+        raise missing_package(subject, "jax-cuda13-plugin (the GPU compiler; no GPU is needed)", "gpu-plan")
     from jax.experimental import topologies
 
     hosts, gpus = grid

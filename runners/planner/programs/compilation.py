@@ -86,10 +86,12 @@ def compile_step(
 
 def trace_step(session: Session, machine: Machine, step: Step = "train") -> Trace:
     """Traces one step for a machine: the program of its operations before it is split over devices."""
-    with session.placed(), planned_cudnn(machine.target), recorded() as attention:
+    with session.placed(), planned_cudnn(machine.target):
         abstract = session.abstract
-        train = lambda: session.functions.trace_step(abstract.batch, abstract.seed)
-        traced = train() if step == "train" else _trace_decode(session)
+        state = abstract.state  # computed by tracing one token, which is not the program whose attention is recorded
+        with recorded() as attention:
+            train = lambda: session.functions.trace_step(abstract.batch, abstract.seed)
+            traced = train() if step == "train" else _trace_decode(session, state.variables)
     flops = matmul_flops_by_dtype(traced.jaxpr).total()
     return Trace(traced=traced, flops=flops, attention=tuple(dict.fromkeys(attention)))
 
@@ -100,7 +102,7 @@ def lower_step(session: Session, machine: Machine, trace: Trace) -> Lowered:
         return Lowered(program=trace.traced.lower(), trace=trace)
 
 
-def _trace_decode(session: Session) -> Any:
+def _trace_decode(session: Session, variables: Any) -> Any:
     """Traces one token after a full context: the training input's batch size, its sequence length as capacity."""
     rows, length = session.train.input.batch_size, session.train.input.seq_len
     start = jax.jit(lambda: session.task.init_decode_state(rows, length)).lower()
@@ -110,7 +112,7 @@ def _trace_decode(session: Session) -> Any:
         start.compile().output_shardings,
     )
     tokens = session.abstract.like(jax.ShapeDtypeStruct((rows, 1), np.int32), session.host_batches.sharding)
-    arguments = (session.abstract.state.variables, tokens, state, tokens, tokens)
+    arguments = (variables, tokens, state, tokens, tokens)
     return jax.jit(session.task.decode_step, donate_argnums=2).trace(*arguments)
 
 

@@ -180,6 +180,8 @@ def test_attention_with_dropout_is_blockwise_on_a_gpu(command, tmp_path):
     assert plan["memory_bytes_per_device"]["peak"] < 30 * GIB
     assert plan["fits"]
     assert plan["kernels"]["attention"] == {"stack/block/mixer": "blockwise products"}
+    text = "Attention is blockwise in stack/block/mixer, not cuDNN's kernel, because of dropout on attention."
+    assert any(one["text"].startswith(text) for one in plan["findings"])
     assert "scores" not in {one["kind"] for one in plan["findings"]}
 
 
