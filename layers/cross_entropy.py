@@ -42,7 +42,7 @@ def cross_entropy_sums(
     """
     logits = logits.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    target_logit = _logits_of(targets, logits)
     loss = log_z - target_logit
     objective = loss
     if label_smoothing:
@@ -58,6 +58,22 @@ def cross_entropy_sums(
         correct=jnp.sum(correct * weights),
         weight=jnp.sum(weights),
     )
+
+
+def _logits_of(tokens: Int[Array, "b s"], logits: Float[Array, "b s v"]) -> Float[Array, "b s"]:
+    if _splits_twice_and_manually():
+        return jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == tokens[..., None], logits, 0), axis=-1)
+    return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+
+
+def _splits_twice_and_manually() -> bool:
+    """Returns whether XLA (jaxlib 0.10.2) may end the process when it partitions a gather along rows of logits.
+
+    It does if one axis is manual, one splits positions, and one splits the vocabulary.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    others = [axis for axis in mesh.axis_names if axis not in mesh.manual_axes and mesh.shape[axis] > 1]
+    return bool(mesh.manual_axes) and len(others) > 1
 
 
 def chunked_cross_entropy(

@@ -8,7 +8,7 @@ from jax import P
 
 from layers.errors import SpecError, UsageError, did_you_mean
 
-__all__ = ["P", "Specs", "axes_of", "constrain"]
+__all__ = ["P", "Specs", "axes_of", "constrain", "split_of"]
 
 
 class Specs(Mapping[str, P]):
@@ -80,6 +80,15 @@ def axes_of(entry: Any) -> tuple[str, ...]:
     if entry is None:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
+
+
+def split_of(specs: Mapping[str, P], key: str, dim: int) -> dict[str, int]:
+    """Returns the sizes of the mesh axes that split dimension `dim` of an activation, without manual axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or key not in specs:
+        return {}
+    axes = [axis for axis in axes_of(specs[key][dim]) if axis not in mesh.manual_axes]
+    return {axis: mesh.shape[axis] for axis in axes if mesh.shape[axis] > 1}
 
 
 def constrain(x: jax.Array, specs: Specs, key: str) -> jax.Array:

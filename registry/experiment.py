@@ -19,7 +19,8 @@ from layers.roots import is_ours
 from layers.specs import Specs
 from registry import index
 from registry.earlier.renamed import knob_advice
-from registry.layouts import LAYOUTS, Layout
+from registry.layout import Layout
+from registry.layouts import LAYOUTS
 from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
 from registry.values import convert
 
@@ -53,6 +54,7 @@ class Experiment:
     DEVICE_MESH_SHAPE, as have all if a subclass or --set states it"""
     DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
     LAYOUT: str = "fully_sharded"  # placement of all weights and activations: a name in registry.layouts
+    SEQUENCE_AXIS: str | None = None  # a further mesh axis over which the positions of rows are split; None: none
     WEIGHTS: Specs = Specs()  # placement of weights that differs from the layout's, or that it lacks
     ACTIVATIONS: Specs = Specs()  # placement of activations that differs from the layout's; `tokens_bs` is the batch
 
@@ -114,7 +116,12 @@ class Experiment:
                 f"LAYOUT = {self.LAYOUT} splits arrays over mesh axis '{missing[0]}' (got MESH_AXES = "
                 f"{self.MESH_AXES}). Set MESH_AXES={','.join(layout.axes)} and a DEVICE_MESH_SHAPE of as many sizes."
             )
+        if self.SEQUENCE_AXIS is not None:
+            with_weights = self.positions_split_weights
+            layout = layout.over_positions(self.SEQUENCE_AXIS, self.MESH_AXES, with_weights=with_weights)
         return layout.but(weights=self.WEIGHTS, activations=self.ACTIVATIONS)
+
+    positions_split_weights = True  # SEQUENCE_AXIS also splits what the axes of the batch's rows split of weights
 
     @property
     def specs(self) -> Specs:

@@ -70,8 +70,16 @@ def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
             return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": "--set"}]
     states = [base for base in written_classes(cls) if table in vars(base) and _assignment_line(base, table, f"{row}=")]
     where = where_set(states[0], table, f"{row}=") if states else _layout_line(cls.LAYOUT, row)
-    steps = [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
-    return steps if states else [*steps, *_knob(cls, "LAYOUT")]
+    if states:
+        return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
+    layout: Any = cls().layout
+    placed = (layout.weights if table == "WEIGHTS" else layout.activations)[row]
+    over_positions = _knob(cls, "SEQUENCE_AXIS") if placed != specs[row] else []
+    return [
+        {"what": f"{table}.{row}", "value": show_spec(placed), "where": where},
+        *over_positions,
+        *_knob(cls, "LAYOUT"),
+    ]
 
 
 def _layout_line(name: str, row: str) -> str:

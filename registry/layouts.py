@@ -10,24 +10,7 @@ import dataclasses
 
 from layers.collectives import without
 from layers.specs import P, Specs
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Placement of all weights and of activations; an activation without a row is placed by the compiler."""
-
-    axes: tuple[str, ...]  # the mesh axes that it names
-    weights: Specs
-    activations: Specs
-
-    def but(self, *axes: str, weights: Specs | None = None, activations: Specs | None = None) -> "Layout":
-        """Returns the layout on a mesh with these further axes and with these rows."""
-        return Layout(
-            axes=(*self.axes, *axes),
-            weights=self.weights | (weights or Specs()),
-            activations=self.activations | (activations or Specs()),
-        )
-
+from registry.layout import Layout
 
 # Heads, hidden units and vocabulary over "model" (Shoeybi et al. 2019, Megatron-LM), the other dimension over "data"
 # (fully sharded); the batch over "data". Experts are split from each other over "data".

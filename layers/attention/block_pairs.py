@@ -1,6 +1,18 @@
 """Pairs of a block of queries and a block of keys in which some query may see some key."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
+
+Pairs = tuple[Any, Any]  # numbers of the blocks of queries and of keys, int32 (p,) each
+
+
+class Places(NamedTuple):
+    """Positions of keys that are cut into equal chunks of consecutive positions, and pairs of blocks to compute."""
+
+    key_starts: Any  # position of the first key of each chunk
+    pairs: Pairs  # blocks are numbered through all chunks
+    are_exact: bool = True  # in each pair some query may see some key
 
 
 def block_pairs(

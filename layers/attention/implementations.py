@@ -1,4 +1,7 @@
-"""Which implementation computes softmax attention: decided here, for each layer while its program is traced."""
+"""Which implementation computes softmax attention, and how devices that share a sequence exchange keys.
+
+Both are decided here, for each layer while its program is traced.
+"""
 
 import contextlib
 import contextvars
@@ -10,10 +13,15 @@ from layers.errors import UsageError
 from layers.platform import target_platform
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
+# How attention exchanges arrays over the mesh axis that splits positions. ring: keys and values travel from device to
+# device. all_gather: all devices receive all of them. all_to_all: a device gives up its share of the positions for a
+# share of the heads (Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.1).
+ContextParallel = Literal["auto", "ring", "all_gather", "all_to_all"]
 
 # The number of keys from which "auto" is blockwise, by platform: where its update takes no longer than that of dense
 # attention (docs/reference/benchmarks.md), and on TPUs, where that was not measured, as on CPUs.
 BLOCKWISE_FROM = {"cpu": 2048, "gpu": 1024, "tpu": 2048}
+RING_FROM = 16_384  # keys from which "auto" is a ring, which overlaps with work; not measured
 CUDNN_HEAD_DIM = (
     128  # the largest size of a head, a multiple of 8 (cuDNN 9 documentation, scaled dot-product attention)
 )
@@ -36,6 +44,8 @@ class Call:
     extra_logit: float | None
     score_function: str
     is_watched: bool  # the caller collects scores and probabilities
+    parts: int = 1  # devices that share a sequence
+    heads_divide: bool = True  # these devices, and those that split heads already, divide the heads of queries and keys
 
     def without_cudnn(self) -> list[tuple[str, str]]:
         """Returns why cuDNN does not compute it: reasons, each with the knob that removes it, or ""."""
@@ -69,6 +79,7 @@ class Decision:
     layer: str  # path of the module
     implementation: Implementation
     without_cudnn: tuple[tuple[str, str], ...] = ()  # of a program for GPUs: see `Call.without_cudnn`
+    exchange: ContextParallel | None = None  # None: devices do not share a sequence, or the compiler gathers keys
 
 
 _ALL_DENSE: contextvars.ContextVar[bool] = contextvars.ContextVar("all_dense", default=False)
@@ -100,25 +111,38 @@ def all_dense() -> Iterator[None]:
         _ALL_DENSE.reset(token)
 
 
-def choose(wanted: Implementation, call: Call, layer: str | None) -> Implementation:
-    """Returns the implementation of a layer, and records it under its path, if that is given.
+def choose(wanted: Implementation, call: Call, layer: str | None, exchange: ContextParallel = "auto") -> Decision:
+    """Returns the decision for a layer, and records it under its path, if that is given.
 
     "auto" is cuDNN's kernel on a GPU if it can compute all of the call, else blockwise for rows of BLOCKWISE_FROM keys
     and more, else dense. One query at a time is always dense: it has one row of scores.
+
+    Devices that share a sequence exchange heads if that allows cuDNN's kernel, else gather keys, or pass them round a
+    ring if there are RING_FROM and more; these two are blockwise for rows of any length.
 
     Raises:
       UsageError: the wanted one cannot compute the call.
     """
     if _ALL_DENSE.get():
-        return "dense"
+        return Decision(layer or "", "dense")
     platform = target_platform()
     obstacles, no_blocks = call.without_cudnn(), call.without_blocks()
-    if wanted == "blockwise" and call.bias == "matrix":
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = blockwise does not support {no_blocks}. Set only one of them.")
-    if wanted == "cudnn" and platform != "gpu":
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn needs a GPU (got {platform}). Set it to auto.")
-    if wanted == "cudnn" and (reasons := [reason for reason, _ in obstacles if reason not in _MASKED]):
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn does not support {reasons[0]}. Set only one of them.")
+    _require_possible(wanted, call, platform)
+    is_split = call.parts > 1 and not call.has_state and wanted != "dense"
+    if is_split and exchange == "auto":
+        exchange = "ring" if call.keys >= RING_FROM else "all_gather"
+        if platform == "gpu" and wanted in ("auto", "cudnn") and not obstacles and call.heads_divide:
+            exchange = "all_to_all"
+    if is_split and exchange == "all_to_all" and not call.heads_divide:
+        raise UsageError(
+            f"CONTEXT_PARALLEL = all_to_all splits heads over the {call.parts} devices that share a sequence, which do "
+            f"not divide them. Change NUM_HEADS or NUM_KV_HEADS, or set ring."
+        )
+    moves_keys = is_split and exchange != "all_to_all"
+    if moves_keys and wanted == "cudnn":
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn does not support CONTEXT_PARALLEL = {exchange}. Set auto.")
+    if moves_keys:
+        wanted = "blockwise"
     chosen = wanted
     if wanted == "blockwise" and (no_blocks or call.queries == 1):
         chosen = "dense"
@@ -126,21 +150,37 @@ def choose(wanted: Implementation, call: Call, layer: str | None) -> Implementat
         is_long = call.keys >= BLOCKWISE_FROM[platform] and call.queries > 1
         chosen = "blockwise" if is_long and not no_blocks else "dense"
         chosen = "cudnn" if platform == "gpu" and not obstacles else chosen
+    is_exchanged = is_split and (chosen == "blockwise" or not moves_keys)
+    reasons = tuple(obstacles) if platform == "gpu" else ()
+    decision = Decision(layer or "", chosen, reasons, exchange if is_exchanged else None)
     if layer is not None:
-        decision = Decision(layer, chosen, tuple(obstacles) if platform == "gpu" else ())
         for record in _RECORDS.get():
             record.append(decision)
-    return chosen
+    return decision
+
+
+def _require_possible(wanted: Implementation, call: Call, platform: str) -> None:
+    if wanted == "blockwise" and call.bias == "matrix":
+        obstacle = call.without_blocks()
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = blockwise does not support {obstacle}. Set only one of them.")
+    if wanted == "cudnn" and platform != "gpu":
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn needs a GPU (got {platform}). Set it to auto.")
+    if wanted == "cudnn" and (reasons := [reason for reason, _ in call.without_cudnn() if reason not in _MASKED]):
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn does not support {reasons[0]}. Set only one of them.")
 
 
 _MASKED = ("rows of several segments", "a cache of keys")  # cuDNN computes them with a mask, an array of all pairs
 
 
 def description(decisions: Iterable[Decision]) -> str:
-    """Returns which layers have which implementation, as `dense in a and b, cudnn in c`; empty without attention."""
+    """Returns which layers have which implementation, as `dense in a and b, blockwise by ring in c`.
+
+    It is empty without attention.
+    """
     layers: dict[str, list[str]] = {}
     for decision in dict.fromkeys(decisions):
-        places = layers.setdefault(decision.implementation, [])
+        name = " by ".join(filter(None, [decision.implementation, decision.exchange]))
+        places = layers.setdefault(name, [])
         if decision.layer not in places:
             places.append(decision.layer)
     return ", ".join(f"{name} in {_listed(places)}" for name, places in layers.items())

@@ -1,5 +1,6 @@
 """Softmax attention: multi-head, grouped-query, multi-query; packed rows; a key/value cache."""
 
+import math
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -8,8 +9,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from layers.attention.blockwise import Others, Scores, attend, padded_lengths
-from layers.attention.implementations import Call, Implementation, choose
+from layers.attention.blocks import Keys, Others, Scores
+from layers.attention.blockwise import attend, grouped, ungrouped
+from layers.attention.context_parallel import attend_split, by_heads, by_positions, exchange_of, sequence_axis
+from layers.attention.exchanges import Alone
+from layers.attention.implementations import Call, ContextParallel, Decision, Implementation, choose
 from layers.attention.score_functions import masked, value_weights
 from layers.auxiliary import WATCHED, place, watch
 from layers.dropout import dropout
@@ -17,7 +21,7 @@ from layers.errors import UsageError
 from layers.norm import gain, rms_normalize
 from layers.positions.embeddings import rotate
 from layers.positions.rotary_scaling import RotaryScaling
-from layers.specs import Specs, constrain
+from layers.specs import Specs, constrain, split_of
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
@@ -103,6 +107,7 @@ class Attention(nn.Module):
     joint_projections: bool = False  # one product for query, key and value, if their shapes are equal
     implementation: Implementation = "auto"  # see layers.attention.implementations
     block_size: int = 512  # queries, and keys, of a block of the blockwise implementation
+    context_parallel: ContextParallel = "auto"  # exchange between devices that share a sequence: see implementations
     dtype: str = "float32"  # of the computation; the softmax is always float32
     param_dtype: str = "float32"
 
@@ -211,19 +216,26 @@ class Attention(nn.Module):
             start = start if self.window is None else self.window - 1  # position of the first query among the keys
         attended = (query, key, value, segment_ids, key_ids, start)
         path = None if self.is_initializing() else "/".join(self.path)
-        match choose(self.implementation, self._call(x.shape[1], key, state, key_ids), path):
+        decision = choose(self.implementation, self._call(x.shape[1], key, state, key_ids), path, self.context_parallel)
+        if decision.exchange == "all_to_all":
+            attended = (*by_heads(self.activations, query, key, value), segment_ids, key_ids, start)
+        match decision.implementation:
             case "cudnn":
                 mixed = self._attend_by_cudnn(*attended)
             case "blockwise":
-                mixed = self._attend_blockwise(*attended)
+                mixed = self._attend_blockwise(decision, *attended)
             case _:
                 mixed = self._attend(*attended)
+        if decision.exchange == "all_to_all":
+            mixed = by_positions(self.activations, mixed)
         return self._output(place(self, "mixed_bsnd", mixed)), state
 
     def _call(self, queries: int, key_bktd: jax.Array, state: Any, key_ids: Any) -> Call:
         bias = "none"
         if self.relative_bias is not None:
             bias = "by_distance" if hasattr(self.relative_bias, "by_distance") else "matrix"
+        _, parts = sequence_axis(self.activations, queries)
+        split = parts * math.prod(split_of(self.activations, "value_bskd", 2).values())
         return Call(
             queries=queries,
             keys=key_bktd.shape[2],
@@ -238,6 +250,8 @@ class Attention(nn.Module):
             extra_logit=self.extra_logit,
             score_function=self.score_function,
             is_watched=self.is_mutable_collection(WATCHED),
+            parts=parts,
+            heads_divide=not any(heads % split for heads in (self._slots, self._kv_slots)),
         )
 
     def _require_valid(self, *, has_state: bool) -> None:
@@ -300,13 +314,12 @@ class Attention(nn.Module):
             implementation="cudnn",
         )
 
-    def _attend_blockwise(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
-        (batch, queries, heads, _), keys = query.shape, key_bktd.shape[2]
-        is_known = isinstance(start, int)
+    def _attend_blockwise(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):
+        """Returns the mixture of values, (b, s, n, d)."""
+        queries, length, is_known = query.shape[1], key_bktd.shape[2], isinstance(start, int)
         how = Scores(
             causal=self.causal,
             window=self.window,
-            start=start if is_known else None,
             softcap=self.softcap,
             function=self.score_function,
             extra_logit=self.extra_logit,
@@ -314,16 +327,23 @@ class Attention(nn.Module):
             length=self.score_length,
             dropout_rate=self.dropout_rate,
         )
-        dropout_key, bias = None, None
+        dropout_keys, bias = None, None
         if self.dropout_rate and self.has_rng("dropout"):
-            dropout_key = jax.random.bits(self.make_rng("dropout"), (2,), "uint32")
+            dropout_keys = jax.random.bits(self.make_rng("dropout"), (*key_bktd.shape[:2], 2), "uint32")
+        # Blocks at the ends have entries after the last query and key.
+        padded = queries + min(self.block_size, queries), length + min(self.block_size, length)
         if self.relative_bias is not None:
-            bias = self.relative_bias.by_distance(start, *padded_lengths(queries, keys, self.block_size))
-            bias = jnp.pad(bias, ((0, self._slots - self.num_heads), (0, 0))).reshape(self._kv_slots, -1, bias.shape[1])
-        grouped = (query * self._scale).reshape(batch, queries, self._kv_slots, -1, query.shape[-1])
-        others = Others(query_ids, key_ids, None if is_known else start, dropout_key)
-        mixed = attend(how, self.block_size, jnp.moveaxis(grouped, 1, 3), key_bktd, value_bktd, bias, others)
-        return jnp.moveaxis(mixed, 3, 1).reshape(batch, queries, heads, -1)
+            bias = self.relative_bias.by_distance(start, *padded)
+            bias = jnp.pad(bias, ((0, self._slots - self.num_heads), (0, 0)))
+        first = start + padded[0] - 1 if bias is not None else None
+        others = Others(query_ids, None if is_known else start, first, dropout_keys)
+        query, keys = query * self._scale, Keys(key_bktd, value_bktd, key_ids)
+        if decision.exchange in ("ring", "all_gather"):
+            exchange = exchange_of(decision.exchange, how, self.block_size, queries, self.activations)
+            return attend_split(how, exchange, self.block_size, query, keys, bias, others, self.activations)
+        bias = None if bias is None else bias.reshape(self._kv_slots, -1, bias.shape[1])
+        alone = Alone(start=start if is_known else None)
+        return ungrouped(attend(how, alone, self.block_size, grouped(query, keys), keys, bias, others))
 
     def _attend(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
         (batch, length, heads, dim), keys = query.shape, key_bktd.shape[2]

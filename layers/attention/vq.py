@@ -16,7 +16,7 @@ from layers.attention.quantizer import VectorQuantizer
 from layers.errors import UsageError
 from layers.positions.relative_distance import shift_window
 from layers.remat import recomputed
-from layers.specs import axes_of, constrain
+from layers.specs import constrain, split_of
 
 
 class Window(struct.PyTreeNode):
@@ -155,11 +155,7 @@ class VQAttention(GatedHeads):
     @property
     def _sequence_shards(self) -> int:
         """Returns the number of parts that the mesh splits a sequence's blocks into."""
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or "cache_brkcf" not in self.activations:
-            return 1
-        axes = set(axes_of(self.activations["cache_brkcf"][1])) - set(mesh.manual_axes)
-        return math.prod(mesh.shape[axis] for axis in axes)
+        return math.prod(split_of(self.activations, "cache_brkcf", 1).values())
 
     def _windows(self, past: Window, keys: Window, number: int) -> tuple[Window, Window, Window]:
         """Returns the tokens that each of `number` blocks reads individually, (b, r, M + l, ...), the l tokens that

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
-from layers.attention.implementations import Implementation
+from layers.attention.implementations import ContextParallel, Implementation
 from layers.attention.softmax import Attention, QKNorm
 from layers.attention.static_sgu import StaticSguMixer
 from layers.errors import UsageError
@@ -54,6 +54,7 @@ class AttentionKnobs(ModelKnobs):
     # Computation
     ATTENTION_IMPLEMENTATION: Implementation = "auto"  # dense, blockwise or cudnn; auto chooses for each layer
     ATTENTION_BLOCK: Positive = 512  # queries, and keys, of a block of the blockwise implementation
+    CONTEXT_PARALLEL: ContextParallel = "auto"  # exchange along a split sequence: ring, all_gather or all_to_all
 
     # Optimization
     QUERY_INIT: Literal["fan_in", "head_scaled", "zero"] = "fan_in"  # of queries: head_scaled is times HEAD_DIM^-1/2
@@ -118,6 +119,7 @@ class AttentionKnobs(ModelKnobs):
             dropout_rate=self.DROPOUT if self.ATTENTION_DROPOUT is None else self.ATTENTION_DROPOUT,
             implementation=self.ATTENTION_IMPLEMENTATION,
             block_size=self.ATTENTION_BLOCK,
+            **({} if self.CONTEXT_PARALLEL == "auto" else {"context_parallel": self.CONTEXT_PARALLEL}),
             dtype=self.DTYPE,
             **self.rms_epsilon,
             **self.rotation(self.head_dim),

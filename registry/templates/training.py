@@ -73,6 +73,10 @@ class LanguageTraining(LanguageData):
             carry_length=None if self.TBPTT_LEN is None else self.SEQ_LEN,
         )
 
+    @property
+    def positions_split_weights(self) -> bool:
+        return self.ZERO_STAGE is None  # ZeRO splits each weight over one axis
+
     def zero(self) -> fdl.Config:
         """Returns the config of ZeRO."""
         splitting = [axis for entry in self.layout.activations["tokens_bs"][:1] for axis in axes_of(entry)]

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layers.attention.block_pairs import block_pairs
-from layers.attention.blockwise import Others, Scores, _Blocks, attend
+from layers.attention.block_pairs import Places, block_pairs
+from layers.attention.blocks import Blocks, Keys, Others, Queries, Scores
+from layers.attention.blockwise import attend
+from layers.attention.exchanges import Alone
 from layers.attention.softmax import Attention
 from layers.positions.alibi import Alibi
 from layers.positions.relative_bias import RelativeBias
@@ -68,14 +70,18 @@ def test_outputs_and_gradients_equal_those_of_dense_attention(options, length, b
 def test_dropout_drops_the_same_weights_in_both_passes():
     shape = (2, 2, 2, 16, 4)  # (b, k, g, s, d)
     query, key, value = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((shape, *[(2, 2, 16, 4)] * 2)))
-    how, others = Scores(dropout_rate=0.25), Others(dropout_key=jax.random.bits(jax.random.key(3), (2,), "uint32"))
-    found = lambda *arrays: attend(how, 8, *arrays, None, others)
-    blocks = _Blocks(how, 8, query, key, others)
+    how, others = (
+        Scores(dropout_rate=0.25),
+        Others(dropout_keys=jax.random.bits(jax.random.key(3), (2, 2, 2), "uint32")),
+    )
+    found = lambda query, *keys: attend(how, Alone(), 8, query, Keys(*keys), None, others)
+    queries = Queries(query, 8, [0], None)
+    blocks = Blocks(how, 8, queries, Keys(key, value), others, Places([0], ()))
     halves = (jnp.int32(0), jnp.int32(1))
     kept = jnp.concatenate(
         [jnp.concatenate([blocks.kept(i, j, (2, 2, 16, 8)) for j in halves], axis=-1)[None] for i in halves]
     )
-    kept = blocks.join_queries(kept)
+    kept = queries.join_groups(kept)
     assert 0.2 < 1 - kept.mean() < 0.3
 
     def expected(query, key, value):
