@@ -116,10 +116,10 @@ def attend_split(
         mixed = ungrouped(attend(how, exchange, block, grouped(query, keys), keys, bias, others))
         return from_pairs(mixed, 1, axis, parts, shard) if exchange.in_pairs else mixed
 
-    along: Any = {name: P(*dims) for name, dims in {"": (), "rows": (b, axis), "heads": (b, h)}.items()}
-    ids = None if keys.ids is None else along["rows"]
-    of_keys = Keys(P(b, h, axis), P(b, h, axis), ids)
-    of_others = Others(ids, None, along[""], None if others.dropout_keys is None else along["heads"])
+    of_rows: Any = None if keys.ids is None else P(b, axis)
+    of_heads: Any = None if others.dropout_keys is None else P(b, h)
+    of_keys, replicated = Keys(P(b, h, axis), P(b, h, axis), of_rows), dict[str, Any](first_distance=P())
+    of_others = Others(of_rows, dropout_keys=of_heads, **replicated)
     specs = P(axis), P(b, axis, h), of_keys, None if bias is None else P(h), of_others
     mesh = jax.sharding.get_abstract_mesh()
     names = {name for name in mesh.axis_names if name not in mesh.manual_axes}

@@ -54,13 +54,14 @@ class Alone:
 
     def forward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> Any:
         """Returns the carry after all keys."""
-        return visit(carry, keys, self._places(keys, sizes))
+        return visit(carry, keys, self.places(keys, sizes))
 
     def backward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> tuple[Any, Any]:
         """Returns the carry after all keys, and the gradients of this device's keys and values."""
-        return visit(carry, keys, self._places(keys, sizes))
+        return visit(carry, keys, self.places(keys, sizes))
 
-    def _places(self, keys: Keys, sizes: Sizes) -> Places:
+    def places(self, keys: Keys, sizes: Sizes) -> Places:
+        """Returns the places of all keys."""
         return Places(np.array([0]), sizes.pairs(keys.key.shape[2], self.start), self.start is not None)
 
 
@@ -102,7 +103,7 @@ class Ring(Split):
 
     def forward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> Any:
         """Returns the carry after all keys."""
-        steps, places = self.steps(sizes), self._places(sizes, others.shard)
+        steps, places = self.steps(sizes), self.places(sizes, others.shard)
         following = self._moved(keys) if steps else keys
         carry = visit(carry, keys, places(0))
         if not steps:
@@ -118,7 +119,7 @@ class Ring(Split):
 
     def backward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> tuple[Any, Any]:
         """Returns the carry after all keys, and the gradients of this device's keys and values."""
-        steps, places = self.steps(sizes), self._places(sizes, others.shard)
+        steps, places = self.steps(sizes), self.places(sizes, others.shard)
         following = self._moved(keys) if steps else keys
         carry, own = visit(carry, keys, places(0))
         if not steps:
@@ -148,8 +149,8 @@ class Ring(Split):
         to = [(device + by) % self.parts for device in range(self.parts)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, list(enumerate(to))), keys)
 
-    def _places(self, sizes: Sizes, shard: jax.Array) -> Callable[[Any], Places]:
-        """Returns the places of the keys that came `number` devices far."""
+    def places(self, sizes: Sizes, shard: jax.Array) -> Callable[[Any], Places]:
+        """Returns the places of keys by the number of devices that they passed."""
         length, chunk = sizes.queries, sizes.queries // 2
 
         def consecutive(number: Any) -> Places:
@@ -178,11 +179,11 @@ class Gather(Split):
 
     def forward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> Any:
         """Returns the carry after all keys."""
-        return visit(carry, self._gathered(keys), self._places(sizes, others.shard))
+        return visit(carry, self._gathered(keys), self.places(sizes, others.shard))
 
     def backward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> tuple[Any, Any]:
         """Returns the carry after all keys, and the gradients of this device's keys and values."""
-        carry, gradients = visit(carry, self._gathered(keys), self._places(sizes, others.shard))
+        carry, gradients = visit(carry, self._gathered(keys), self.places(sizes, others.shard))
         scatter = lambda x: jax.lax.psum_scatter(x, self.axis, scatter_dimension=2, tiled=True)
         return carry, jax.tree.map(scatter, gradients)
 
@@ -190,7 +191,8 @@ class Gather(Split):
         gather = lambda x: jax.lax.all_gather(x, self.axis, axis=1 if x.ndim == 2 else 2, tiled=True)
         return jax.tree.map(gather, keys)
 
-    def _places(self, sizes: Sizes, shard: jax.Array) -> Places:
+    def places(self, sizes: Sizes, shard: jax.Array) -> Places:
+        """Returns the places of all keys."""
         length, parts = sizes.queries, self.parts
         if not self.in_pairs:
             blocks = -(-length // block_size(sizes.block, length, 1))

@@ -135,12 +135,15 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
             exchange = "all_to_all"
     if is_split and exchange == "all_to_all" and not call.heads_divide:
         raise UsageError(
-            f"CONTEXT_PARALLEL = all_to_all splits heads over the {call.parts} devices that share a sequence, which do "
-            f"not divide them. Change NUM_HEADS or NUM_KV_HEADS, or set ring."
+            "CONTEXT_PARALLEL = all_to_all splits heads over the devices that share a sequence, which, with those that "
+            "split heads already, do not divide their number. Change NUM_HEADS or NUM_KV_HEADS, or set ring."
         )
     moves_keys = is_split and exchange != "all_to_all"
     if moves_keys and wanted == "cudnn":
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn does not support CONTEXT_PARALLEL = {exchange}. Set auto.")
+        raise UsageError(
+            f"CONTEXT_PARALLEL = {exchange} moves keys, which ATTENTION_IMPLEMENTATION = cudnn does not support. Set "
+            "one of them to auto."
+        )
     if moves_keys:
         wanted = "blockwise"
     chosen = wanted

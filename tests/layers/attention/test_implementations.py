@@ -21,10 +21,10 @@ PLAIN = Call(
 change = functools.partial(dataclasses.replace, PLAIN)
 
 
-def chosen(call, platform, wanted="auto"):
+def chosen(call, platform, wanted="auto", exchange="auto"):
     mesh = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice("device", None, platform))
     with jax.sharding.use_abstract_mesh(mesh), recorded() as decisions:
-        choose(wanted, call, "mixer")
+        choose(wanted, call, "mixer", exchange)
     return decisions[0]
 
 
