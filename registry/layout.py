@@ -58,7 +58,7 @@ def _dim_over(key: str, spec: P, axes: set[str]) -> int | None:
     """Returns the dimension of a matrix that one of the axes splits, and that may take another; None if there is none.
 
     Experts may not, nor tables that are looked up by token (v) or position (t): the compiler would replicate the rows
-    found in order to place them anew.
+    that are found before it places them.
     """
     letters = key.rpartition("_")[2]
     if letters[:1] in ("v", "t"):

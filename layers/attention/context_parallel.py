@@ -83,8 +83,8 @@ def attend_split(
 ) -> Float[Array, "b s n e"]:
     """Returns `layers.attention.blockwise.attend` of rows whose positions `exchange.axis` splits.
 
-    The program inside is that of one device: the compiler splits none of its arrays. Batch and heads are split as
-    `activations` say; heads of keys are repeated if the devices that split heads do not divide them.
+    The program inside is that of one device: the compiler splits none of its arrays. `activations` split batch and
+    heads; heads of keys are repeated if the devices that split heads do not divide them.
 
     Args:
       how: from scores to weights.

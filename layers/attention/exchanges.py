@@ -82,7 +82,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ring(Split):
-    """Keys, values and segments go on to the next device `steps` times; without a window, until all have met."""
+    """Keys, values and segments move to the next device `steps` times: without a window, to all devices."""
 
     def steps(self, sizes: Sizes) -> int:
         """Returns how often keys move."""

@@ -119,7 +119,7 @@ class AttentionKnobs(ModelKnobs):
             dropout_rate=self.DROPOUT if self.ATTENTION_DROPOUT is None else self.ATTENTION_DROPOUT,
             implementation=self.ATTENTION_IMPLEMENTATION,
             block_size=self.ATTENTION_BLOCK,
-            **({} if self.CONTEXT_PARALLEL == "auto" else {"context_parallel": self.CONTEXT_PARALLEL}),
+            context_parallel=self.CONTEXT_PARALLEL,
             dtype=self.DTYPE,
             **self.rms_epsilon,
             **self.rotation(self.head_dim),

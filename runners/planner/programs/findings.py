@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from layers.attention.implementations import Decision, description
+from layers.specs import axes_of
 from registry.records.quantities import size
 from runners.planner.programs.hlo import Collective, collectives
 from runners.planner.programs.hlo_text import array_text
@@ -56,7 +57,8 @@ def judge(program: Judged) -> dict[str, Any]:
     layers = layers_of(program.weights)
     kernels = Kernels(program.text, layers)
     others = {dim for path, shape in program.weights.items() if "positions" not in path for dim in shape}
-    queries = program.length // program.mesh.get("sequence", 1)
+    along = axes_of(program.experiment.layout.activations["tokens_bs"][1])
+    queries = program.length // math.prod(program.mesh.get(axis, 1) for axis in along)
     scores = kernels.scores(queries, program.length, others)
     attention = kernels.attention(scores)
     attention |= {one.layer: BLOCKWISE for one in program.attention if one.implementation == "blockwise"}

@@ -3,6 +3,7 @@
 import types
 
 from layers.attention.implementations import Decision
+from registry.layouts import LAYOUTS
 from runners.planner.explained import kernel_cells, kernels_sentence, sections
 from runners.planner.programs.findings import Judged, judge
 from runners.planner.programs.kernels import Kernels
@@ -66,7 +67,7 @@ DENSE = Decision("stack/block/mixer", "dense", (("dropout on attention", "ATTENT
 
 
 def judged(attention=SCORES, peak=1000, decisions=(DENSE,), **knobs):
-    experiment = types.SimpleNamespace(**(KNOBS | knobs))
+    experiment = types.SimpleNamespace(layout=LAYOUTS["fully_sharded"], **(KNOBS | knobs))
     mesh = {"data": 2, "model": 2}
     program = Judged(
         **{"text": text_of(attention), "experiment": experiment, "weights": WEIGHTS, "length": 16, "mesh": mesh},
