@@ -67,7 +67,7 @@ def measured(
 ) -> dict[str, Any]:
     """Returns the line of a case and length: seconds of dense attention, and ratios to it, and memory."""
     works: dict[str, Callable[[], Any]] = {}
-    memory: dict[str, float] = {}
+    memory: dict[str, Any] = {}
     for name in names:
         implementation, _, block = name.partition(" ")
         module = layer(options, case, implementation, int(block or 512))
@@ -79,7 +79,7 @@ def measured(
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             works.pop(name, None)
-            memory[name] = OUT_OF_MEMORY  # pyright: ignore
+            memory[name] = OUT_OF_MEMORY
     seconds = alternate(options.rounds, **works)
     line: dict[str, Any] = {"case": f"{case}, {'prompt' if is_prompt else 'update'}", "positions": length}
     if "dense" in seconds:

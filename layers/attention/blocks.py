@@ -45,6 +45,10 @@ class Keys(NamedTuple):
     value: Any  # (b, k, t, e)
     ids: Any = None  # (b, t)
 
+    def each(self, exchange: Callable[[jax.Array, int], jax.Array]) -> "Keys":
+        """Applies `exchange(array, dimension of the positions)` to all arrays."""
+        return jax.tree.map(lambda x: exchange(x, 1 if x.ndim == 2 else 2), self)
+
 
 def block_size(block: int, length: int, chunks: int) -> int:
     """Returns the number of positions in a block of `length` positions that are cut into equal chunks."""

@@ -110,7 +110,7 @@ def attend_split(
             if others.query_ids is not None:
                 others = others._replace(query_ids=pairs(others.query_ids, 1))
             if isinstance(exchange, Ring):
-                keys = jax.tree.map(lambda x: pairs(x, 1 if x.ndim == 2 else 2), keys)
+                keys = keys.each(pairs)
         if bias is not None:
             bias = bias.reshape(keys.key.shape[1], -1, bias.shape[1])
         mixed = ungrouped(attend(how, exchange, block, grouped(query, keys), keys, bias, others))
@@ -118,8 +118,8 @@ def attend_split(
 
     of_rows: Any = None if keys.ids is None else P(b, axis)
     of_heads: Any = None if others.dropout_keys is None else P(b, h)
-    of_keys, replicated = Keys(P(b, h, axis), P(b, h, axis), of_rows), dict[str, Any](first_distance=P())
-    of_others = Others(of_rows, dropout_keys=of_heads, **replicated)
+    of_keys = Keys(P(b, h, axis), P(b, h, axis), of_rows)
+    of_others = Others(of_rows, first_distance=P(), dropout_keys=of_heads)
     specs = P(axis), P(b, axis, h), of_keys, None if bias is None else P(h), of_others
     mesh = jax.sharding.get_abstract_mesh()
     names = {name for name in mesh.axis_names if name not in mesh.manual_axes}

@@ -35,6 +35,10 @@ class Sizes:
     def of(cls, how: Scores, queries: int, block: int) -> "Sizes":
         return cls(queries, block, how.causal, how.window)
 
+    def in_chunk(self, chunks: int) -> int:
+        """Returns the number of blocks in each of as many chunks of the queries."""
+        return -(-(self.queries // chunks) // block_size(self.block, self.queries, chunks))
+
     def pairs(self, keys: int, start: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the pairs of blocks of all queries from position `start`, and keys from 0."""
         blocks = min(self.block, self.queries), min(self.block, keys)
@@ -94,12 +98,11 @@ class Ring(Split):
         """Returns the number of scores that each device computes for a head, masked ones in blocks included."""
         if self.in_pairs:
             (diagonal, _), (full, _) = _chunk_pairs(sizes)
-            return (2 * len(diagonal) + (2 * self.parts - 1) * len(full)) * block_size(
-                sizes.block, sizes.queries, 2
-            ) ** 2
-        starts = [step * sizes.queries for step in range(self.steps(sizes) + 1)]
-        pairs = sum(len(sizes.pairs(sizes.queries, start)[0]) for start in starts)
-        return pairs * block_size(sizes.block, sizes.queries, 1) ** 2
+            chunks, pairs = 2, 2 * len(diagonal) + (2 * self.parts - 1) * len(full)
+        else:
+            starts = [step * sizes.queries for step in range(self.steps(sizes) + 1)]
+            chunks, pairs = 1, sum(len(sizes.pairs(sizes.queries, start)[0]) for start in starts)
+        return pairs * block_size(sizes.block, sizes.queries, chunks) ** 2
 
     def forward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> Any:
         """Returns the carry after all keys."""
@@ -162,10 +165,10 @@ class Ring(Split):
             other = (shard - number) % self.parts
             key_starts = jnp.stack([other, 2 * self.parts - 1 - other]) * chunk
             diagonal, full = _chunk_pairs(sizes)
-            blocks = -(-chunk // block_size(sizes.block, length, 2))
+            blocks = sizes.in_chunk(2)
             if isinstance(number, int) and number == 0:
-                own = _at(diagonal, 0, 0), _at(full, blocks, 0), _at(diagonal, blocks, blocks)
-                return Places(key_starts, _joined(*own))
+                own = _joined(diagonal, _at(full, blocks, 0), _at(diagonal, blocks, blocks))
+                return Places(key_starts, own)
             # Front queries see the front keys of a lower device, back queries the back keys of a higher one.
             side = jnp.where(other < shard, 0, blocks)
             return Places(key_starts, _joined(_at(full, blocks, 0), _at(full, side, side)))
@@ -184,23 +187,22 @@ class Gather(Split):
     def backward(self, visit: Visit, carry: Any, keys: Keys, sizes: Sizes, others: Others) -> tuple[Any, Any]:
         """Returns the carry after all keys, and the gradients of this device's keys and values."""
         carry, gradients = visit(carry, self._gathered(keys), self.places(sizes, others.shard))
-        scatter = lambda x: jax.lax.psum_scatter(x, self.axis, scatter_dimension=2, tiled=True)
-        return carry, jax.tree.map(scatter, gradients)
+        scatter = lambda x, dim: jax.lax.psum_scatter(x, self.axis, scatter_dimension=dim, tiled=True)
+        return carry, gradients.each(scatter)
 
     def _gathered(self, keys: Keys) -> Keys:
-        gather = lambda x: jax.lax.all_gather(x, self.axis, axis=1 if x.ndim == 2 else 2, tiled=True)
-        return jax.tree.map(gather, keys)
+        return keys.each(lambda x, dim: jax.lax.all_gather(x, self.axis, axis=dim, tiled=True))
 
     def places(self, sizes: Sizes, shard: jax.Array) -> Places:
         """Returns the places of all keys."""
         length, parts = sizes.queries, self.parts
         if not self.in_pairs:
-            blocks = -(-length // block_size(sizes.block, length, 1))
+            blocks = sizes.in_chunk(1)
             pairs = np.divmod(np.arange(blocks * blocks * parts, dtype=np.int32), np.int32(blocks * parts))
             return Places(np.arange(parts) * length, pairs, are_exact=False)
         chunk = length // 2
         diagonal, full = _chunk_pairs(sizes)
-        blocks = -(-chunk // block_size(sizes.block, length, 2))
+        blocks = sizes.in_chunk(2)
         # The front chunk sees `shard` complete chunks before it, the back chunk the others of 2 n - 1.
         number = jnp.arange(2 * parts - 1)
         is_front = number < shard

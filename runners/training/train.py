@@ -243,9 +243,8 @@ class _Run:
         self._flops_with(collections.Counter([batch.inputs.shape]))
         seconds = time.perf_counter() - began
         if self.program.input.short_batches:
-            self.progress.print(
-                f"Rows of {batch.inputs.shape[1]} positions from step {step} (compiled in {seconds:.1f} s)"
-            )
+            length = batch.inputs.shape[1]
+            self.progress.print(f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)")
         else:
             found = description(decisions)
             self.progress.print(f"Compiled in {seconds:.1f} s{f', attention: {found}' if found else ''}")
