@@ -30,10 +30,17 @@ def add_loss(module: Any, name: str, value: jax.Array) -> None:
         module.sow(LOSSES, name, value, reduce_fn=lambda total, new: total + new, init_fn=lambda: 0.0)
 
 
-def add_metric(module: Any, name: str, value: jax.Array) -> None:
-    """Reports the scalar `value` under `name`; dropped if the caller does not collect METRICS."""
+BY_LAYER = "_by_layer"  # end of the names of metrics that are logged for each layer
+
+
+def add_metric(module: Any, name: str, value: jax.Array, *, by_layer: bool = False) -> None:
+    """Reports the scalar `value` under `name`; dropped if the caller does not collect METRICS.
+
+    Metrics are averaged over layers; `by_layer` also reports the value of each layer.
+    """
     if not module.is_initializing():
-        module.sow(METRICS, name, jax.lax.stop_gradient(value), reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
+        for key in (name, f"{name}{BY_LAYER}") if by_layer else (name,):
+            module.sow(METRICS, key, jax.lax.stop_gradient(value), reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
 
 
 def watch(module: Any, name: str, x: jax.Array) -> jax.Array:

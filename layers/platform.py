@@ -1,4 +1,9 @@
-"""The platform that a program is compiled for, which need not be the one that compiles it."""
+"""What a program is traced for: the platform it is compiled for, which need not be the one that compiles it, and
+whether it is traced only to count its products."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
 
 import jax
 
@@ -7,3 +12,25 @@ def target_platform() -> str:
     """Returns "cpu", "gpu" or "tpu": that of the current mesh's devices, or of this machine's without a mesh."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+_COUNTED: contextvars.ContextVar[bool] = contextvars.ContextVar("counted", default=False)
+
+
+@contextlib.contextmanager
+def counting_products() -> Iterator[None]:
+    """Gives programs that are traced inside the context the products of the model, to count them.
+
+    So the count does not depend on the platform: attention multiplies all pairs of queries and keys (Chowdhery et al.
+    2022, appendix B), and experts without slots one row for each choice.
+    """
+    token = _COUNTED.set(True)
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
+
+
+def products_are_counted() -> bool:
+    """Returns whether the program is traced only to count its products."""
+    return _COUNTED.get()

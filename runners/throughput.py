@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
-from layers.attention.implementations import all_dense
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
+from layers.platform import counting_products
 from runners.abstract_arrays import AbstractArrays
 from runners.chips import chip_of
 from runners.flops import matmul_flops
@@ -31,7 +31,7 @@ class Throughput:
         if shape not in self._flops:
             loss = lambda variables, batch: self._task.loss(variables, batch)[0]
             variables, batch = self._abstract.state.variables, empty_batch(*shape)
-            with all_dense():
+            with counting_products():
                 self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
         return self._flops[shape]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layers.auxiliary import LOSSES, METRICS, UPDATES
+from layers.auxiliary import BY_LAYER, LOSSES, METRICS, UPDATES
 from layers.cross_entropy import TokenScores, chunked_cross_entropy, chunked_token_scores
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
@@ -217,8 +217,22 @@ def _split_positions(features: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _by_name(reported: Any) -> dict[str, jax.Array]:
-    """Returns the mean over layers of each reported name."""
-    values: dict[str, list[jax.Array]] = {}
+    """Returns the mean over layers of each reported name, and the layers' values of names that end in BY_LAYER.
+
+    The latter are named by their number among the layers that report it: `router_load_max_layer_0`.
+    """
+    values: dict[str, dict[str, list[jax.Array]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(reported):
-        values.setdefault(path[-1].key, []).append(jnp.mean(leaf))
-    return {name: jnp.mean(jnp.stack(means)) for name, means in values.items()}
+        stack = next((step.key for step in path if step.key.startswith("stacks_")), "")
+        values.setdefault(path[-1].key, {}).setdefault(stack, []).append(leaf)
+    found: dict[str, jax.Array] = {}
+    for name, of_stacks in values.items():
+        leaves = [leaf for of_stack in of_stacks.values() for leaf in of_stack]
+        if not name.endswith(BY_LAYER):
+            found[name] = jnp.mean(jnp.stack([jnp.mean(leaf) for leaf in leaves]))
+            continue
+        # A stack's leaves are the layers of its pattern, each with one value for every repeat.
+        layers = [jnp.stack([jnp.atleast_1d(leaf) for leaf in part], axis=1).ravel() for part in of_stacks.values()]
+        name = f"{name.removesuffix(BY_LAYER)}_layer_"
+        found |= {f"{name}{number}": value for number, value in enumerate(jnp.concatenate(layers))}
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from layers.errors import UsageError
-from layers.platform import target_platform
+from layers.platform import products_are_counted, target_platform
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
 # How attention exchanges arrays over the mesh axis that splits positions. ring: keys and values travel from device to
@@ -82,7 +82,6 @@ class Decision:
     exchange: ContextParallel | None = None  # None: devices do not share a sequence, or the compiler gathers keys
 
 
-_ALL_DENSE: contextvars.ContextVar[bool] = contextvars.ContextVar("all_dense", default=False)
 _RECORDS: contextvars.ContextVar[tuple[list[Decision], ...]] = contextvars.ContextVar("records", default=())
 
 
@@ -97,20 +96,6 @@ def recorded() -> Iterator[list[Decision]]:
         _RECORDS.reset(token)
 
 
-@contextlib.contextmanager
-def all_dense() -> Iterator[None]:
-    """Makes attention dense in programs that are traced inside the context, to count the products of a model.
-
-    So the count does not depend on the platform, and has all pairs of queries and keys (Chowdhery et al. 2022,
-    appendix B).
-    """
-    token = _ALL_DENSE.set(True)
-    try:
-        yield
-    finally:
-        _ALL_DENSE.reset(token)
-
-
 def choose(wanted: Implementation, call: Call, layer: str | None, exchange: ContextParallel = "auto") -> Decision:
     """Returns the decision for a layer, and records it under its path, if that is given.
 
@@ -123,7 +108,7 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     Raises:
       UsageError: the wanted one cannot compute the call.
     """
-    if _ALL_DENSE.get():
+    if products_are_counted():
         return Decision(layer or "", "dense")
     platform = target_platform()
     obstacles, no_blocks = call.without_cudnn(), call.without_blocks()

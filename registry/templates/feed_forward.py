@@ -33,10 +33,14 @@ class FeedForwardKnobs(VQKnobs):
     ROUTING: Literal["top2", "top_k", "expert_choice"] = "top2"  # tokens choose two or k experts; experts choose tokens
     EXPERTS_PER_TOKEN: Positive = 2  # experts that a token chooses, k of top_k
     GATES: Gates = "top_k_then_softmax"  # weights of the outputs of top_k: see layers.feed_forward.routing
+    GATE_SCALE: PositiveFloat = 1.0  # factor of the weights of the outputs of top_k
+    SHARED_EXPERTS: int = 0  # experts that every token has, in addition to those it chooses
+    BIAS_RATE: float = 0.0  # top_k: change per update of biases on the scores that even out the load; 0: no biases
     SECOND_EXPERT: SecondExpert = "random"  # policy for the second expert of top2
     SECOND_THRESHOLD: float = 0.5  # a random second expert has probability gate / SECOND_THRESHOLD
     CAPACITY: int = 0  # minimum of slots per expert and group
-    CAPACITY_FACTOR: float | None = 2.0  # slots of all experts per token of a group; 0: CAPACITY; None: all tokens
+    CAPACITY_FACTOR: float | None = 2.0  # slots of all experts per token of a group; 0: CAPACITY; None: no slots
+    RECEIVE_FACTOR: float | None = None  # without slots: rows a device can receive over their mean; None: all
     LEGACY_GATES: bool = True  # normalize top-2 gates before tokens are dropped, not after
     AUX_LOSS: float = 0.01  # factor of the load-balancing loss
     ROUTER_Z_LOSS: float = 0.0  # factor of the mean squared log-sum of router logits
@@ -55,16 +59,16 @@ class FeedForwardKnobs(VQKnobs):
         """Returns None: the layer is its mixer alone."""
 
     @feed_forward("dense")
-    def dense(self, *, gated: bool = False) -> fdl.Config:
-        """Returns the config of a feed-forward layer."""
+    def dense(self, *, gated: bool = False, hidden_dim: int | None = None, activation: str | None = None) -> fdl.Config:
+        """Returns the config of a feed-forward layer, by default of `hidden_dim` units with ACTIVATION."""
         uniform = self.FFN_INIT == "uniform"
         return self.layer(
             FeedForward,
             model_dim=self.MODEL_DIM,
-            hidden_dim=self.hidden_dim,
+            hidden_dim=hidden_dim or self.hidden_dim,
             initializer=self.initializer(uniform=uniform),
             out_initializer=self.branch_initializer(uniform=uniform),
-            activation=self.ACTIVATION,
+            activation=activation or self.ACTIVATION,
             gated=gated,
             use_bias="ffn" in self.BIASES,
             dropout_rate=self.DROPOUT if self.HIDDEN_DROPOUT is None else self.HIDDEN_DROPOUT,
@@ -97,10 +101,20 @@ class FeedForwardKnobs(VQKnobs):
                     "EXPERTS_PER_TOKEN", "NUM_EXPERTS", "A token chooses different experts: change one of them."
                 )
             second = {"experts_per_token": self.EXPERTS_PER_TOKEN, "gates": self.GATES}
+            second |= {"gate_scale": self.GATE_SCALE, "bias_rate": self.BIAS_RATE}
+        elif self.BIAS_RATE:
+            self.refuse("BIAS_RATE", "ROUTING", "Set ROUTING=top_k or BIAS_RATE=0.")
+        if self.CAPACITY_FACTOR is None:
+            second |= {"receive_factor": self.RECEIVE_FACTOR}
+        expert_dim = self.hidden_dim if self.EXPERT_DIM is None else self.EXPERT_DIM
+        act = self.ACTIVATION if self.EXPERT_ACTIVATION is None else self.EXPERT_ACTIVATION
+        if self.SHARED_EXPERTS:
+            hidden_dim = self.SHARED_EXPERTS * expert_dim
+            second |= {"shared": self.dense(gated=gated, hidden_dim=hidden_dim, activation=act)}
         return self.layer(
             MixtureOfExperts,
             model_dim=self.MODEL_DIM,
-            hidden_dim=self.hidden_dim if self.EXPERT_DIM is None else self.EXPERT_DIM,
+            hidden_dim=expert_dim,
             num_experts=self.NUM_EXPERTS,
             initializer=self.initializer(uniform=uniform),
             out_initializer=self.branch_initializer(uniform=uniform),
@@ -108,7 +122,7 @@ class FeedForwardKnobs(VQKnobs):
             capacity=self.CAPACITY,
             capacity_factor=self.CAPACITY_FACTOR,
             routing=self.ROUTING,
-            activation=self.ACTIVATION if self.EXPERT_ACTIVATION is None else self.EXPERT_ACTIVATION,
+            activation=act,
             gated=gated,
             aux_loss=self.AUX_LOSS,
             router_z_loss=self.ROUTER_Z_LOSS,

@@ -11,10 +11,10 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from layers.attention.implementations import all_dense
 from layers.attention.softmax import Attention
 from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
+from layers.platform import counting_products
 from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
@@ -47,7 +47,7 @@ def test_attention_by_cudnn_counts_as_that_by_products(cudnn, kv_heads, segments
     variables = meta.unbox(jax.eval_shape(plain.init, jax.random.key(0), x))
     count = lambda layer: matmul_flops(lambda v, x: layer.apply(v, x, None, ids)[0], variables, x)
     projections = 2 * 32 * 32 * 8 * (2 * 4 + 2 * kv_heads)
-    with all_dense():
+    with counting_products():
         assert count(fused) == count(plain)
     assert count(fused) == count(plain) == projections + 2 * 2 * (2 * 4 * 16 * 16 * 8)
 

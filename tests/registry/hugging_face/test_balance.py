@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.feed_forward.routing import top_k_routing
+from layers.feed_forward.routing import top_k_choices
 from registry.hugging_face.entry import family_of
 from registry.hugging_face.families import from_content
 from registry.resolve import find, resolve
@@ -32,8 +32,8 @@ def config(model_type: str) -> dict[str, Any]:
 def our_loss(model_type: str, logits: np.ndarray) -> float:
     """Returns the loss of a model whose layers with experts all have these router logits."""
     _, knobs = from_content(config(model_type), "config.json")
-    routing = top_k_routing(jnp.asarray(logits)[None], jnp.ones((1, TOKENS), bool), TOKENS, knobs["EXPERTS_PER_TOKEN"])
-    return knobs["AUX_LOSS"] * LAYERS[model_type] * float(routing.aux_loss)
+    choices = top_k_choices(jnp.asarray(logits)[None], jnp.ones((1, TOKENS), bool), knobs["EXPERTS_PER_TOKEN"])
+    return knobs["AUX_LOSS"] * LAYERS[model_type] * float(choices.aux_loss)
 
 
 def router_logits() -> np.ndarray:
