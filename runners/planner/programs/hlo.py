@@ -9,13 +9,23 @@ import numpy as np
 
 from runners.mesh import granule_factors
 from runners.planner.network import sent_across
-from runners.planner.programs.hlo_text import Instruction, array_bytes, arrays, attribute, parse, trip_count, walk
+from runners.planner.programs.hlo_text import (
+    Instruction,
+    array_bytes,
+    arrays,
+    attribute,
+    operands,
+    parse,
+    trip_count,
+    walk,
+)
 from runners.planner.programs.metadata import op_name
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # The program of several TPU slices is that of one; it sends to the same device of other slices through the host.
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _FIRST_DEVICE = 100_000  # of slice 1; that of slice n is n times it
+_RAGGED = "ragged-all-to-all"  # an all-to-all of rows whose numbers the program computes
 # TPU programs fuse an all-reduce with the slice that each device keeps, which is a reduce-scatter.
 _SCATTER = "all-reduce-scatter"
 
@@ -77,7 +87,7 @@ def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()
     fused = {attribute(i.rest, "calls") for body in computations.values() for i in body if i.opcode == "fusion"}
     counted: set[tuple[str, str]] = set()
     for loops, name, instruction in walk(computations, entry, ()):
-        kind = instruction.opcode.removesuffix("-start")
+        kind = instruction.opcode.removesuffix("-start").replace(_RAGGED, "all-to-all")
         if kind == "send" and (transfer := _TRANSFER.search(instruction.rest)):
             yield _between_slices(instruction, transfer[1], loops, slices)
             continue
@@ -91,6 +101,8 @@ def collectives(text: str, mesh: Mapping[str, int], granules: Sequence[int] = ()
             continue
         counted.add(one)
         payload = _result_bytes(instruction)
+        if instruction.opcode.startswith(_RAGGED):
+            payload = _ragged_bytes(instruction, computations[name])
         if name.startswith(_SCATTER):
             kind, payload = "reduce-scatter", payload // size
         sent, across = _sent(kind, payload, size), sent_across(kind, payload, size, _fewest(groups, granules))
@@ -118,9 +130,18 @@ def _result_bytes(instruction: Instruction) -> int:
     sizes = [array_bytes(array) for array in arrays(instruction.type)]
     # The start of an asynchronous collective returns ((operands), (results), ...) or (operand, result, ...).
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
-        operands = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
-        return sum(sizes[operands : 2 * operands])
+        count = len(re.findall(r"%[\w.\-]+", instruction.rest.partition(")")[0]))
+        return sum(sizes[count : 2 * count])
     return sum(sizes)
+
+
+def _ragged_bytes(instruction: Instruction, computation: Sequence[Instruction]) -> int:
+    """Returns the bytes of the rows of one device: those that are sent, or that come back.
+
+    The other array has places for rows of several devices.
+    """
+    names = operands(instruction)[:2]
+    return min(array_bytes(arrays(one.type)[0]) for one in computation if one.name in names)
 
 
 def _of_one_slice(

@@ -196,15 +196,17 @@ def test_no_array_has_tokens_by_experts_by_slots_and_work_is_that_of_the_choices
     assert matmul_flops(update, variables, x, leave_out=OVERHEAD) == 3 * (router + chosen * padded)
 
 
-@pytest.mark.parametrize("factor", [None, 1.0])
-def test_bytes_of_all_to_all_are_those_of_the_closed_form(factor):
-    """On 8 devices, each with T tokens of k choices: rows of m numbers to the experts and back, and their experts.
+@pytest.mark.parametrize(("factor", "shape"), [(None, (8, 1)), (1.0, (8, 1)), (1.0, (4, 2))])
+def test_bytes_of_all_to_all_are_those_of_the_closed_form(factor, shape):
+    """Of n devices, each with T tokens of k choices: rows of m numbers to the experts and back, and their experts.
 
-    A device sends every device f k T / 8 rows; f is the factor, 8 without one. The gradient sends both ways again.
+    A device sends every device f k T / n rows; f is the factor, n without one. The gradient sends both ways again.
+    Devices that split hidden units send a share of the columns.
     """
+    devices, hidden = shape
     module = layer(capacity_factor=None, routing="top_k", receive_factor=factor)
     variables = variables_of(module)
-    mesh = jax.make_mesh((8, 1), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    mesh = jax.make_mesh(shape, ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh), compiled_anew():
         place = {name: NamedSharding(mesh, module.specs[name]) for name in variables["params"]}
         rows = NamedSharding(mesh, P("data", None, None))
@@ -212,8 +214,8 @@ def test_bytes_of_all_to_all_are_those_of_the_closed_form(factor):
         gradient = jax.jit(jax.grad(loss, argnums=(0, 1)), in_shardings=({"params": place}, rows))
         totals = collective_totals(gradient.lower(variables, X).compile().as_text(), mesh.shape)
     found = {one.dtype: one.bytes for one in totals if one.kind == "all-to-all"}
-    sent = (8 if factor is None else factor) * 2 * 16 * 7 / 8  # rows that leave a device
-    assert found == {"f32": 4 * sent * 32 * 4, "s32": sent * 4}
+    sent = (devices if factor is None else factor) * 2 * (128 // devices) * (devices - 1) / devices
+    assert found == {"f32": 4 * sent * (32 // hidden) * 4, "s32": sent * 4}
 
 
 def test_biases_even_out_the_load():

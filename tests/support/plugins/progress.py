@@ -4,8 +4,9 @@ Tests count by the seconds they took in the last run, kept in .pytest_cache/seco
 as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. Failures are
 named at once.
 
-The tests of a file run in one process, one after the other, and share its fixtures. Files start in the order of the
-seconds they took, the longest first, so that no process waits for the other at the end.
+The tests of a file run in one process, one after the other, and share its fixtures. Tests marked `first`, and the others
+of their files, start before all others; files start in the order of the seconds they took, the longest first. So no
+process waits for the other at the end, also where no seconds are known.
 """
 
 import json
@@ -146,14 +147,15 @@ class Scheduling(LoadScopeScheduling):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Sorts scopes by the seconds they took, the longest first; without a record, by their number of tests."""
+    """Sorts scopes: marked ones, then by the seconds they took, the longest first; without a record, by their tests."""
     known = config.workerinput["seconds"] if hasattr(config, "workerinput") else known_seconds()
     total: dict[str, float] = {}
+    first = {scope_of(item.nodeid) for item in items if item.get_closest_marker("first")}
     mean = statistics.fmean(known.values()) if known else 1.0
     for item in items:
         scope = scope_of(item.nodeid)
         total[scope] = total.get(scope, 0.0) + known.get(item.nodeid, mean)
-    items.sort(key=lambda item: -total[scope_of(item.nodeid)])
+    items.sort(key=lambda item: (scope_of(item.nodeid) not in first, -total[scope_of(item.nodeid)]))
 
 
 def known_seconds() -> dict[str, float]:
