@@ -35,6 +35,7 @@ V5P = {
     64: "v5p:4x4x4",
     128: "v5p:4x4x8",
     256: "v5p:4x8x8",
+    512: "v5p:8x8x8",
     1024: "v5p:8x8x16",
 }
 SLICES = {
@@ -44,7 +45,7 @@ SLICES = {
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
     "mix": {8: "v3:2x2"},
     "zero": {32: "v3:4x4"},
-    **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
+    **dict.fromkeys(("deepseek", "gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }
 GPUS = ("h100", "h200", "b200")  # an experiment is planned on the first in which it fits
 GPUS_OF_HOST = 8

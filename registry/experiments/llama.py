@@ -99,6 +99,19 @@ class Llama3_1_8B(Llama3_8B):
 
 
 @register
+class Llama3_1_8B_LongRows(Llama3_1_8B):
+    """Llama3_1_8B trained on rows of 131,072 positions, each shared by the 8 GPUs of a box, on 64 H100 GPUs."""
+
+    MESH_AXES = ("data", "sequence", "model")
+    DEVICE_MESH_SHAPE = (8, 8, 1)
+    SEQUENCE_AXIS = "sequence"
+    SEQ_LEN = 131_072
+    BATCH_SIZE = 32
+    GRADIENT_ACCUMULATION = 4
+    LOSS_CHUNK = 2048
+
+
+@register
 class Llama3_1_70B(Llama3_70B):
     """70,553,706,496 weights: Llama3_70B for 131,072 positions, on 128 H100 GPUs."""
 

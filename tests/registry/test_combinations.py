@@ -34,7 +34,7 @@ def test_every_pair_passes_or_is_refused_by_a_sentence_that_names_both(explored)
     """explore() raises for a sentence that does not."""
     rows, refused = explored
     assert len(rows) > 60
-    assert len(held(rows[:TRAINED])) > 0.7 * len(held(rows))
+    assert len(held(rows[:TRAINED])) > 0.5 * len(held(rows))
     for combination, sentence in refused.items():
         assert len(combination) >= 2
         assert sentence.endswith("."), sentence
@@ -55,7 +55,7 @@ def test_the_page_shows_what_goes_together(explored):
 @pytest.mark.slow
 def test_changing_a_knob_that_is_read_changes_the_experiment(explored):
     values = choices()
-    for row in explored[0][::2]:
+    for row in explored[0][::5]:
         now = experiment_of(row)
         reads, _ = reads_of(now)
         before = described(now)
@@ -73,7 +73,7 @@ def described(cls: type[Experiment]):
 
 
 UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
-TRAINED = 10  # rows that train
+TRAINED = 6  # rows that train
 # Slots, or places, for every token: decoding has other groups, and eight devices receive others than one.
 NO_DROPS = {"RECEIVE_FACTOR": None}
 # Under ZeRO each device draws its own numbers.

@@ -285,7 +285,7 @@ def on_mesh(shape, start, **knobs):
         return [*losses, float(sums.loss / sums.weight)]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (4, 2), (8, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [(4, 2), (8, 1)])
 @pytest.mark.parametrize("name", ["muP", "standard, biases, gains"])
 def test_golden_losses_on_meshes(shape, name):
     knobs, text = LOSSES[name]
@@ -296,7 +296,7 @@ def test_golden_losses_on_meshes(shape, name):
 
 
 def test_losses_on_more_columns_than_the_setup_has_heads():
-    losses = {shape: on_mesh(shape, None, HEAD_DIM=32) for shape in ((1, 1), (2, 4), (4, 2), (1, 8))}
+    losses = {shape: on_mesh(shape, None, HEAD_DIM=32) for shape in ((1, 1), (1, 8))}
     for shape, found in losses.items():
         np.testing.assert_allclose(found, losses[1, 1], rtol=2e-5, err_msg=str(shape))
 

@@ -148,9 +148,7 @@ def planned(command, tmp_path, name, topology, *sets):
     [
         ("gshard.DenseLm8B2x2", "h100:1x8", DENSE, 13.1, 13.6, True),
         ("gpt2.Gpt2XL", "h100:8x8", DENSE, 89.1, 8.8, False),
-        ("gpt2.Gpt2XL", "h100:8x8", ("ATTENTION_DROPOUT=0",), 23.7, 8.8, True),
         ("vq.VQLarge", "h100:8x8", (), 2.5, 29.7, True),
-        ("wiki_bert.MLPerfTrainBertDense2B", "h100:8x8", (), 4.07, 27.9, True),
         ("gshard.DenseLm128B8x8", "h100:16x8", DENSE, 10.1, 77.7, True),
     ],
 )

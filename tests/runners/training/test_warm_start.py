@@ -88,8 +88,7 @@ def test_the_same_depth_begins_at_the_state_of_the_other_run(trained, tmp_path, 
     assert line["learning_rate"] == pytest.approx(3e-3), "so does the schedule"
 
 
-@pytest.mark.parametrize("name", MORE)
-@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize(("name", "optimizer"), [(next(iter(MORE)), False), *((name, True) for name in MORE)])
 def test_layers_are_repeated(name, optimizer, tmp_path):
     old = save(session_of(name), tmp_path)
     sets = [f"WARM_START={tmp_path}", f"NUM_LAYERS={len(MORE[name])}", f"WARM_START_OPTIMIZER={optimizer}"]
@@ -120,7 +119,6 @@ FACTORS = ["OPTIMIZER=adafactor", "task.optimizer.min_dim_size_to_factor=8", "NO
     ("before", "after", "expected"),
     [
         (["NUM_LAYERS=5", WINDOWS], ["NUM_LAYERS=8", WINDOWS], [0, 1, 0, 1, 2, 3, 4, 3]),
-        (["NUM_LAYERS=4", EXPERTS], ["NUM_LAYERS=7", EXPERTS], [0, 1, 0, 1, 2, 3, 2]),
         (["NUM_LAYERS=4", EXPERTS, *FACTORS], ["NUM_LAYERS=7", EXPERTS, *FACTORS], [0, 1, 0, 1, 2, 3, 2]),
         (["NUM_LAYERS=3", "FFN=dense+experts+experts"], ["NUM_LAYERS=5", "FFN=dense+4*experts"], [0, 1, 1, 2, 2]),
         (["NUM_LAYERS=2"], ["NUM_LAYERS=3", WINDOWS], [0, 0, 1]),

@@ -4,9 +4,9 @@ Tests count by the seconds they took in the last run, kept in .pytest_cache/seco
 as the mean of the others. On a terminal the line is redrawn; elsewhere a line is printed every 20 seconds. Failures are
 named at once.
 
-The tests of a file run in one process, one after the other, and share its fixtures. Tests marked `first`, and the others
-of their files, start before all others; files start in the order of the seconds they took, the longest first. So no
-process waits for the other at the end, also where no seconds are known.
+The tests of a file run in one process, one after the other, and share its fixtures. Tests marked `first`, and the
+others of their files, start before all others; files start in the order of the seconds they took, the longest first. So
+no process waits for the other at the end, also where no seconds are known.
 """
 
 import json

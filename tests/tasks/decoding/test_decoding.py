@@ -39,7 +39,7 @@ def uncached_argmax(variables, prompt, new_tokens):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("prompt", [[3], [1, 3, 5, 7], list(range(0, 30, 2))])
+@pytest.mark.parametrize("prompt", [[3], list(range(0, 30, 2))])
 def test_greedy_equals_uncached_argmax_token_for_token(variables, prompt):
     assert run(variables, [prompt]) == [uncached_argmax(variables, prompt, 12)]
 
