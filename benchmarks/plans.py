@@ -35,7 +35,6 @@ V5P = {
     64: "v5p:4x4x4",
     128: "v5p:4x4x8",
     256: "v5p:4x8x8",
-    512: "v5p:8x8x8",
     1024: "v5p:8x8x16",
 }
 SLICES = {
@@ -43,9 +42,9 @@ SLICES = {
     "wiki_bert": {64: "v4:4x4x4", 1024: "v4:8x8x16", 2048: "v4:8x16x16"},
     "vq": {64: "v4:4x4x4"},
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
-    "mix": {8: "v3:2x2"},
+    "mix": {8: "v3:2x2", 512: "v5p:8x8x8"},
     "zero": {32: "v3:4x4"},
-    **dict.fromkeys(("deepseek", "gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
+    **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }
 GPUS = ("h100", "h200", "b200")  # an experiment is planned on the first in which it fits
 GPUS_OF_HOST = 8
