@@ -105,8 +105,8 @@ bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
 	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish
 	$(BENCH) -m benchmarks.decoding --publish
-	$(RUN) -m benchmarks.attention --publish
-	$(RUN) -m benchmarks.experts --publish
+	$(RUN) -m benchmarks.one_layer.attention --publish
+	$(RUN) -m benchmarks.one_layer.experts --publish
 	$(RUN) -m benchmarks.startup --publish
 	$(RUN) -m benchmarks.memory --publish
 	$(RUN) -m benchmarks.saving --publish

@@ -143,10 +143,10 @@ def apply_experts(
     if mesh.empty or not names or products_are_counted():
         return local(shards, x, expert_gsk, gate_gsk, matrices)
     into = P(e, None, f)
-    of_matrices = Matrices(into, None if matrices.gate_emf is None else into, P(e, f, None))
-    in_specs = P(None if split.are_exchanged else e), P(g, s), P(g, s), P(g, s), of_matrices
-    out_specs = Output(P(g, s), P((*split.groups, *split.tokens) or None))
-    run = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
+    of_matrices: Any = (into, None if matrices.gate_emf is None else into, P(e, f, None))
+    in_specs = P(None if split.are_exchanged else e), P(g, s), P(g, s), P(g, s), Matrices(*of_matrices)
+    outputs: Any = (P(g, s), P((*split.groups, *split.tokens) or None))
+    run = jax.shard_map(local, in_specs=in_specs, out_specs=Output(*outputs), axis_names=names, check_vma=False)
     return run(shards, x, expert_gsk, gate_gsk, matrices)
 
 

@@ -97,8 +97,10 @@ def top2_choices(
     if second_expert == "random" and threshold > 0 and rng is not None:
         kept = real_gs & (jax.random.uniform(rng, gate2.shape) < gate2 / threshold)
     load_e = all_reduce_unsharded(jnp.sum(first * real + second * kept[..., None], axis=(0, 1)))
-    together = [jnp.stack(pair, axis=-1) for pair in ((expert1, expert2), (gate1, gate2), (real_gs, kept))]
-    return Choices(*together, aux, load_e, divide_by_sum=not legacy)
+    expert_gsk, gate_gsk, taken_gsk = (
+        jnp.stack(pair, axis=-1) for pair in ((expert1, expert2), (gate1, gate2), (real_gs, kept))
+    )
+    return Choices(expert_gsk, gate_gsk, taken_gsk, aux, load_e, divide_by_sum=not legacy)
 
 
 def top_k_choices(

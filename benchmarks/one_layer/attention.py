@@ -1,6 +1,6 @@
 """Attention by blocks compared with dense attention and cuDNN's kernel: time of an update and of a prompt, and memory.
 
-    python -m benchmarks.attention
+    python -m benchmarks.one_layer.attention
 
 One layer whose projections are negligible (from 8 channels). An update is its forward and backward pass; a prompt is
 read into a cache. Turns alternate between implementations. JAX_PLATFORMS is cpu by default.

@@ -1,6 +1,6 @@
 """Experts without slots compared with slots for a share of the tokens and for all: time of an update, and memory.
 
-    python -m benchmarks.experts
+    python -m benchmarks.one_layer.experts
 
 One layer with gated experts; an update is its forward and backward pass. "slots x 1.25" drops choices beyond 1.25 times
 an even load. A dense layer with as many products as the experts of a token shows what routing and moving rows cost.
@@ -49,7 +49,8 @@ def compiled(options: argparse.Namespace, module: nn.Module) -> tuple[Callable[[
     variables = meta.unbox(module.init(jax.random.key(1), x[:, :16]))
 
     def update(variables: Any, x: jax.Array) -> Any:
-        loss = lambda variables, x: jnp.sum(jnp.square(module.apply(variables, x)))
+        apply: Any = module.apply
+        loss = lambda variables, x: jnp.sum(jnp.square(apply(variables, x)))
         return jax.grad(loss, argnums=(0, 1))(variables, x)
 
     program = jax.jit(update).lower(variables, x).compile()

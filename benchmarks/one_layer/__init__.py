@@ -1,0 +1,1 @@
+"""Benchmarks of one layer: attention, experts."""
