@@ -100,7 +100,7 @@ class Llama3_1_8B(Llama3_8B):
 
 @register
 class Llama3_1_8B_LongRows(Llama3_1_8B):
-    """Llama3_1_8B trained on rows of 131,072 positions, each shared by the 8 GPUs of a box, on 64 H100 GPUs."""
+    """8,030,261,248 weights: Llama3_1_8B on rows of 131,072 positions, on 64 H100 GPUs, of which 8 share a row."""
 
     MESH_AXES = ("data", "sequence", "model")
     DEVICE_MESH_SHAPE = (8, 8, 1)

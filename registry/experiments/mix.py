@@ -83,4 +83,4 @@ class DeepSeekMoe(LlamaLm):
     GRADIENT_ACCUMULATION = 120
     LEARNING_RATE = 2.2e-4
 
-    smoke_table: ClassVar[dict[str, Any]] = {"FFN": ("gated", "gated_experts"), "EXPERTS_PER_TOKEN": 3}
+    smoke_table: ClassVar[dict[str, Any]] = {"EXPERTS_PER_TOKEN": 3}

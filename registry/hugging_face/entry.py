@@ -9,6 +9,7 @@ from registry.experiment import Experiment, cls_key
 from registry.hugging_face.families import FAMILIES
 from registry.hugging_face.family import Family
 from registry.hugging_face.keys import Knobs
+from registry.hugging_face.representation import differences
 
 # Stated even if the value is that of another knob in the base, because another value of that knob would change it.
 KEPT = ("ROTARY_LENGTH", "CONTEXT_LEN")
@@ -59,5 +60,5 @@ def equal_entries(family: Family, experiment: Experiment) -> Iterator[str]:
         if name == own or not entry.module.startswith("registry."):
             continue
         cls = find(name)
-        if family_of(cls) is family and family.config(cls()) == model:
+        if family_of(cls) is family and family.config(cls()) == model and not any(differences(cls(), family)):
             yield name

@@ -61,6 +61,7 @@ class DecoderLm(FeedForwardKnobs):
         "EXPERT_DIM": IfOn(32),
         "NUM_EXPERTS": 8,
         "NUM_GROUPS": 8,
+        "RECEIVE_FACTOR": None,  # few tokens are split unevenly over the experts
         "HEAD_QK": IfOn(8),
         "BLOCK_LEN": 4,
         "MEMORY_LEN": None,
@@ -86,11 +87,9 @@ class DecoderLm(FeedForwardKnobs):
             shared = lambda number: None if number is None else max(1, heads * number // cls().num_heads)
             now: Any = cls.NUM_KV_HEADS
             knobs["NUM_KV_HEADS"] = tuple(map(shared, now)) if isinstance(now, tuple) else shared(now)
-        period = layer_patterns.period(cls)
-        if period > 1:  # repetitions of the pattern, and what remains at the end
-            remainder = cls.NUM_LAYERS % period if 2 * period < cls.NUM_LAYERS else 0
-            knobs["NUM_LAYERS"] = max(knobs["NUM_LAYERS"], 2 * period + remainder)
-        return small.derive(**knobs)
+        num_layers = knobs.pop("NUM_LAYERS")
+        small = small.derive(**knobs)
+        return small.derive(**layer_patterns.shortened(small, num_layers))
 
     @classmethod
     def of_width(cls, width: int) -> type[Self]:

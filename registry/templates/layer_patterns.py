@@ -51,18 +51,37 @@ def of_layer(experiment: Any, kind: Kind) -> Any:
 def segments(of_layers: Sequence[Kind], period: int) -> list[tuple[list[Kind], int]]:
     """Returns repeated units of layers, as pairs of unit and repetitions, whose sequence is `of_layers`.
 
-    A pattern of up to LONGEST_UNIT layers is the unit, followed by what remains. Longer patterns are cut such that the
-    units, which are compiled, have the fewest layers in total, and then into the fewest segments: with the pattern as
-    the unit, or with shorter units inside of it.
+    A pattern of up to LONGEST_UNIT layers that repeats, if only in part, is the unit, followed by what remains. Longer
+    patterns, and those that state every layer, are cut such that the units, which are compiled, have the fewest layers
+    in total, and then into the fewest segments: with the pattern as the unit, or with shorter units inside of it.
     """
     repeats = len(of_layers) // period
     if not repeats:
         return _shortest(of_layers)
     remainder = of_layers[repeats * period :]
     by_pattern = [(list(of_layers[:period]), repeats), *(_shortest(remainder) if remainder else [])]
-    if period <= LONGEST_UNIT:
+    if period <= LONGEST_UNIT and len(of_layers) > period:
         return by_pattern
     return min(by_pattern, _shortest(of_layers), key=lambda cut: (sum(len(unit) for unit, _ in cut), len(cut)))
+
+
+def shortened(cls: type[Experiment], num_layers: int) -> dict[str, Any]:
+    """Returns knobs with which a model has fewer layers and the same segments, each unit at most twice.
+
+    Args:
+      cls: the experiment.
+      num_layers: layers of a model without patterns; a model whose patterns repeat has at least as many.
+    Raises:
+      UsageError: a pattern is empty, or longer than the number of layers.
+    """
+    length, now = period(cls), cls.NUM_LAYERS
+    if length == 1:
+        return {"NUM_LAYERS": num_layers}
+    if 2 * length <= now:
+        return {"NUM_LAYERS": max(num_layers, 2 * length + (now % length if 2 * length < now else 0))}
+    cut = segments(kinds(cls, now), length)
+    of_layers = [kind for unit, repeats in cut for kind in unit * min(repeats, 2)]
+    return {"NUM_LAYERS": len(of_layers)} | {name: tuple(kind[name] for kind in of_layers) for name in patterns(cls)}
 
 
 def _shortest(of_layers: Sequence[Kind]) -> list[tuple[list[Kind], int]]:
