@@ -10,10 +10,22 @@ import jax
 
 from layers.specs import P, axes_of
 
+_STAGES: contextvars.ContextVar[str | None] = contextvars.ContextVar("stages", default=None)
+
+
+@contextlib.contextmanager
+def staged(axis: str) -> Iterator[None]:
+    """Declares, for the code inside, that devices of a manual axis have other layers, not other rows of the batch."""
+    token = _STAGES.set(axis)
+    try:
+        yield
+    finally:
+        _STAGES.reset(token)
+
 
 def manual_axis() -> str | None:
-    """Returns the manual axis of the computation being traced (see tasks.zero); None if there is none."""
-    axes = jax.sharding.get_abstract_mesh().manual_axes
+    """Returns the manual axis that splits the batch of the computation being traced (see tasks.zero), or None."""
+    axes = [axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis != _STAGES.get()]
     assert len(axes) < 2, "at most one mesh axis is manual"
     return axes[0] if axes else None
 

@@ -8,9 +8,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers import pipeline as pipelines
+from layers.auxiliary import LOSSES, METRICS, UPDATES, WATCHED
 from layers.block import in_sequence
 from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
+from layers.pipeline import Pipeline, Schedule
+from layers.platform import products_are_counted
 from layers.remat import REMAT_POLICIES, named_for
 
 # Limits for unstacking a stack in a decoding loop: bytes of weights, which are copied, and number of layers, each of
@@ -36,13 +40,15 @@ class Stack(nn.Module):
     """Runs `num_layers` copies of `block` in a scan: compile time does not grow with depth (except after `unstack`).
 
     `unroll` sets the number of layers per iteration; `num_layers` unrolls all. Weights, results and checkpoints are
-    equal for all values. Weights have shape (num_layers, ...) and spec (None, ...).
+    equal for all values. Weights have shape (num_layers, ...) and spec (None, ...), or with a pipeline its axis first.
+    A pipeline runs batches without a state; a state passes through all layers on each device.
     """
 
     block: nn.Module
     num_layers: int
     unroll: int = 1  # layers per iteration of the scan
     remat: str = "none"  # what the backward pass recomputes; a name in REMAT_POLICIES
+    pipeline: Pipeline | None = None  # splits the layers over a mesh axis
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
         """Returns the block's empty state, stacked over layers."""
@@ -75,6 +81,35 @@ class Stack(nn.Module):
             after.append(result[1])
         return x, LayerStates(tuple(after))
 
+    def _schedule(self, rows: int, state: Any) -> Schedule | None:
+        """Returns the schedule of the pipeline; None if layers run one after another."""
+        if self.pipeline is None or state is not None or self.is_initializing() or self.is_mutable_collection(WATCHED):
+            return None
+        return None if products_are_counted() else self.pipeline.schedule(rows)
+
+    def _run_pipelined(self, schedule: Schedule, policy: Any, x: Any, *others: Any) -> Any:
+        assert self.pipeline is not None
+        block = self.block.clone(parent=None, name=None)
+        collected = [name for name in (LOSSES, METRICS, UPDATES) if self.is_mutable_collection(name)]
+        rngs = {name: self.make_rng(name) for name in ("dropout", "sequence") if self.has_rng(name)}
+
+        def layer(variables: Any, rngs: Any, x: Any, *others: Any) -> tuple[Any, Any]:
+            with jax.named_scope("block"):
+                result: Any = block.apply(variables, x, None, *others, rngs=rngs, mutable=collected)
+            (x, _), added = result
+            return x, added
+
+        if policy is not None:
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        variables = {name: tree["block"] for name, tree in self.variables.items() if "block" in tree}
+        with named_for(self.remat):
+            x, added = pipelines.run(
+                self.pipeline.axis, schedule, layer, variables, rngs, self.num_layers, (x, *others), self.unroll
+            )
+        for name, tree in added.items():
+            self.put_variable(name, "block", tree)
+        return x
+
     @nn.compact
     def __call__(
         self,
@@ -102,6 +137,9 @@ class Stack(nn.Module):
         policy = REMAT_POLICIES[self.remat]
         if policy is None and layers_are_gathered():
             policy = keep_all_but_gathered  # otherwise the backward pass would store the gathered weights of all layers
+        schedule = self._schedule(x.shape[0], state)
+        if schedule is not None:
+            return self._run_pipelined(schedule, policy, x, segment_ids, positions), None
         if policy is not None:
             body = nn.remat(body, policy=policy, prevent_cse=self.unroll > 1)
         axes: Any = (0, nn.broadcast, nn.broadcast)
@@ -112,7 +150,7 @@ class Stack(nn.Module):
             in_axes=axes,
             length=self.num_layers,
             unroll=min(self.unroll, self.num_layers),
-            metadata_params={nn.PARTITION_NAME: None},
+            metadata_params={nn.PARTITION_NAME: None if self.pipeline is None else self.pipeline.axis},
         )
         with named_for(self.remat):
             return run(self.block, x, state, segment_ids, positions)

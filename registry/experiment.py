@@ -16,11 +16,11 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import is_ours
-from layers.specs import Specs
+from layers.specs import P, Specs, axes_of
 from registry import index
 from registry.earlier.renamed import knob_advice
 from registry.layout import Layout
-from registry.layouts import LAYOUTS
+from registry.layouts import LAYOUTS, layout_of
 from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
 from registry.values import convert
 
@@ -55,6 +55,7 @@ class Experiment:
     DEVICE_ORDER: DeviceOrder = "auto"  # how devices are ordered in the mesh; "auto" follows the machine's links
     LAYOUT: str = "fully_sharded"  # placement of all weights and activations: a name in registry.layouts
     SEQUENCE_AXIS: str | None = None  # a further mesh axis over which the positions of rows are split; None: none
+    STACK: P = P(None)  # how the layers of stacks are split: P("stage") makes the devices of that axis a pipeline
     WEIGHTS: Specs = Specs()  # placement of weights that differs from the layout's, or that it lacks
     ACTIVATIONS: Specs = Specs()  # placement of activations that differs from the layout's; `tokens_bs` is the batch
 
@@ -108,18 +109,12 @@ class Experiment:
         Raises:
           UsageError: it is unknown, or names axes that the mesh lacks.
         """
-        if self.LAYOUT not in LAYOUTS:
-            raise UsageError(f"LAYOUT = {self.LAYOUT} is unknown. {did_you_mean(self.LAYOUT, LAYOUTS)}")
-        layout = LAYOUTS[self.LAYOUT]
-        if missing := [axis for axis in layout.axes if axis not in self.MESH_AXES]:
-            raise UsageError(
-                f"LAYOUT = {self.LAYOUT} splits arrays over mesh axis '{missing[0]}' (got MESH_AXES = "
-                f"{self.MESH_AXES}). Set MESH_AXES={','.join(layout.axes)} and a DEVICE_MESH_SHAPE of as many sizes."
-            )
-        if self.SEQUENCE_AXIS is not None:
-            with_weights = self.positions_split_weights
-            layout = layout.over_positions(self.SEQUENCE_AXIS, self.MESH_AXES, with_weights=with_weights)
-        return layout.but(weights=self.WEIGHTS, activations=self.ACTIVATIONS)
+        return layout_of(self)
+
+    @property
+    def stage_axis(self) -> str | None:
+        """The mesh axis that STACK names; None if there is no pipeline."""
+        return next((axis for entry in self.STACK for axis in axes_of(entry)), None)
 
     positions_split_weights = True  # SEQUENCE_AXIS also splits what the axes of the batch's rows split of weights
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from layers.errors import UsageError
 from layers.specs import P, Specs, axes_of
 
 
@@ -22,30 +21,41 @@ class Layout:
             activations=self.activations | (activations or Specs()),
         )
 
-    def over_positions(self, axis: str, mesh_axes: tuple[str, ...], *, with_weights: bool) -> "Layout":
+    def over_positions(self, axis: str, *, with_weights: bool) -> "Layout":
         """Returns the layout with the positions of rows split over a further axis (context parallelism).
 
         Where an activation has blocks of a row or groups of tokens instead of positions, these are split. With weights,
         the dimensions of matrices that the axes of the batch's rows split are split over it too, except experts.
         Rows that have the axis already are unchanged.
-
-        Raises:
-          UsageError: the mesh lacks the axis.
         """
-        if axis not in mesh_axes:
-            wanted = ",".join((mesh_axes[0], axis, *mesh_axes[1:]))
-            raise UsageError(
-                f"SEQUENCE_AXIS = {axis} is not an axis of the mesh (got MESH_AXES = {mesh_axes}). Set "
-                f"MESH_AXES={wanted} and a DEVICE_MESH_SHAPE of as many sizes."
-            )
         rows = set(axes_of(self.activations["tokens_bs"][0]))
         weights, activations = dict(self.weights), dict(self.activations)
         for key, spec in activations.items():
             activations[key] = _with_axis(spec, axis, _position_dim(key))
         for key, spec in weights.items() if with_weights else ():
             weights[key] = _with_axis(spec, axis, _dim_over(key, spec, rows))
+        return self._with(axis, weights, activations)
+
+    def over_stages(self, axis: str) -> "Layout":
+        """Returns the layout with the rows of a batch, or its groups of tokens, split over the stages of a pipeline.
+
+        Inside of the pipeline each stage has complete micro-batches; embedding and head are computed for a share of the
+        rows on each. Stages are the outer axis, so that the rows of a stage are consecutive.
+        """
+        activations = {
+            key: _with_axis(spec, axis, _row_dim(key), is_outer=True) for key, spec in self.activations.items()
+        }
+        return self._with(axis, dict(self.weights), activations)
+
+    def _with(self, axis: str, weights: dict[str, P], activations: dict[str, P]) -> "Layout":
         axes = self.axes if axis in self.axes else (*self.axes, axis)
         return Layout(axes=axes, weights=Specs(**weights), activations=Specs(**activations))
+
+
+def _row_dim(key: str) -> int | None:
+    """Returns the dimension of rows of a batch, or of groups of tokens, in an activation."""
+    letters = key.rpartition("_")[2]
+    return next((len(start) - 1 for start in ("b", "g", "eg") if letters.startswith(start)), None)
 
 
 def _position_dim(key: str) -> int | None:
@@ -67,8 +77,8 @@ def _dim_over(key: str, spec: P, axes: set[str]) -> int | None:
     return split[0] if split else None
 
 
-def _with_axis(spec: P, axis: str, dim: int | None) -> P:
+def _with_axis(spec: P, axis: str, dim: int | None, *, is_outer: bool = False) -> P:
     if dim is None or any(axis in axes_of(entry) for entry in spec):
         return spec
-    names = (*axes_of(spec[dim]), axis)
+    names = (axis, *axes_of(spec[dim])) if is_outer else (*axes_of(spec[dim]), axis)
     return P(*spec[:dim], names if len(names) > 1 else axis, *spec[dim + 1 :])

@@ -7,9 +7,11 @@ or pointer size, t positions, r buckets.
 """
 
 import dataclasses
+from typing import Any
 
 from layers.collectives import without
-from layers.specs import P, Specs
+from layers.errors import UsageError, did_you_mean
+from layers.specs import P, Specs, axes_of, show_spec
 from registry.layout import Layout
 
 # Heads, hidden units and vocabulary over "model" (Shoeybi et al. 2019, Megatron-LM), the other dimension over "data"
@@ -355,3 +357,41 @@ LAYOUTS = {
     "vq_values": VQ_VALUES,
     "vq_heads": VQ_HEADS,
 }
+
+
+def layout_of(experiment: Any) -> Layout:
+    """Returns the layout of an experiment, split over SEQUENCE_AXIS and STACK, with the experiment's own rows.
+
+    Raises:
+      UsageError: the layout is unknown, or the mesh lacks an axis.
+    """
+    name, mesh_axes = experiment.LAYOUT, experiment.MESH_AXES
+    if name not in LAYOUTS:
+        raise UsageError(f"LAYOUT = {name} is unknown. {did_you_mean(name, LAYOUTS)}")
+    layout = LAYOUTS[name]
+    if missing := [axis for axis in layout.axes if axis not in mesh_axes]:
+        raise UsageError(
+            f"LAYOUT = {name} splits arrays over mesh axis '{missing[0]}' (got MESH_AXES = {mesh_axes}). Set "
+            f"MESH_AXES={','.join(layout.axes)} and a DEVICE_MESH_SHAPE of as many sizes."
+        )
+    if (axis := experiment.SEQUENCE_AXIS) is not None:
+        wanted = (mesh_axes[0], axis, *mesh_axes[1:])
+        _require_axis(f"SEQUENCE_AXIS = {axis}", axis, mesh_axes, wanted)
+        layout = layout.over_positions(axis, with_weights=experiment.positions_split_weights)
+    if len(experiment.STACK) != 1 or len(axes_of(experiment.STACK[0])) > 1:
+        raise UsageError(
+            f"STACK must have one entry with at most one axis, for the layers (got {show_spec(experiment.STACK)}). "
+            f'Write P("stage").'
+        )
+    if (axis := experiment.stage_axis) is not None:
+        _require_axis(f"STACK = {show_spec(experiment.STACK)}", axis, mesh_axes, (axis, *mesh_axes))
+        layout = layout.over_stages(axis)
+    return layout.but(weights=experiment.WEIGHTS, activations=experiment.ACTIVATIONS)
+
+
+def _require_axis(knob: str, axis: str, mesh_axes: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    if axis not in mesh_axes:
+        raise UsageError(
+            f"{knob}: '{axis}' is not an axis of the mesh (got MESH_AXES = {mesh_axes}). Set "
+            f"MESH_AXES={','.join(wanted)} and a DEVICE_MESH_SHAPE of as many sizes."
+        )

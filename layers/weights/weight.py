@@ -102,18 +102,29 @@ def weight(
         target = dtype or str(getattr(module, "dtype", "float32"))
         is_converted = role in ("hidden", "output") or (gradient_sink is not None and target == gradient_sink.dtype)
         read: Any = _read_with_sink(
-            stored, gradient_sink, _Reading(shape, spec, target if is_converted else stored.dtype.name)
+            stored,
+            gradient_sink,
+            _Reading(shape, spec, target if is_converted else stored.dtype.name, manual_axis()),
         )
         return read
     return module.variable(collection, key, lambda: make(module.make_rng("params"))).value
 
 
 class _Reading(NamedTuple):
-    """Parameters of reading a weight: its full shape, its spec and its dtype."""
+    """Parameters of reading a weight."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # full
     spec: P
     dtype: str
+    axis: str | None  # the manual axis that splits the batch, and may split the weight
+
+    def sharded(self, part: tuple[int, ...]) -> tuple[str, int] | None:
+        """Returns the axis and the dimension that it splits, of a weight of which a device has this part."""
+        dim = next((dim for dim, (a, b) in enumerate(zip(part, self.shape, strict=True)) if a != b), None)
+        if dim is None:
+            return None
+        assert self.axis is not None, "weights are partial only inside tasks.zero"
+        return self.axis, dim
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -132,18 +143,8 @@ def _full_weight(stored: jax.Array, reading: _Reading) -> jax.Array:
     # Gathered in the narrower dtype, so that the backward pass repeats only the gather.
     value = _to_bfloat16(stored) if (stored.dtype, reading.dtype) == (jnp.float32, "bfloat16") else stored
     value = value.astype(reading.dtype)
-    dim = _sharded_dim(stored.shape, reading.shape)
-    return value if dim is None else all_gather(value, _axis(), dim, reading.spec)
-
-
-def _sharded_dim(part: tuple[int, ...], full: tuple[int, ...]) -> int | None:
-    return next((dim for dim, (a, b) in enumerate(zip(part, full, strict=True)) if a != b), None)
-
-
-def _axis() -> str:
-    axis = manual_axis()
-    assert axis is not None, "weights are partial only inside tasks.zero"
-    return axis
+    split = reading.sharded(stored.shape)
+    return value if split is None else all_gather(value, *split, reading.spec)
 
 
 def _forward(stored: jax.Array, gradient_sink: jax.Array | None, reading: _Reading) -> tuple[jax.Array, Any]:
@@ -155,11 +156,11 @@ def _forward(stored: jax.Array, gradient_sink: jax.Array | None, reading: _Readi
 def _backward(reading: _Reading, sink: jax.Array | None, cotangent: jax.Array) -> tuple[None, jax.Array | None]:
     if sink is None:
         return None, None
-    dim = _sharded_dim(sink.shape[1:], reading.shape)
-    if dim is None:
+    split = reading.sharded(sink.shape[1:])
+    if split is None:
         return None, cotangent.astype(sink.dtype)
     # Sums of many numbers stall in bfloat16.
-    summed = reduce_scatter(cotangent.astype(jnp.float32), _axis(), dim, reading.spec)
+    summed = reduce_scatter(cotangent.astype(jnp.float32), *split, reading.spec)
     return None, summed.astype(sink.dtype)
 
 

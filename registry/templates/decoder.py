@@ -1,5 +1,6 @@
 """The template of language models: every choice of a part is a knob, and families are tables of knobs."""
 
+import math
 from typing import Any, ClassVar, Literal, Self
 
 import fiddle as fdl
@@ -9,7 +10,9 @@ from layers.embedding import Embedding, Unembedding
 from layers.errors import UsageError
 from layers.head_qk import HeadQK
 from layers.language_model import LanguageModel
+from layers.pipeline import Pipeline
 from layers.positions.embeddings import LearnedPositions, ScaledSinusoidalPositions, SinusoidalPositions
+from layers.specs import axes_of, show_spec
 from layers.stack import Segments, Stack
 from layers.weights.initializers import Constant, Normal, Orthogonal
 from registry.templates import layer_patterns
@@ -50,6 +53,8 @@ class DecoderLm(FeedForwardKnobs):
     # Computation
     REMAT: str = "none"  # what the backward pass recomputes: a name in layers.remat
     UNROLL: Positive = 1  # layers per iteration of the scan over layers
+    PIPELINE_REPEATS: Positive = 1  # parts of a stack on each stage of STACK: a smaller bubble, more exchanges
+    PIPELINE_MICROBATCHES: Positive | None = None  # of a batch or accumulated part; None: up to four per stage
 
     smoke_table: ClassVar[dict[str, Any]] = {
         "NUM_LAYERS": 2,
@@ -229,8 +234,45 @@ class DecoderLm(FeedForwardKnobs):
             block = blocks[0] if len(blocks) == 1 else fdl.Config(Chain, blocks=blocks)
             stack = fdl.Config(Stack, block=block, num_layers=repeats, remat=self.REMAT)
             stack.unroll = max(1, self.UNROLL // len(unit))  # units per iteration
+            if self.stage_axis is not None and repeats % self.pipeline_parts == 0:
+                stack.pipeline = self.layer(
+                    Pipeline,
+                    axis=self.stage_axis,
+                    repeats=self.PIPELINE_REPEATS,
+                    microbatches=self.PIPELINE_MICROBATCHES,
+                )
             stacks.append(stack)
+        if self.stage_axis is not None:
+            self._require_pipeline(stacks)
         return stacks[0] if len(stacks) == 1 else fdl.Config(Segments, stacks=tuple(stacks))
+
+    @property
+    def pipeline_parts(self) -> int:
+        """Number of parts into which a pipeline divides a stack."""
+        stages = 1 if self.stage_axis is None else self.mesh_shape()[self.stage_axis]
+        return stages * self.PIPELINE_REPEATS
+
+    def _require_pipeline(self, stacks: list[fdl.Config]) -> None:
+        """Raises a UsageError if no stack is a pipeline, it would get a state, or micro-batches have no rows."""
+        if self.TBPTT_LEN is not None:
+            advice = "A pipeline carries no state from chunk to chunk: set TBPTT_LEN to none, or STACK to P(None)."
+            self.refuse("STACK", "TBPTT_LEN", advice)
+        mesh, count = self.mesh_shape(), self.PIPELINE_MICROBATCHES
+        devices = math.prod(mesh[axis] for axis in axes_of(self.layout.activations["tokens_bs"][0]))
+        rows, stages = self.BATCH_SIZE // self.GRADIENT_ACCUMULATION, self.pipeline_parts // self.PIPELINE_REPEATS
+        if count is not None and (count % stages or rows % (count * devices // stages)):
+            raise UsageError(
+                f"PIPELINE_MICROBATCHES must be a multiple of the {stages} stages, and divide BATCH_SIZE / "
+                f"GRADIENT_ACCUMULATION = {rows} rows into parts for {devices // stages} devices (got {count}). Change "
+                f"one of them."
+            )
+        if all("pipeline" not in stack.__arguments__ for stack in stacks):
+            sizes = " and ".join(str(stack.num_layers) for stack in stacks)
+            raise UsageError(
+                f"STACK = {show_spec(self.STACK)} with PIPELINE_REPEATS = {self.PIPELINE_REPEATS} divides layers into "
+                f"{self.pipeline_parts} parts, which divide no stack (got {self.NUM_LAYERS} layers: a stack repeats "
+                f"{sizes} times). Change NUM_LAYERS, the mesh or PIPELINE_REPEATS."
+            )
 
     def block(self) -> fdl.Config:
         """Returns the config of one layer."""

@@ -78,9 +78,16 @@ class LanguageTraining(LanguageData):
         return self.ZERO_STAGE is None  # ZeRO splits each weight over one axis
 
     def zero(self) -> fdl.Config:
-        """Returns the config of ZeRO."""
-        splitting = [axis for entry in self.layout.activations["tokens_bs"][:1] for axis in axes_of(entry)]
-        return fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS or (*splitting, *self.MESH_AXES)[0])
+        """Returns the config of ZeRO.
+
+        Raises:
+          UsageError: its axis is that of the stages of a pipeline, which have different weights.
+        """
+        rows = axes_of(self.layout.activations["tokens_bs"][0])
+        splitting = [axis for axis in (*rows, *self.MESH_AXES) if axis != self.stage_axis]
+        if self.stage_axis is not None and self.ZERO_AXIS == self.stage_axis:
+            self.refuse("ZERO_AXIS", "STACK", "Stages have different weights: choose an axis whose devices share them.")
+        return fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS or splitting[0])
 
     def model(self) -> fdl.Config:
         """Returns the config of the model."""

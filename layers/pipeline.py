@@ -1,0 +1,257 @@
+"""Pipeline parallelism: the layers of a stack are split over a mesh axis, and micro-batches pass through its devices.
+
+Each device of the axis is a stage. With R repeats a stage has R parts of the stack, such that a micro-batch goes round
+the stages R times (Narayanan et al. 2021, Megatron-LM, section 2.2, the interleaved schedule): groups of as many
+micro-batches as stages go round together, so that one that leaves the last stage enters the first in the next tick. A
+batch of M micro-batches takes M R + S - 1 ticks on S stages, of which each stage works in M R. In the others, the
+bubble, it computes results that nothing reads.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from layers.auxiliary import UPDATES, add_updates
+from layers.collectives import staged
+from layers.errors import UsageError
+from layers.specs import P, Specs, split_of
+
+MICROBATCHES_PER_STAGE = 4  # the bubble is small from there (Huang et al. 2019, GPipe, section 2.3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """How a stack is split over a mesh axis."""
+
+    SPECS: ClassVar[tuple[str, ...]] = ("residual_bsm",)
+
+    activations: Specs
+    axis: str  # the mesh axis of stages
+    repeats: int = 1  # parts of the stack on a stage
+    microbatches: int | None = None  # of a batch; None: at most MICROBATCHES_PER_STAGE per stage
+
+    def stages(self) -> int:
+        """Returns the size of the axis in the mesh of the program that is traced; 1 without a mesh."""
+        mesh = jax.sharding.get_abstract_mesh()
+        return 1 if mesh.empty else mesh.shape.get(self.axis, 1)
+
+    def schedule(self, rows: int) -> "Schedule | None":
+        """Returns the schedule of a batch of this many rows, without those of other devices of a manual axis.
+
+        It has the most micro-batches, up to those stated, of which each device has rows; None if there are no such.
+        """
+        stages = self.stages()
+        others = math.prod(n for axis, n in split_of(self.activations, "residual_bsm", 0).items() if axis != self.axis)
+        most = (self.microbatches or MICROBATCHES_PER_STAGE * stages) // stages
+        fits = [groups for groups in range(1, most + 1) if rows % (groups * stages * others) == 0]
+        if stages == 1 or not fits:
+            return None
+        return Schedule(stages=stages, repeats=self.repeats, microbatches=max(fits) * stages)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Which micro-batch and which part of the stack a stage works on at each tick."""
+
+    stages: int
+    repeats: int
+    microbatches: int
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of micro-batches that go round together, one micro-batch per stage."""
+        return self.microbatches // self.stages
+
+    @property
+    def ticks(self) -> int:
+        """Number of ticks in which all micro-batches pass through all stages."""
+        return self.microbatches * self.repeats + self.stages - 1
+
+    @property
+    def bubble(self) -> float:
+        """Share of the ticks in which a stage has no micro-batch."""
+        return (self.stages - 1) / self.ticks
+
+    def at(self, tick: Any, stage: Any) -> tuple[Any, Any, Any]:
+        """Returns the part of the stack, the micro-batch, and whether the stage has one."""
+        done = tick - stage
+        group, place = done // (self.stages * self.repeats), done % self.stages
+        is_valid = (done >= 0) & (done < self.microbatches * self.repeats)
+        return done // self.stages % self.repeats, group * self.stages + place, is_valid
+
+
+Layer = Callable[..., tuple[Array, Any]]
+"""Maps (variables of a layer, keys for random numbers, x, segment_ids, positions) to (x, collections)."""
+
+
+def run(
+    axis: str,
+    schedule: Schedule,
+    layer: Layer,
+    variables: Any,
+    rngs: dict[str, Array],
+    num_layers: int,
+    inputs: tuple[Array, Array | None, Array | None],
+    unroll: int = 1,
+) -> tuple[Array, Any]:
+    """Returns the output of a stack for a batch, and what its layers add to collections, by layer.
+
+    Losses and metrics are means over micro-batches, updates of state are sums.
+
+    Args:
+      axis: the mesh axis of stages.
+      schedule: that of the batch.
+      layer: the function of one layer.
+      variables: arrays with a leading layer dimension, split over the axis.
+      rngs: keys by name, for the batch. Each layer gets its own for each micro-batch.
+      num_layers: number of layers.
+      inputs: activations of shape (b, s, m), and segments and positions of shape (b, s).
+      unroll: layers per iteration of the scan over those of a part.
+    Raises:
+      UsageError: the layers do not divide into stages and repeats.
+    """
+    parts = schedule.stages * schedule.repeats
+    if num_layers % parts:
+        raise UsageError(
+            f"{num_layers} layers of a stack do not divide into {schedule.stages} stages with PIPELINE_REPEATS = "
+            f"{schedule.repeats}. Change one of them."
+        )
+
+    def local(numbers: Int[Array, "1"], variables: Any, rngs: Any, inputs: Any) -> tuple[Array, Any]:
+        [stage] = numbers
+        with staged(axis):
+            parts = jax.tree.map(lambda w: by_repeat(w, axis, schedule, stage), variables)
+            return _scanned(axis, schedule, layer, parts, rngs, inputs, stage, unroll)
+
+    split = P(axis)
+    run_stages = jax.shard_map(
+        local,
+        in_specs=(split, split, P(), split),
+        out_specs=(split, P(None, axis)),
+        axis_names={axis},
+        check_vma=False,
+    )
+    x, added = run_stages(jnp.arange(schedule.stages), variables, rngs, inputs)
+    return x, jax.tree.map(lambda leaf: leaf.reshape(num_layers, *leaf.shape[2:]), added)
+
+
+def _scanned(
+    axis: str,
+    schedule: Schedule,
+    layer: Layer,
+    parts: Any,
+    rngs: dict[str, Array],
+    inputs: Any,
+    stage: Int[Array, ""],
+    unroll: int,
+) -> tuple[Array, Any]:
+    """Runs all ticks on one stage, whose `inputs` are a share of the batch's rows.
+
+    The micro-batches of a group come from all stages, one from each, and return to them: a register moves them towards
+    the first stage, and results from the last stage in their place.
+    """
+    stages, groups = schedule.stages, schedule.groups
+    # Row r is in group r % groups, so that every device keeps its own rows.
+    slots = jax.tree.map(lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), inputs)
+    per_repeat = jax.tree.leaves(parts)[0].shape[1]
+
+    def work(part: Any, repeat: Any, microbatch: Any, stream: Any) -> tuple[Any, Any]:
+        first = (repeat * stages + stage) * per_repeat
+        of_microbatch = {name: jax.random.fold_in(rng, microbatch) for name, rng in rngs.items()}
+
+        def one(x: Any, of: Any) -> tuple[Any, Any]:
+            variables, number = of
+            own = {name: jax.random.fold_in(rng, first + number) for name, rng in of_microbatch.items()}
+            return layer(variables, own, x, *stream[1:])
+
+        x, added = jax.lax.scan(one, stream[0], (part, jnp.arange(per_repeat)), unroll=min(unroll, per_repeat))
+        return (x, *stream[1:]), added
+
+    of_repeat = lambda tree, repeat: jax.tree.map(lambda leaf: leaf[repeat], tree)
+    stream = of_repeat(slots, 0)
+    added = jax.eval_shape(work, of_repeat(parts, 0), 0, 0, stream)[1]
+    totals = jax.tree.map(lambda leaf: jnp.zeros((schedule.repeats, *leaf.shape), leaf.dtype), added)
+
+    def tick(carry: Any, number: Any) -> tuple[Any, None]:
+        slots, register, stream, totals = carry
+        repeat, microbatch, is_valid = schedule.at(number, stage)
+        stream, added = work(of_repeat(parts, repeat), repeat, microbatch, stream)
+        before = of_repeat(totals, repeat)
+        after = chosen(is_valid, add_updates(before, added), before)
+        totals = jax.tree.map(lambda leaf, new: leaf.at[repeat].set(new), totals, after)
+        following = rotated(stream, axis, stages, 1)
+        group, phase = jnp.divmod(number + 1, stages * schedule.repeats)
+        entering = of_repeat(slots, jnp.minimum(group, groups - 1))
+        register = chosen(phase == 0, entering, register)
+        following = chosen((stage == 0) & (phase < stages), register, following)
+        register = rotated(register, axis, stages, -1)
+        register = chosen(stage == stages - 1, stream, register)
+        is_complete = (phase == stages - 1) & (group > 0)
+        at = jnp.maximum(group - 1, 0)
+        slots = jax.tree.map(lambda old, new: old.at[at].set(jnp.where(is_complete, new, old[at])), slots, register)
+        return (slots, register, following, totals), None
+
+    carry = (slots, rotated(stream, axis, stages, -1), stream, totals)
+    (slots, _, _, totals), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
+    mean = lambda name, tree: tree if name == UPDATES else jax.tree.map(lambda leaf: leaf / schedule.microbatches, tree)
+    totals = {name: mean(name, tree) for name, tree in totals.items()}
+    x = slots[0].swapaxes(0, 1)
+    return x.reshape(-1, *x.shape[2:]), totals
+
+
+def chosen(condition: Any, some: Any, others: Any) -> Any:
+    """Returns the arrays of `some` if the condition holds, else those of `others`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), some, others)
+
+
+def rotated(tree: Any, axis: str, parts: int, step: int) -> Any:
+    """Returns the arrays of the device `step` places before this one, in a ring."""
+    ring = [(i, (i + step) % parts) for i in range(parts)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, ring), tree)
+
+
+def by_repeat(x: Array, axis: str, schedule: Schedule, stage: Int[Array, ""]) -> Array:
+    """Exchanges the consecutive layers of a stage, which are stored there, for the R parts that it computes.
+
+    Args:
+      x: shape (R k, ...): of S R parts of k layers those from R i on, on stage i.
+      axis: the mesh axis of stages.
+      schedule: number of stages and repeats.
+      stage: number of this stage.
+
+    Returns:
+      Shape (R, k, ...): parts i, S + i, 2 S + i, ...
+    """
+    x = x.reshape(schedule.repeats, -1, *x.shape[1:])
+    if schedule.repeats == 1:
+        return x
+    sent, received = exchanges(schedule.stages, schedule.repeats)
+    moved = []
+    for part in sent:  # in each, every stage sends one part and receives one
+        ring = [(i, int((i * schedule.repeats + j) % schedule.stages)) for i, j in enumerate(part)]
+        moved.append(jax.lax.ppermute(x[jnp.asarray(part)[stage]], axis, ring))
+    return jnp.stack(moved)[jnp.asarray(received)[stage]]
+
+
+def exchanges(stages: int, repeats: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns permutations that deal out consecutive parts: what stages send, and the order of what they receive.
+
+    Returns:
+      Shape (R, S): which of its R parts stage i sends in each of R permutations. Shape (S, R): the permutation in which
+      it receives its first part, its second, ...
+    """
+    common = math.gcd(stages, repeats)
+    stage = np.arange(stages)
+    # Part R i + j goes to stage (R i + j) % S. Equal R i % S recur after S / common stages, which send another part.
+    sent = (np.arange(repeats)[:, None] + stage * common // stages) % repeats
+    numbers = stage * repeats + sent
+    received = np.zeros((stages, repeats), int)
+    for permutation, of_stages in enumerate(numbers):
+        received[of_stages % stages, of_stages // stages] = permutation
+    return sent, received
