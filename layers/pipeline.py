@@ -78,6 +78,11 @@ class Schedule:
         """Share of the ticks in which a stage has no micro-batch."""
         return (self.stages - 1) / self.ticks
 
+    def __str__(self) -> str:
+        repeats = f" x {self.repeats} repeats" if self.repeats > 1 else ""
+        ticks = f"{self.bubble:.1%} of {self.ticks} ticks"
+        return f"{self.stages} stages{repeats}, {self.microbatches} micro-batches, bubble {ticks}"
+
     def at(self, tick: Any, stage: Any) -> tuple[Any, Any, Any]:
         """Returns the part of the stack, the micro-batch, and whether the stage has one."""
         done = tick - stage

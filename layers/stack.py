@@ -188,3 +188,10 @@ class Segments(nn.Module):
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
         return in_sequence(self.stacks, x, state, segment_ids, positions)
+
+
+def stacks_of(module: nn.Module) -> tuple[Stack, ...]:
+    """Returns the stacks of a model's layers, in order; none for layers that a user's model has in another form."""
+    if isinstance(module, Segments):
+        return module.stacks
+    return (module,) if isinstance(module, Stack) else ()

@@ -8,6 +8,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from layers.errors import UsageError
+from layers.pipeline import Schedule
+from layers.stack import Stack, stacks_of
 from registry.checks import check
 from registry.experiment import Experiment, cls_key, owner
 from registry.records.quantities import mesh_text
@@ -104,6 +106,21 @@ class Session:
         """Prints which mesh of MESHES these devices have, in the first process, if MESHES has one for them."""
         if self.mesh_owner.startswith("MESHES") and self.processes.primary:
             print(f"Mesh {mesh_text(self.mesh_shape)}: {self.mesh_owner} of {self.name}", flush=True)
+
+    @property
+    def pipelines(self) -> list[tuple[Stack, Schedule]]:
+        """The stacks that are pipelines on the mesh, with the schedule of the rows of an update or accumulated part."""
+        rows = self.train.input.batch_size // self.task.gradient_accumulation
+        with self.placed():
+            staged = [stack for stack in stacks_of(self.task.model.stack) if stack.pipeline is not None]
+            schedules = [stack.pipeline.schedule(rows) for stack in staged]
+        return [(stack, schedule) for stack, schedule in zip(staged, schedules, strict=True) if schedule is not None]
+
+    def describe(self, attention: str) -> str:
+        """Returns `, attention: ..., pipeline: ...` for the programs of this session, without what they do not have."""
+        schedules = dict.fromkeys(str(schedule) for _, schedule in self.pipelines)
+        parts = {"attention": attention, "pipeline": "; ".join(schedules)}
+        return "".join(f", {name}: {text}" for name, text in parts.items() if text)
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:

@@ -66,12 +66,13 @@ class DecoderLm(FeedForwardKnobs):
         "EXPERT_DIM": IfOn(32),
         "NUM_EXPERTS": 8,
         "NUM_GROUPS": 8,
-        "RECEIVE_FACTOR": None,  # few tokens are split unevenly over the experts
+        "RECEIVE_FACTOR": IfOn(None),  # few tokens are split unevenly over the experts
         "HEAD_QK": IfOn(8),
         "BLOCK_LEN": 4,
         "MEMORY_LEN": None,
         "NUM_CODES": 16,
         "CODEBOOK_DECAY": 0.9,
+        "PIPELINE_MICROBATCHES": None,
         "SEQ_LEN": 32,
         "EVAL_ROWS": 16,
         "DATA_PATH": None,
@@ -92,9 +93,13 @@ class DecoderLm(FeedForwardKnobs):
             shared = lambda number: None if number is None else max(1, heads * number // cls().num_heads)
             now: Any = cls.NUM_KV_HEADS
             knobs["NUM_KV_HEADS"] = tuple(map(shared, now)) if isinstance(now, tuple) else shared(now)
-        num_layers = knobs.pop("NUM_LAYERS")
+        num_layers, units = knobs.pop("NUM_LAYERS"), 2
+        if (stage := cls().stage_axis) is not None:  # a pipeline of two stages
+            mesh = zip(cls.MESH_AXES, cls.DEVICE_MESH_SHAPE, strict=True)
+            knobs["DEVICE_MESH_SHAPE"] = tuple(2 if axis == stage else size for axis, size in mesh)
+            num_layers = units = 2 * cls.PIPELINE_REPEATS
         small = small.derive(**knobs)
-        return small.derive(**layer_patterns.shortened(small, num_layers))
+        return small.derive(**layer_patterns.shortened(small, num_layers, units))
 
     @classmethod
     def of_width(cls, width: int) -> type[Self]:

@@ -65,12 +65,13 @@ def segments(of_layers: Sequence[Kind], period: int) -> list[tuple[list[Kind], i
     return min(by_pattern, _shortest(of_layers), key=lambda cut: (sum(len(unit) for unit, _ in cut), len(cut)))
 
 
-def shortened(cls: type[Experiment], num_layers: int) -> dict[str, Any]:
-    """Returns knobs with which a model has fewer layers and the same segments, each unit at most twice.
+def shortened(cls: type[Experiment], num_layers: int, units: int = 2) -> dict[str, Any]:
+    """Returns knobs with which a model has fewer layers and the same segments.
 
     Args:
       cls: the experiment.
       num_layers: layers of a model without patterns; a model whose patterns repeat has at least as many.
+      units: how often patterns repeat. If they state every layer, each repeated part is there at most twice.
     Raises:
       UsageError: a pattern is empty, or longer than the number of layers.
     """
@@ -78,7 +79,7 @@ def shortened(cls: type[Experiment], num_layers: int) -> dict[str, Any]:
     if length == 1:
         return {"NUM_LAYERS": num_layers}
     if 2 * length <= now:
-        return {"NUM_LAYERS": max(num_layers, 2 * length + (now % length if 2 * length < now else 0))}
+        return {"NUM_LAYERS": max(num_layers, units * length + (now % length if 2 * length < now else 0))}
     cut = segments(kinds(cls, now), length)
     of_layers = [kind for unit, repeats in cut for kind in unit * min(repeats, 2)]
     return {"NUM_LAYERS": len(of_layers)} | {name: tuple(kind[name] for kind in of_layers) for name in patterns(cls)}

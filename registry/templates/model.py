@@ -8,6 +8,7 @@ from fiddle import history
 
 from layers.errors import UsageError
 from layers.norm import LayerNorm, RMSNorm
+from layers.specs import P, show_spec
 from layers.weights.initializers import Constant, FanIn, FanInUniform, InverseFanIn, Normal, Uniform
 from registry.templates.training import LanguageTraining
 from registry.values import PerLayer, Positive, PositiveFloat
@@ -45,7 +46,8 @@ class ModelKnobs(LanguageTraining):
 
     def refuse(self, knob: str, other: str, advice: str) -> None:
         """Raises a UsageError: the values of two knobs do not go together."""
-        values = f"{knob} = {getattr(self, knob)} does not work with {other} = {getattr(self, other)}"
+        text = lambda value: show_spec(value) if isinstance(value, P) else value
+        values = f"{knob} = {text(getattr(self, knob))} does not work with {other} = {text(getattr(self, other))}"
         raise UsageError(f"{values}. {advice}")
 
     @property

@@ -85,7 +85,7 @@ class LanguageTraining(LanguageData):
         """
         rows = axes_of(self.layout.activations["tokens_bs"][0])
         splitting = [axis for axis in (*rows, *self.MESH_AXES) if axis != self.stage_axis]
-        if self.stage_axis is not None and self.ZERO_AXIS == self.stage_axis:
+        if self.stage_axis is not None and self.stage_axis == self.ZERO_AXIS:
             self.refuse("ZERO_AXIS", "STACK", "Stages have different weights: choose an axis whose devices share them.")
         return fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS or splitting[0])
 

@@ -9,9 +9,10 @@ from runners.chips import Chip
 from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
 from runners.planner.machine import Machine
+from runners.planner.pipeline import pipelines
 from runners.planner.programs.compilation import Lowered, Program, Step, compile_step, memory
 from runners.planner.programs.findings import Judged, judge
-from runners.planner.programs.hlo import collective_totals, loops_counted_once
+from runners.planner.programs.hlo import collective_totals, collectives, loops_counted_once
 from runners.planner.programs.host_transfers import host_transfers
 from runners.planner.programs.peaks import explain
 from runners.session import Session
@@ -91,7 +92,8 @@ def _of_program(
 ) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     chip, count = machine.chip, max(numbers) + 1
-    exchanges = collective_totals(text, session.mesh_shape, numbers if count > 1 else ())
+    granules = numbers if count > 1 else ()
+    exchanges = collective_totals(text, session.mesh_shape, granules)
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
@@ -100,6 +102,8 @@ def _of_program(
         "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
+    if session.experiment.stage_axis is not None and plan["step"] == "train":
+        found["pipelines"] = pipelines(session, [*collectives(text, session.mesh_shape, granules)])
     if chip is not None:
         by_compiler = machine.target is not None and chip.gpu is None
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]

@@ -4,7 +4,7 @@ import math
 
 from registry.records.quantities import hardware_text, peak_parts
 from registry.tool import render
-from runners.planner import budget, explained, network
+from runners.planner import budget, explained, network, pipeline
 from runners.planner.cost import Plan
 from runners.reports.results import title
 
@@ -80,7 +80,7 @@ def numbers(content: Plan) -> list[tuple[str, str]]:
             (f"{kind} tokens per second", f"{most} {rate(content['roofline_tokens_per_second'])}"),
             (f"{kind} MFU", render.percent(content["roofline_mfu"])),
         ]
-    rows[-1:-1] = [*_host_rows(content), *network.rows(content), *budget.rows(content)]
+    rows[-1:-1] = [*_host_rows(content), *pipeline.rows(content), *network.rows(content), *budget.rows(content)]
     return rows
 
 

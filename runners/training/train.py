@@ -246,8 +246,8 @@ class _Run:
             length = batch.inputs.shape[1]
             self.progress.print(f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)")
         else:
-            found = description(decisions)
-            self.progress.print(f"Compiled in {seconds:.1f} s{f', attention: {found}' if found else ''}")
+            found = self.session.describe(description(decisions))
+            self.progress.print(f"Compiled in {seconds:.1f} s{found}")
 
     def _ask(self, step: int) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""

@@ -26,7 +26,7 @@ from tasks.storage.locks import locked
 # evaluation and saving, evaluation tasks, and the number of steps do not change what is learned.
 NOT_LEARNED = (
     *("MESH_AXES", "DEVICE_MESH_SHAPE", "DCN_MESH_SHAPE", "MESHES", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
-    *("ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
+    *("SEQUENCE_AXIS", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
     *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
 )
@@ -202,8 +202,9 @@ def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_placement(path: str) -> bool:
-    """Returns whether a config path is the placement of an activation."""
-    return path.split(".")[-2:-1] in (["activations"], ["batch_placement"])
+    """Returns whether a config path is the placement of an activation, or part of a pipeline."""
+    steps = path.split(".")
+    return steps[-2:-1] in (["activations"], ["batch_placement"]) or "pipeline" in steps
 
 
 def _is_name(path: str) -> bool:

@@ -1,0 +1,113 @@
+"""Pipelines: updates on several stages are those of one device, for each schedule, layer and other split."""
+
+import jax
+import pytest
+
+from layers.errors import UsageError
+from layers.specs import P
+from registry.checks import check
+from registry.templates.decoder import DecoderLm
+from runners.planner import pipeline as planned
+from runners.planner.cost import cost
+from runners.planner.machine import Machine
+from runners.planner.summary import numbers
+from runners.session import Session
+from tasks.zero import placed_table
+from tests.support.programs import compiled_anew
+from tests.support.split_updates import assert_same, on_one_device, trained
+
+MODEL = {"NUM_LAYERS": 4, "BATCH_SIZE": 16, "SEQ_LEN": 32, "MODEL_DIM": 32}
+NO_BALANCE = {"AUX_LOSS": 0.0, "CAPACITY_FACTOR": None}  # the loss of balance is not linear in the batch
+EXPERTS = {"FFN": "experts", "ROUTING": "top_k", "GATES": "normalized_sigmoid", "BIAS_RATE": 1e-3, **NO_BALANCE}
+
+
+def pipeline(stage, data, model, **knobs):
+    mesh = {"MESH_AXES": ("stage", "data", "model"), "DEVICE_MESH_SHAPE": (stage, data, model), "STACK": P("stage")}
+    return MODEL | mesh | knobs
+
+
+CASES = {
+    "two stages": pipeline(2, 1, 1),
+    "four stages": pipeline(4, 1, 1),
+    "two stages, two repeats": pipeline(2, 1, 1, PIPELINE_REPEATS=2, REMAT="full"),
+    "four stages, two repeats": pipeline(4, 1, 1, PIPELINE_REPEATS=2, NUM_LAYERS=8, UNROLL=2),
+    "micro-batches": pipeline(2, 2, 1, PIPELINE_MICROBATCHES=2, GRADIENT_ACCUMULATION=2),
+    "ZeRO 1, heads, repeats": pipeline(2, 2, 2, PIPELINE_REPEATS=2, ZERO_STAGE=1, LAYOUT="tensor_parallel"),
+    "ZeRO 3": pipeline(2, 4, 1, ZERO_STAGE=3),
+    "windows": pipeline(2, 1, 2, ATTENTION_WINDOW=(8, None), NUM_KV_HEADS=2),
+    "a remainder": pipeline(2, 1, 1, ATTENTION_WINDOW=(8, None), NUM_LAYERS=5),
+    "experts": pipeline(2, 2, 1, NUM_EXPERTS=4, EXPERTS_PER_TOKEN=2, NUM_GROUPS=4, **EXPERTS),
+    "vq": pipeline(2, 2, 1, MIXER="vq", POSITIONS="distance"),
+    "packed rows": pipeline(2, 2, 1, DATA="text", ROWS="pack", VOCAB_SIZE=256),
+    "positions": pipeline(2, 1, 2)
+    | {
+        "MESH_AXES": ("stage", "data", "sequence", "model"),
+        "DEVICE_MESH_SHAPE": (2, 1, 2, 2),
+        "SEQUENCE_AXIS": "sequence",
+        "CONTEXT_PARALLEL": "ring",
+    },
+}
+QUICK = ("two stages, two repeats", "ZeRO 1, heads, repeats")
+PLACEMENT = {
+    *("MESH_AXES", "DEVICE_MESH_SHAPE", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "LAYOUT"),
+    *("REMAT", "UNROLL", "SEQUENCE_AXIS", "CONTEXT_PARALLEL", "GRADIENT_ACCUMULATION"),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_updates_are_those_of_one_device(case):
+    knobs = CASES[case]
+    expected = on_one_device(**{name: value for name, value in knobs.items() if name not in PLACEMENT})
+    with compiled_anew():
+        assert_same(expected, trained(**knobs))
+
+
+def test_weights_of_layers_fall_by_the_stages():
+    bytes_of = {}
+    for stages in (1, 2, 4):
+        experiment = DecoderLm.derive(**pipeline(stages, 1, 1))()
+        mesh = experiment.mesh_shape()
+        table = placed_table(check(experiment).task, mesh)
+        bytes_of[stages] = {row.path: row.bytes_per_device(mesh) for row in table}
+        assert all(row.spec[0] == "stage" for row in table if row.stacked)
+    for path, size in bytes_of[1].items():
+        parts = 2 if path.startswith("params/stack/") else 1
+        assert bytes_of[2][path] * parts == size
+        assert bytes_of[4][path] * parts**2 == size
+
+
+def test_the_plan_states_the_bubble_and_finds_its_loop():
+    knobs = pipeline(2, 2, 1, PIPELINE_REPEATS=2, DATA="synthetic", VOCAB_SIZE=64)
+    session = Session(DecoderLm.derive(**knobs)(), jax.devices()[:4])
+    [one] = (content := cost(session, Machine()))["pipelines"]
+    assert (one["stages"], one["repeats"], one["microbatches"], one["ticks"]) == (2, 2, 8, 17)
+    assert one["bubble"] == 1 / 17
+    assert 17 in one["loops"]
+    text = "2 stages x 2 repeats, 8 micro-batches, bubble 5.9% of 17 ticks; the program has this loop"
+    assert dict(numbers(content))["pipeline over stage"] == text
+    [(_, text)] = planned.rows({"pipelines": [one | {"loops": [3]}]})
+    assert text.endswith("not found in the program, whose loops have 3")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        (
+            {"MESH_AXES": ("data", "model"), "DEVICE_MESH_SHAPE": (2, 1)},
+            "'stage' is not an axis of the mesh .*stage,data,model",
+        ),
+        ({"STACK": P("stage", None)}, r"STACK must have one entry .*P\('stage', None\)"),
+        ({"NUM_LAYERS": 3}, r"into 2 parts, which divide no stack \(got 3 layers: a stack repeats 3 times\)"),
+        ({"PIPELINE_REPEATS": 3}, "into 6 parts, which divide no stack"),
+        ({"PIPELINE_MICROBATCHES": 3}, r"PIPELINE_MICROBATCHES must be a multiple of the 2 stages.*\(got 3\)"),
+        ({"PIPELINE_MICROBATCHES": 32}, r"divide BATCH_SIZE / GRADIENT_ACCUMULATION = 16 rows .*\(got 32\)"),
+        ({"ZERO_STAGE": 1, "ZERO_AXIS": "stage"}, r"ZERO_AXIS = stage does not work with STACK = P\('stage'\)"),
+        ({"TBPTT_LEN": 8}, "does not work with TBPTT_LEN = 8. A pipeline carries no state"),
+        ({"BATCH_SIZE": 2, "DEVICE_MESH_SHAPE": (2, 2, 1)}, "batch of 2 rows"),
+    ],
+)
+def test_bad_requests(knobs, message):
+    with pytest.raises(UsageError, match=message):
+        check(DecoderLm.derive(**pipeline(2, 1, 1) | knobs)())
