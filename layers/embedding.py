@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.pipeline import of_own_rows
 from layers.specs import Specs
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
@@ -26,6 +27,7 @@ class Embedding(nn.Module):
     logits_scale: float = 1.0  # factor on the logits of a tied head, before the bias
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c), after the bias
     use_bias: bool = False  # adds a bias to the logits of a tied head
+    stage_axis: str | None = None  # the mesh axis of a pipeline's stages
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
 
@@ -41,7 +43,8 @@ class Embedding(nn.Module):
             self.bias_v = weight(self, "unembedding_bias_v", shape[:1], used=used[:1], **bias)
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
-        return jnp.take(self.table_vm, tokens, axis=0).astype(self.dtype) * self.scale
+        look_up = lambda table_vm, tokens: jnp.take(table_vm, tokens, axis=0).astype(self.dtype)
+        return of_own_rows(self.stage_axis, look_up, self.table_vm, tokens) * self.scale
 
     def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
         """Returns logits in float32: products of features and token vectors; the lowest float for padding rows."""

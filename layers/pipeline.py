@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Int
 
 from layers.auxiliary import UPDATES, add_updates
@@ -22,6 +23,7 @@ from layers.collectives import staged
 from layers.errors import UsageError
 from layers.specs import P, Specs, split_of
 
+INPUT = "layer_input"  # name of activations that the backward pass does not recompute
 MICROBATCHES_PER_STAGE = 4  # the bubble is small from there (Huang et al. 2019, GPipe, section 2.3)
 
 
@@ -103,6 +105,7 @@ def run(
     rngs: dict[str, Array],
     num_layers: int,
     inputs: tuple[Array, Array | None, Array | None],
+    policy: Any,
     unroll: int = 1,
 ) -> tuple[Array, Any]:
     """Returns the output of a stack for a batch, and what its layers add to collections, by layer.
@@ -117,6 +120,8 @@ def run(
       rngs: keys by name, for the batch. Each layer gets its own for each micro-batch.
       num_layers: number of layers.
       inputs: activations of shape (b, s, m), and segments and positions of shape (b, s).
+      policy: what the backward pass need not recompute in a layer. Inputs of layers are saved in any case, and weights
+        are not, of which each tick would save a copy.
       unroll: layers per iteration of the scan over those of a part.
     Raises:
       UsageError: the layers do not divide into stages and repeats.
@@ -132,7 +137,7 @@ def run(
         [stage] = numbers
         with staged(axis):
             parts = jax.tree.map(lambda w: by_repeat(w, axis, schedule, stage), variables)
-            return _scanned(axis, schedule, layer, parts, rngs, inputs, stage, unroll)
+            return _scanned(axis, schedule, layer, parts, rngs, inputs, stage, policy, unroll)
 
     split = P(axis)
     run_stages = jax.shard_map(
@@ -154,6 +159,7 @@ def _scanned(
     rngs: dict[str, Array],
     inputs: Any,
     stage: Int[Array, ""],
+    policy: Any,
     unroll: int,
 ) -> tuple[Array, Any]:
     """Runs all ticks on one stage, whose `inputs` are a share of the batch's rows.
@@ -166,27 +172,35 @@ def _scanned(
     slots = jax.tree.map(lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), inputs)
     per_repeat = jax.tree.leaves(parts)[0].shape[1]
 
-    def work(part: Any, repeat: Any, microbatch: Any, stream: Any) -> tuple[Any, Any]:
+    def of_repeat(tree: Any, repeat: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[0 if leaf.shape[0] == 1 else repeat], tree)
+
+    def work(repeat: Any, microbatch: Any, parts: Any, stream: Any) -> tuple[Any, Any]:
         first = (repeat * stages + stage) * per_repeat
         of_microbatch = {name: jax.random.fold_in(rng, microbatch) for name, rng in rngs.items()}
 
         def one(x: Any, of: Any) -> tuple[Any, Any]:
             variables, number = of
             own = {name: jax.random.fold_in(rng, first + number) for name, rng in of_microbatch.items()}
-            return layer(variables, own, x, *stream[1:])
+            return layer(variables, own, checkpoint_name(x, INPUT), *stream[1:])
 
-        x, added = jax.lax.scan(one, stream[0], (part, jnp.arange(per_repeat)), unroll=min(unroll, per_repeat))
+        x, added = jax.lax.scan(
+            one, stream[0], (of_repeat(parts, repeat), jnp.arange(per_repeat)), unroll=min(unroll, per_repeat)
+        )
         return (x, *stream[1:]), added
 
-    of_repeat = lambda tree, repeat: jax.tree.map(lambda leaf: leaf[repeat], tree)
+    saved = jax.checkpoint_policies.save_from_both_policies(
+        policy, jax.checkpoint_policies.save_only_these_names(INPUT)
+    )
+    work = jax.checkpoint(work, policy=saved, prevent_cse=False)
     stream = of_repeat(slots, 0)
-    added = jax.eval_shape(work, of_repeat(parts, 0), 0, 0, stream)[1]
+    added = jax.eval_shape(work, 0, 0, parts, stream)[1]
     totals = jax.tree.map(lambda leaf: jnp.zeros((schedule.repeats, *leaf.shape), leaf.dtype), added)
 
     def tick(carry: Any, number: Any) -> tuple[Any, None]:
         slots, register, stream, totals = carry
         repeat, microbatch, is_valid = schedule.at(number, stage)
-        stream, added = work(of_repeat(parts, repeat), repeat, microbatch, stream)
+        stream, added = work(repeat, microbatch, parts, stream)
         before = of_repeat(totals, repeat)
         after = chosen(is_valid, add_updates(before, added), before)
         totals = jax.tree.map(lambda leaf, new: leaf.at[repeat].set(new), totals, after)
@@ -208,6 +222,25 @@ def _scanned(
     totals = {name: mean(name, tree) for name, tree in totals.items()}
     x = slots[0].swapaxes(0, 1)
     return x.reshape(-1, *x.shape[2:]), totals
+
+
+def of_own_rows(axis: str | None, function: Callable[[Array, Array], Array], table: Array, ids: Array) -> Array:
+    """Returns `function(table, ids)` for ids of shape (b, s), each stage of a mesh axis for its own rows.
+
+    For look-ups in a table outside of a pipeline: the compiler would send what the gradient adds to a table to all
+    stages. Here each stage adds its own, and the sums are all-reduced.
+
+    Args:
+      axis: the axis; None if there is no pipeline.
+      function: the look-up.
+      table: equal on all stages.
+      ids: split over the axis if its size divides their rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if axis is None or mesh.empty or mesh.shape.get(axis, 1) == 1 or ids.shape[0] % mesh.shape[axis]:
+        return function(table, ids)
+    split = {"in_specs": (P(), P(axis)), "out_specs": P(axis), "axis_names": {axis}, "check_vma": False}
+    return jax.shard_map(function, **split)(table, ids)
 
 
 def chosen(condition: Any, some: Any, others: Any) -> Any:

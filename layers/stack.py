@@ -99,12 +99,14 @@ class Stack(nn.Module):
             (x, _), added = result
             return x, added
 
-        if policy is not None:
+        if REMAT_POLICIES[self.remat] is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        # Saving everything, REMAT = none, would save copies of the weights.
+        saved = policy if REMAT_POLICIES[self.remat] is not None else jax.checkpoint_policies.dots_saveable
         variables = {name: tree["block"] for name, tree in self.variables.items() if "block" in tree}
         with named_for(self.remat):
             x, added = pipelines.run(
-                self.pipeline.axis, schedule, layer, variables, rngs, self.num_layers, (x, *others), self.unroll
+                self.pipeline.axis, schedule, layer, variables, rngs, self.num_layers, (x, *others), saved, self.unroll
             )
         for name, tree in added.items():
             self.put_variable(name, "block", tree)

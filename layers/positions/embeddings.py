@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.pipeline import of_own_rows
 from layers.positions.rotary_scaling import RotaryScaling
 from layers.specs import Specs
 from layers.weights.initializers import Constant, Initializer
@@ -74,6 +75,7 @@ class LearnedPositions(nn.Module):
     max_length: int  # positions 0 ... max_length - 1 exist
     model_dim: int
     initializer: Initializer
+    stage_axis: str | None = None  # the mesh axis of a pipeline's stages
     param_dtype: str = "float32"
 
     @nn.compact
@@ -81,7 +83,8 @@ class LearnedPositions(nn.Module):
         shape = (self.max_length, self.model_dim)
         table_tm = weight(self, "position_tm", shape, init=self.initializer, role="embedding", fan_in=1)
         # "fill" makes positions beyond the table NaN, which stops a run; clamping would hide the error.
-        return jnp.take(table_tm, positions, axis=0, mode="fill", fill_value=jnp.nan)
+        look_up = lambda table_tm, positions: jnp.take(table_tm, positions, axis=0, mode="fill", fill_value=jnp.nan)
+        return of_own_rows(self.stage_axis, look_up, table_tm, positions)
 
 
 class SinusoidalPositions(nn.Module):

@@ -159,6 +159,7 @@ class DecoderLm(FeedForwardKnobs):
             initializer=fdl.Config(Normal, stddev=stddev),
             scale=1.0 if scale is None else scale,
             dtype=self.DTYPE,
+            **self.staged,
         )
         if self.TIE_EMBEDDINGS:
             config.use_bias = "head" in self.BIASES
@@ -222,7 +223,8 @@ class DecoderLm(FeedForwardKnobs):
         if kind == "learned":
             stddev = self.fixed_stddev if self.EMBEDDING_STDDEV is None else self.EMBEDDING_STDDEV
             init = fdl.Config(Normal, stddev=stddev)
-            return self.layer(LearnedPositions, max_length=self.SEQ_LEN, model_dim=self.MODEL_DIM, initializer=init)
+            sizes: dict[str, Any] = {"max_length": self.SEQ_LEN, "model_dim": self.MODEL_DIM}
+            return self.layer(LearnedPositions, **sizes, initializer=init, **self.staged)
         if kind == "sinusoidal":
             return self.layer(SinusoidalPositions, model_dim=self.MODEL_DIM)
         if kind == "scaled_sinusoidal":
@@ -250,6 +252,11 @@ class DecoderLm(FeedForwardKnobs):
         if self.stage_axis is not None:
             self._require_pipeline(stacks)
         return stacks[0] if len(stacks) == 1 else fdl.Config(Segments, stacks=tuple(stacks))
+
+    @property
+    def staged(self) -> dict[str, str]:
+        """The stage_axis argument of tables outside of the pipeline; empty without one."""
+        return {} if self.stage_axis is None else {"stage_axis": self.stage_axis}
 
     @property
     def pipeline_parts(self) -> int:

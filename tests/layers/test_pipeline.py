@@ -88,7 +88,16 @@ def test_layers_run_in_order_with_keys_of_their_own(sizes):
 
     def staged(variables, x):
         rngs = {"dropout": jax.random.key(0)}
-        x, added = run("stage", schedule, layer, variables, rngs, layers, (x, segments, None))
+        x, added = run(
+            "stage",
+            schedule,
+            layer,
+            variables,
+            rngs,
+            layers,
+            (x, segments, None),
+            jax.checkpoint_policies.dots_saveable,
+        )
         return x, added["losses"]["one"], added["metrics"]["noise"]
 
     total = lambda outputs: jnp.sum(outputs[0] ** 2) + jnp.sum(outputs[1])
