@@ -110,8 +110,9 @@ def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 def _with_other_axes_manual(fn: Callable[[jax.Array], jax.Array], x: jax.Array, axis: str, spec: P) -> jax.Array:
     # The compiler would remove the splits by its own axes before an exchange along ours: here it handles none of them.
-    others = {name for entry in spec for name in axes_of(entry)} - {axis}
+    for manual in {axis, *jax.sharding.get_abstract_mesh().manual_axes}:
+        spec = without(spec, manual)
+    others = {name for entry in spec for name in axes_of(entry)}
     if not others:
         return fn(x)
-    spec = without(spec, axis)
     return jax.shard_map(fn, in_specs=(spec,), out_specs=spec, axis_names=others, check_vma=False)(x)

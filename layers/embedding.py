@@ -1,14 +1,15 @@
 """Token embedding, and the tied or untied output layer from features to logits."""
 
+import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
-from layers.pipeline import of_own_rows
-from layers.specs import Specs
+from layers.specs import P, Specs, axes_of
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
@@ -27,7 +28,7 @@ class Embedding(nn.Module):
     logits_scale: float = 1.0  # factor on the logits of a tied head, before the bias
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c), after the bias
     use_bias: bool = False  # adds a bias to the logits of a tied head
-    stage_axis: str | None = None  # the mesh axis of a pipeline's stages
+    placement: P | None = None  # of tokens, if each device looks up its own (look_up)
     dtype: str = "float32"  # of the vectors
     param_dtype: str = "float32"
 
@@ -43,8 +44,7 @@ class Embedding(nn.Module):
             self.bias_v = weight(self, "unembedding_bias_v", shape[:1], used=used[:1], **bias)
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s m"]:
-        look_up = lambda table_vm, tokens: jnp.take(table_vm, tokens, axis=0).astype(self.dtype)
-        return of_own_rows(self.stage_axis, look_up, self.table_vm, tokens) * self.scale
+        return look_up(self.table_vm, tokens, self.dtype, self.specs["embedding_vm"], self.placement) * self.scale
 
     def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
         """Returns logits in float32: products of features and token vectors; the lowest float for padding rows."""
@@ -91,3 +91,46 @@ def _finished(logits: Float[Array, "b s v"], vocab_size: int, softcap: float | N
     if logits.shape[-1] == vocab_size:
         return logits
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, jnp.finfo(jnp.float32).min)
+
+
+def look_up(
+    table: Float[Array, "v m"], ids: Int[Array, "b s"], dtype: str, spec: P, placement: P | None = None
+) -> Float[Array, "b s m"]:
+    """Returns rows of a table in `dtype`, NaN for numbers beyond it.
+
+    With a placement of the ids, the program inside is that of one device: each looks up its own ids, in its part of the
+    table's rows, and the gradients of the table are all-reduced. The compiler would send what the gradients add to a
+    table to all devices of an axis that splits ids and not the table, which the stages of a pipeline do.
+
+    Args:
+      table: the table, placed by `spec`.
+      ids: numbers of rows.
+      dtype: of the result.
+      spec: placement of the table. Axes that also split ids do not split it here.
+      placement: of the ids; None leaves the program to the compiler.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    free = lambda entry: tuple(axis for axis in axes_of(entry) if axis not in mesh.manual_axes and mesh.shape[axis] > 1)
+    of_ids = [] if placement is None or mesh.empty else [free(entry) for entry in placement]
+    devices = lambda axes: math.prod(mesh.shape[axis] for axis in axes)
+    if not any(of_ids) or any(size % devices(axes) for size, axes in zip(ids.shape, of_ids, strict=True)):
+        return jnp.take(table, ids, axis=0).astype(dtype)
+    taken = {axis for axes in of_ids for axis in axes}
+    rows, columns = (tuple(axis for axis in free(entry) if axis not in taken) for entry in spec)
+
+    def local(parts: Int[Array, "1"], table: Float[Array, "v m"], ids: Int[Array, "b s"]) -> Float[Array, "b s m"]:
+        own = ids - parts[0] * table.shape[0]
+        is_own = (own >= 0) & (own < table.shape[0])
+        found = jnp.take(table, jnp.where(is_own, own, 0), axis=0).astype(dtype)
+        found = jnp.where(is_own[..., None], found, 0)
+        found = jax.lax.psum(found, rows) if rows else found
+        return jnp.where((ids < devices(rows) * table.shape[0])[..., None], found, jnp.nan)
+
+    run = jax.shard_map(
+        local,
+        in_specs=(P(rows), P(rows, columns), P(*of_ids)),
+        out_specs=P(*of_ids, columns),
+        axis_names={axis for axis in mesh.axis_names if axis not in mesh.manual_axes},
+        check_vma=False,
+    )
+    return run(jnp.arange(devices(rows)), table, ids)

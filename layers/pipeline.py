@@ -8,6 +8,7 @@ bubble, it computes results that nothing reads.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -50,11 +51,22 @@ class Pipeline:
         """
         stages = self.stages()
         others = math.prod(n for axis, n in split_of(self.activations, "residual_bsm", 0).items() if axis != self.axis)
-        most = (self.microbatches or MICROBATCHES_PER_STAGE * stages) // stages
-        fits = [groups for groups in range(1, most + 1) if rows % (groups * stages * others) == 0]
-        if stages == 1 or not fits:
-            return None
-        return Schedule(stages=stages, repeats=self.repeats, microbatches=max(fits) * stages)
+        count = most_microbatches(rows, stages, others, self.microbatches)
+        return Schedule(stages=stages, repeats=self.repeats, microbatches=count) if stages > 1 and count else None
+
+
+def most_microbatches(rows: int, stages: int, devices: int, wanted: int | None) -> int:
+    """Returns the number of micro-batches of a batch: the largest multiple of the stages that its rows allow, or 0.
+
+    Args:
+      rows: of the batch.
+      stages: number of stages.
+      devices: devices of a stage that split the rows; each has rows of every micro-batch.
+      wanted: at most so many; None is MICROBATCHES_PER_STAGE per stage.
+    """
+    most = MICROBATCHES_PER_STAGE if wanted is None else wanted // stages
+    fits = [groups for groups in range(1, most + 1) if rows % (groups * stages * devices) == 0]
+    return stages * max(fits, default=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,150 +109,130 @@ Layer = Callable[..., tuple[Array, Any]]
 """Maps (variables of a layer, keys for random numbers, x, segment_ids, positions) to (x, collections)."""
 
 
-def run(
-    axis: str,
-    schedule: Schedule,
-    layer: Layer,
-    variables: Any,
-    rngs: dict[str, Array],
-    num_layers: int,
-    inputs: tuple[Array, Array | None, Array | None],
-    policy: Any,
-    unroll: int = 1,
-) -> tuple[Array, Any]:
-    """Returns the output of a stack for a batch, and what its layers add to collections, by layer.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stages:
+    """The layers of a stack on the devices of a mesh axis."""
 
-    Losses and metrics are means over micro-batches, updates of state are sums.
+    axis: str
+    schedule: Schedule
+    layer: Layer
+    policy: Any  # what the backward pass need not recompute in a layer, besides its input
+    unroll: int = 1  # layers per iteration of the scan over those of a part
 
-    Args:
-      axis: the mesh axis of stages.
-      schedule: that of the batch.
-      layer: the function of one layer.
-      variables: arrays with a leading layer dimension, split over the axis.
-      rngs: keys by name, for the batch. Each layer gets its own for each micro-batch.
-      num_layers: number of layers.
-      inputs: activations of shape (b, s, m), and segments and positions of shape (b, s).
-      policy: what the backward pass need not recompute in a layer. Inputs of layers are saved in any case, and weights
-        are not, of which each tick would save a copy.
-      unroll: layers per iteration of the scan over those of a part.
-    Raises:
-      UsageError: the layers do not divide into stages and repeats.
-    """
-    parts = schedule.stages * schedule.repeats
-    if num_layers % parts:
-        raise UsageError(
-            f"{num_layers} layers of a stack do not divide into {schedule.stages} stages with PIPELINE_REPEATS = "
-            f"{schedule.repeats}. Change one of them."
+    def run(
+        self,
+        variables: Any,
+        rngs: dict[str, Array],
+        num_layers: int,
+        inputs: tuple[Array, Array | None, Array | None],
+    ) -> tuple[Array, Any]:
+        """Returns the output of the stack for a batch, and what its layers add to collections, by layer.
+
+        Losses and metrics are means over micro-batches, updates of state are sums.
+
+        Args:
+          variables: arrays with a leading layer dimension, split over the axis.
+          rngs: keys by name, for the batch. Each layer gets its own for each micro-batch.
+          num_layers: number of layers.
+          inputs: activations of shape (b, s, m), and segments and positions of shape (b, s).
+        Raises:
+          UsageError: the layers do not divide into stages and repeats.
+        """
+        stages, repeats = self.schedule.stages, self.schedule.repeats
+        if num_layers % (stages * repeats):
+            raise UsageError(
+                f"The {num_layers} layers of a stack do not divide into {stages} stages with PIPELINE_REPEATS = "
+                f"{repeats}. Change one of them."
+            )
+        split = P(self.axis)
+        run_stages = jax.shard_map(
+            self._on_stage,
+            in_specs=(split, split, P(), split),
+            out_specs=(split, P(None, self.axis)),
+            axis_names={self.axis},
+            check_vma=False,
         )
+        x, added = run_stages(jnp.arange(stages), variables, rngs, inputs)
+        return x, jax.tree.map(lambda leaf: leaf.reshape(num_layers, *leaf.shape[2:]), added)
 
-    def local(numbers: Int[Array, "1"], variables: Any, rngs: Any, inputs: Any) -> tuple[Array, Any]:
+    def _on_stage(self, numbers: Int[Array, "1"], variables: Any, rngs: Any, inputs: Any) -> tuple[Array, Any]:
+        """Runs all ticks on one stage, whose inputs are a share of the batch's rows."""
         [stage] = numbers
-        with staged(axis):
-            parts = jax.tree.map(lambda w: by_repeat(w, axis, schedule, stage), variables)
-            return _scanned(axis, schedule, layer, parts, rngs, inputs, stage, policy, unroll)
+        with staged(self.axis):
+            parts = jax.tree.map(lambda w: by_repeat(w, self.axis, self.schedule, stage), variables)
+            # Row r is in group r % groups, so that every device keeps its own rows.
+            groups = self.schedule.groups
+            slots = jax.tree.map(lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), inputs)
+            slots, totals = self._ticks(stage, self._work(stage, parts, rngs), slots)
+        x = slots[0].swapaxes(0, 1)
+        return x.reshape(-1, *x.shape[2:]), totals
 
-    split = P(axis)
-    run_stages = jax.shard_map(
-        local,
-        in_specs=(split, split, P(), split),
-        out_specs=(split, P(None, axis)),
-        axis_names={axis},
-        check_vma=False,
-    )
-    x, added = run_stages(jnp.arange(schedule.stages), variables, rngs, inputs)
-    return x, jax.tree.map(lambda leaf: leaf.reshape(num_layers, *leaf.shape[2:]), added)
+    def _work(self, stage: Int[Array, ""], parts: Any, rngs: dict[str, Array]) -> Callable[..., tuple[Any, Any]]:
+        """Returns the function of one tick: from repeat, micro-batch and its arrays to these and collections."""
+        per_repeat = jax.tree.leaves(parts)[0].shape[1]
 
+        def work(parts: Any, repeat: Any, microbatch: Any, stream: Any) -> tuple[Any, Any]:
+            x, *others = stream
+            first = (repeat * self.schedule.stages + stage) * per_repeat
+            of_microbatch = {name: jax.random.fold_in(rng, microbatch) for name, rng in rngs.items()}
 
-def _scanned(
-    axis: str,
-    schedule: Schedule,
-    layer: Layer,
-    parts: Any,
-    rngs: dict[str, Array],
-    inputs: Any,
-    stage: Int[Array, ""],
-    policy: Any,
-    unroll: int,
-) -> tuple[Array, Any]:
-    """Runs all ticks on one stage, whose `inputs` are a share of the batch's rows.
+            def one(x: Any, of: Any) -> tuple[Any, Any]:
+                variables, number = of
+                own = {name: jax.random.fold_in(rng, first + number) for name, rng in of_microbatch.items()}
+                return self.layer(variables, own, checkpoint_name(x, INPUT), *others)
 
-    The micro-batches of a group come from all stages, one from each, and return to them: a register moves them towards
-    the first stage, and results from the last stage in their place.
-    """
-    stages, groups = schedule.stages, schedule.groups
-    # Row r is in group r % groups, so that every device keeps its own rows.
-    slots = jax.tree.map(lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), inputs)
-    per_repeat = jax.tree.leaves(parts)[0].shape[1]
+            xs = at(parts, repeat), jnp.arange(per_repeat)
+            x, added = jax.lax.scan(one, x, xs, unroll=min(self.unroll, per_repeat))
+            return (x, *others), added
 
-    def of_repeat(tree: Any, repeat: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0 if leaf.shape[0] == 1 else repeat], tree)
+        def saved(primitive: Any, *arrays: Any, **parameters: Any) -> Any:
+            return parameters.get("name") == INPUT or self.policy(primitive, *arrays, **parameters)
 
-    def work(repeat: Any, microbatch: Any, parts: Any, stream: Any) -> tuple[Any, Any]:
-        first = (repeat * stages + stage) * per_repeat
-        of_microbatch = {name: jax.random.fold_in(rng, microbatch) for name, rng in rngs.items()}
+        return functools.partial(jax.checkpoint(work, policy=saved, prevent_cse=False), parts)
 
-        def one(x: Any, of: Any) -> tuple[Any, Any]:
-            variables, number = of
-            own = {name: jax.random.fold_in(rng, first + number) for name, rng in of_microbatch.items()}
-            return layer(variables, own, checkpoint_name(x, INPUT), *stream[1:])
+    def _ticks(self, stage: Int[Array, ""], work: Callable[..., tuple[Any, Any]], slots: Any) -> tuple[Any, Any]:
+        """Runs all ticks: from the inputs of a stage's share of the micro-batches, by group, to their outputs.
 
-        x, added = jax.lax.scan(
-            one, stream[0], (of_repeat(parts, repeat), jnp.arange(per_repeat)), unroll=min(unroll, per_repeat)
-        )
-        return (x, *stream[1:]), added
+        A group has one micro-batch of each stage. A register moves them towards the first stage, one in each tick, and
+        outputs of the last stage in their place back to the stages that they came from.
+        """
+        schedule, stages = self.schedule, self.schedule.stages
+        first = at(slots, 0)
+        added = jax.eval_shape(work, 0, 0, first)[1]
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((schedule.repeats, *leaf.shape), leaf.dtype), added)
 
-    saved = jax.checkpoint_policies.save_from_both_policies(
-        policy, jax.checkpoint_policies.save_only_these_names(INPUT)
-    )
-    work = jax.checkpoint(work, policy=saved, prevent_cse=False)
-    stream = of_repeat(slots, 0)
-    added = jax.eval_shape(work, 0, 0, parts, stream)[1]
-    totals = jax.tree.map(lambda leaf: jnp.zeros((schedule.repeats, *leaf.shape), leaf.dtype), added)
+        def tick(carry: Any, number: Any) -> tuple[Any, None]:
+            slots, register, stream, totals = carry
+            repeat, microbatch, is_valid = schedule.at(number, stage)
+            stream, added = work(repeat, microbatch, stream)
+            before = at(totals, repeat)
+            totals = put(totals, chosen(is_valid, add_updates(before, added), before), repeat)
+            group, phase = jnp.divmod(number + 1, stages * schedule.repeats)
+            register = chosen(phase == 0, at(slots, jnp.minimum(group, schedule.groups - 1)), register)
+            is_new = (stage == 0) & (phase < stages)
+            following = chosen(is_new, register, rotated(stream, self.axis, stages, 1))
+            # Between groups nothing enters or leaves.
+            moves = (lambda register: rotated(register, self.axis, stages, -1)), lambda register: register
+            register = moves[0](register) if schedule.repeats == 1 else jax.lax.cond(phase < stages, *moves, register)
+            register = chosen(stage == stages - 1, stream, register)
+            is_complete, done = (phase == stages - 1) & (group > 0), jnp.maximum(group - 1, 0)
+            slots = put(slots, chosen(is_complete, register, at(slots, done)), done)
+            return (slots, register, following, totals), None
 
-    def tick(carry: Any, number: Any) -> tuple[Any, None]:
-        slots, register, stream, totals = carry
-        repeat, microbatch, is_valid = schedule.at(number, stage)
-        stream, added = work(repeat, microbatch, parts, stream)
-        before = of_repeat(totals, repeat)
-        after = chosen(is_valid, add_updates(before, added), before)
-        totals = jax.tree.map(lambda leaf, new: leaf.at[repeat].set(new), totals, after)
-        following = rotated(stream, axis, stages, 1)
-        group, phase = jnp.divmod(number + 1, stages * schedule.repeats)
-        entering = of_repeat(slots, jnp.minimum(group, groups - 1))
-        register = chosen(phase == 0, entering, register)
-        following = chosen((stage == 0) & (phase < stages), register, following)
-        register = rotated(register, axis, stages, -1)
-        register = chosen(stage == stages - 1, stream, register)
-        is_complete = (phase == stages - 1) & (group > 0)
-        at = jnp.maximum(group - 1, 0)
-        slots = jax.tree.map(lambda old, new: old.at[at].set(jnp.where(is_complete, new, old[at])), slots, register)
-        return (slots, register, following, totals), None
-
-    carry = (slots, rotated(stream, axis, stages, -1), stream, totals)
-    (slots, _, _, totals), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
-    mean = lambda name, tree: tree if name == UPDATES else jax.tree.map(lambda leaf: leaf / schedule.microbatches, tree)
-    totals = {name: mean(name, tree) for name, tree in totals.items()}
-    x = slots[0].swapaxes(0, 1)
-    return x.reshape(-1, *x.shape[2:]), totals
+        carry = (slots, rotated(first, self.axis, stages, -1), first, zeros)
+        (slots, _, _, totals), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
+        mean = lambda tree: jax.tree.map(lambda leaf: leaf / schedule.microbatches, tree)
+        return slots, {name: tree if name == UPDATES else mean(tree) for name, tree in totals.items()}
 
 
-def of_own_rows(axis: str | None, function: Callable[[Array, Array], Array], table: Array, ids: Array) -> Array:
-    """Returns `function(table, ids)` for ids of shape (b, s), each stage of a mesh axis for its own rows.
+def at(tree: Any, index: Any) -> Any:
+    """Returns the entry of each array at an index of its first dimension."""
+    return jax.tree.map(lambda leaf: leaf[0 if leaf.shape[0] == 1 else index], tree)
 
-    For look-ups in a table outside of a pipeline: the compiler would send what the gradient adds to a table to all
-    stages. Here each stage adds its own, and the sums are all-reduced.
 
-    Args:
-      axis: the axis; None if there is no pipeline.
-      function: the look-up.
-      table: equal on all stages.
-      ids: split over the axis if its size divides their rows.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if axis is None or mesh.empty or mesh.shape.get(axis, 1) == 1 or ids.shape[0] % mesh.shape[axis]:
-        return function(table, ids)
-    split = {"in_specs": (P(), P(axis)), "out_specs": P(axis), "axis_names": {axis}, "check_vma": False}
-    return jax.shard_map(function, **split)(table, ids)
+def put(tree: Any, entries: Any, index: Any) -> Any:
+    """Returns the arrays with these entries at an index of their first dimension."""
+    return jax.tree.map(lambda leaf, entry: leaf.at[index].set(entry), tree, entries)
 
 
 def chosen(condition: Any, some: Any, others: Any) -> Any:
@@ -248,9 +240,9 @@ def chosen(condition: Any, some: Any, others: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), some, others)
 
 
-def rotated(tree: Any, axis: str, parts: int, step: int) -> Any:
-    """Returns the arrays of the device `step` places before this one, in a ring."""
-    ring = [(i, (i + step) % parts) for i in range(parts)]
+def rotated(tree: Any, axis: str, stages: int, step: int) -> Any:
+    """Returns the arrays of the stage `step` places before this one, in a ring."""
+    ring = [(i, (i + step) % stages) for i in range(stages)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, ring), tree)
 
 

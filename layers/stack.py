@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers import pipeline as pipelines
 from layers.auxiliary import LOSSES, METRICS, UPDATES, WATCHED
 from layers.block import in_sequence
 from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
-from layers.pipeline import Pipeline, Schedule
+from layers.pipeline import Pipeline, Schedule, Stages
 from layers.platform import products_are_counted
 from layers.remat import REMAT_POLICIES, named_for
 
@@ -101,13 +100,12 @@ class Stack(nn.Module):
 
         if REMAT_POLICIES[self.remat] is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        # Saving everything, REMAT = none, would save copies of the weights.
+        # Saving everything, REMAT = none, would save a copy of the weights in each tick.
         saved = policy if REMAT_POLICIES[self.remat] is not None else jax.checkpoint_policies.dots_saveable
         variables = {name: tree["block"] for name, tree in self.variables.items() if "block" in tree}
+        stages = Stages(axis=self.pipeline.axis, schedule=schedule, layer=layer, policy=saved, unroll=self.unroll)
         with named_for(self.remat):
-            x, added = pipelines.run(
-                self.pipeline.axis, schedule, layer, variables, rngs, self.num_layers, (x, *others), saved, self.unroll
-            )
+            x, added = stages.run(variables, rngs, self.num_layers, (x, *others))
         for name, tree in added.items():
             self.put_variable(name, "block", tree)
         return x
@@ -192,7 +190,7 @@ class Segments(nn.Module):
         return in_sequence(self.stacks, x, state, segment_ids, positions)
 
 
-def stacks_of(module: nn.Module) -> tuple[Stack, ...]:
+def stacks_of(module: Any) -> tuple[Stack, ...]:
     """Returns the stacks of a model's layers, in order; none for layers that a user's model has in another form."""
     if isinstance(module, Segments):
         return module.stacks

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
 from layers.specs import axes_of, show_spec
+from layers.stack import stacks_of
 from registry.build import build, config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
@@ -53,6 +54,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Buil
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
+    _require_pipeline(experiment, task)
     _require_used_rows(experiment, task, table)
     _used_activations(experiment, configs["task"])
     inputs = {"train.input": train.input, **{f"test.inputs.{split}": source for split, source in test.inputs.items()}}
@@ -92,6 +94,16 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
     for key in task.optimizer.no_decay:
         if key not in experiment.specs:
             raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
+
+
+def _require_pipeline(experiment: Experiment, task: Task) -> None:
+    """Raises an error if STACK names an axis and the model, which a user's class may make, has no pipeline."""
+    stacks = stacks_of(getattr(getattr(task, "model", None), "stack", None))
+    if experiment.stage_axis is not None and all(stack.pipeline is None for stack in stacks):
+        raise UsageError(
+            f"STACK = {show_spec(experiment.STACK)} of {cls_key(type(experiment))} has no effect: no stack of its "
+            f"model has a pipeline. Set `pipeline` of a layers.stack.Stack, or STACK to P(None)."
+        )
 
 
 def _require_even_batches(task: Task, inputs: Mapping[str, IndexedInput], mesh: Mapping[str, int]) -> None:

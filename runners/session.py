@@ -118,8 +118,12 @@ class Session:
 
     def describe(self, attention: str) -> str:
         """Returns `, attention: ..., pipeline: ...` for the programs of this session, without what they do not have."""
-        schedules = dict.fromkeys(str(schedule) for _, schedule in self.pipelines)
-        parts = {"attention": attention, "pipeline": "; ".join(schedules)}
+        pipelines = self.pipelines
+        schedules = "; ".join(dict.fromkeys(str(schedule) for _, schedule in pipelines))
+        others = sum(stack.num_layers for stack in stacks_of(self.task.model.stack)) if pipelines else 0
+        if others := others - sum(stack.num_layers for stack, _ in pipelines):
+            schedules += f", {others} layers (or repeats of a pattern) on all stages"
+        parts = {"attention": attention, "pipeline": schedules}
         return "".join(f", {name}: {text}" for name, text in parts.items() if text)
 
     @contextlib.contextmanager

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.embedding import look_up
 from layers.errors import UsageError
-from layers.pipeline import of_own_rows
 from layers.positions.rotary_scaling import RotaryScaling
-from layers.specs import Specs
+from layers.specs import P, Specs
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
@@ -75,16 +75,15 @@ class LearnedPositions(nn.Module):
     max_length: int  # positions 0 ... max_length - 1 exist
     model_dim: int
     initializer: Initializer
-    stage_axis: str | None = None  # the mesh axis of a pipeline's stages
+    placement: P | None = None  # of positions, if each device looks up its own (look_up)
     param_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, positions: Int[Array, "b s"]) -> Float[Array, "b s m"]:
         shape = (self.max_length, self.model_dim)
         table_tm = weight(self, "position_tm", shape, init=self.initializer, role="embedding", fan_in=1)
-        # "fill" makes positions beyond the table NaN, which stops a run; clamping would hide the error.
-        look_up = lambda table_tm, positions: jnp.take(table_tm, positions, axis=0, mode="fill", fill_value=jnp.nan)
-        return of_own_rows(self.stage_axis, look_up, table_tm, positions)
+        # Positions beyond the table are NaN, which stops a run; clamping would hide the error.
+        return look_up(table_tm, positions, str(table_tm.dtype), self.specs["position_tm"], self.placement)
 
 
 class SinusoidalPositions(nn.Module):

@@ -10,7 +10,7 @@ from layers.embedding import Embedding, Unembedding
 from layers.errors import UsageError
 from layers.head_qk import HeadQK
 from layers.language_model import LanguageModel
-from layers.pipeline import Pipeline
+from layers.pipeline import Pipeline, most_microbatches
 from layers.positions.embeddings import LearnedPositions, ScaledSinusoidalPositions, SinusoidalPositions
 from layers.specs import axes_of, show_spec
 from layers.stack import Segments, Stack
@@ -254,28 +254,50 @@ class DecoderLm(FeedForwardKnobs):
         return stacks[0] if len(stacks) == 1 else fdl.Config(Segments, stacks=tuple(stacks))
 
     @property
-    def staged(self) -> dict[str, str]:
-        """The stage_axis argument of tables outside of the pipeline; empty without one."""
-        return {} if self.stage_axis is None else {"stage_axis": self.stage_axis}
+    def staged(self) -> dict[str, Any]:
+        """The `placement` argument of tables outside of a pipeline; empty without one."""
+        return {} if self.stage_axis is None else {"placement": self.layout.activations["tokens_bs"]}
 
     @property
     def pipeline_parts(self) -> int:
         """Number of parts into which a pipeline divides a stack."""
-        stages = 1 if self.stage_axis is None else self.mesh_shape()[self.stage_axis]
-        return stages * self.PIPELINE_REPEATS
+        return self.pipeline_devices[0] * self.PIPELINE_REPEATS
+
+    @property
+    def pipeline_devices(self) -> tuple[int, int]:
+        """The number of stages, and of a stage's devices that split the rows of a batch."""
+        mesh, rows = self.mesh_shape(), axes_of(self.layout.activations["residual_bsm"][0])
+        stages = 1 if self.stage_axis is None else mesh[self.stage_axis]
+        return stages, math.prod(mesh[axis] for axis in rows if axis != self.stage_axis)
+
+    @property
+    def microbatches(self) -> int:
+        if self.stage_axis is None:
+            return 1
+        rows = self.BATCH_SIZE // self.GRADIENT_ACCUMULATION
+        return max(1, most_microbatches(rows, *self.pipeline_devices, self.PIPELINE_MICROBATCHES))
 
     def _require_pipeline(self, stacks: list[fdl.Config]) -> None:
-        """Raises a UsageError if no stack is a pipeline, it would get a state, or micro-batches have no rows."""
+        """Raises a UsageError if no stack is a pipeline, or one that does not work with other knobs."""
         if self.TBPTT_LEN is not None:
             advice = "A pipeline carries no state from chunk to chunk: set TBPTT_LEN to none, or STACK to P(None)."
             self.refuse("STACK", "TBPTT_LEN", advice)
-        mesh, count = self.mesh_shape(), self.PIPELINE_MICROBATCHES
-        devices = math.prod(mesh[axis] for axis in axes_of(self.layout.activations["tokens_bs"][0]))
-        rows, stages = self.BATCH_SIZE // self.GRADIENT_ACCUMULATION, self.pipeline_parts // self.PIPELINE_REPEATS
-        if count is not None and (count % stages or rows % (count * devices // stages)):
+        if self.GRADIENT_DTYPE != "float32":
+            advice = "Gradients of many micro-batches are added up, which needs float32: set GRADIENT_DTYPE=float32."
+            self.refuse("STACK", "GRADIENT_DTYPE", advice)
+        for key in ("tokens_bs", "residual_bsm"):
+            spec = self.layout.activations[key]
+            if self.stage_axis not in axes_of(spec[0]):
+                raise UsageError(
+                    f"ACTIVATIONS.{key} = {show_spec(spec)} does not split rows over '{self.stage_axis}', the axis of "
+                    f"STACK. Add it as the first axis of the first dimension."
+                )
+        (stages, devices), count = self.pipeline_devices, self.PIPELINE_MICROBATCHES
+        if count is not None and count != self.microbatches:
+            rows = self.BATCH_SIZE // self.GRADIENT_ACCUMULATION
             raise UsageError(
                 f"PIPELINE_MICROBATCHES must be a multiple of the {stages} stages, and divide BATCH_SIZE / "
-                f"GRADIENT_ACCUMULATION = {rows} rows into parts for {devices // stages} devices (got {count}). Change "
+                f"GRADIENT_ACCUMULATION = {rows} rows into parts for {devices} devices (got {count}). Change "
                 f"one of them."
             )
         if all("pipeline" not in stack.__arguments__ for stack in stacks):

@@ -84,7 +84,7 @@ class FeedForwardKnobs(VQKnobs):
     def experts(self, *, gated: bool = False) -> fdl.Config:
         """Returns the config of a mixture of experts."""
         for rows, length in self.update_shapes():
-            tokens = rows * length // max(1, self.GRADIENT_ACCUMULATION)
+            tokens = rows * length // max(1, self.GRADIENT_ACCUMULATION) // self.microbatches
             if tokens % self.NUM_GROUPS:
                 raise UsageError(
                     f"NUM_GROUPS must divide the {tokens} tokens of a (micro-)batch with rows of {length} (got "

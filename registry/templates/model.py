@@ -44,6 +44,8 @@ class ModelKnobs(LanguageTraining):
     # Computation
     DTYPE: Literal["float32", "bfloat16"] = "float32"  # of activations and matrix products
 
+    microbatches = 1  # into which a pipeline divides a batch, or each part of it that is accumulated
+
     def refuse(self, knob: str, other: str, advice: str) -> None:
         """Raises a UsageError: the values of two knobs do not go together."""
         text = lambda value: show_spec(value) if isinstance(value, P) else value

@@ -204,7 +204,7 @@ def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
 def _is_placement(path: str) -> bool:
     """Returns whether a config path is the placement of an activation, or part of a pipeline."""
     steps = path.split(".")
-    return steps[-2:-1] in (["activations"], ["batch_placement"]) or {"pipeline", "stage_axis"} & set(steps) != set()
+    return steps[-2:-1] in (["activations"], ["batch_placement"]) or not {"pipeline", "placement"}.isdisjoint(steps)
 
 
 def _is_name(path: str) -> bool:

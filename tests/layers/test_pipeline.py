@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from layers.pipeline import Pipeline, Schedule, exchanges, run
+from layers.pipeline import Pipeline, Schedule, Stages, exchanges
+from layers.remat import REMAT_POLICIES
 from layers.specs import P, Specs
 
 SCHEDULES = [(2, 1, 2), (2, 2, 4), (4, 1, 8), (4, 2, 4), (4, 3, 8), (3, 2, 6), (8, 4, 8)]
@@ -88,16 +89,9 @@ def test_layers_run_in_order_with_keys_of_their_own(sizes):
 
     def staged(variables, x):
         rngs = {"dropout": jax.random.key(0)}
-        x, added = run(
-            "stage",
-            schedule,
-            layer,
-            variables,
-            rngs,
-            layers,
-            (x, segments, None),
-            jax.checkpoint_policies.dots_saveable,
-        )
+        policy = jax.checkpoint_policies.dots_saveable
+        stages = Stages(axis="stage", schedule=schedule, layer=layer, policy=policy)
+        x, added = stages.run(variables, rngs, layers, (x, segments, None))
         return x, added["losses"]["one"], added["metrics"]["noise"]
 
     total = lambda outputs: jnp.sum(outputs[0] ** 2) + jnp.sum(outputs[1])
@@ -113,3 +107,20 @@ def test_layers_run_in_order_with_keys_of_their_own(sizes):
     keys = [[fold(fold(jax.random.key(0), m), n) for m in range(schedule.microbatches)] for n in range(layers)]
     noise = [np.mean([jax.random.uniform(key, ()) for key in of_layer]) for of_layer in keys]
     np.testing.assert_allclose(outputs[2], noise, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", REMAT_POLICIES)
+def test_every_policy_saves_inputs_of_layers_and_no_weights(name):
+    schedule, layers = schedule_of(2, 2, 4), 4
+    policy = REMAT_POLICIES[name] or jax.checkpoint_policies.dots_saveable
+    layer = lambda variables, rngs, x, *others: (jnp.tanh(x @ variables["params"]["w"]), {})
+    stages = Stages(axis="stage", schedule=schedule, layer=layer, policy=policy)
+
+    def loss(w, x):
+        return jnp.sum(stages.run({"params": {"w": w}}, {}, layers, (x, None, None))[0])
+
+    with jax.set_mesh(mesh_of(stage=2)):
+        arguments = jnp.ones((layers, 6, 6)), jnp.ones((4, 5, 6))
+        program = str(jax.make_jaxpr(jax.grad(loss))(*arguments))
+    assert f"f32[{schedule.ticks},1,1,5,6]" in program
+    assert f"f32[{schedule.ticks},1,6,6]" not in program

@@ -1,10 +1,14 @@
 """Pipelines: updates on several stages are those of one device, for each schedule, layer and other split."""
 
+import json
+import shutil
+
 import jax
+import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from layers.specs import P
+from layers.specs import P, Specs
 from registry.checks import check
 from registry.templates.decoder import DecoderLm
 from runners.planner import pipeline as planned
@@ -37,6 +41,9 @@ CASES = {
     "windows": pipeline(2, 1, 2, ATTENTION_WINDOW=(8, None), NUM_KV_HEADS=2),
     "a remainder": pipeline(2, 1, 1, ATTENTION_WINDOW=(8, None), NUM_LAYERS=5),
     "experts": pipeline(2, 2, 1, NUM_EXPERTS=4, EXPERTS_PER_TOKEN=2, NUM_GROUPS=4, **EXPERTS),
+    "experts with slots": pipeline(
+        2, 2, 1, FFN="experts", NUM_GROUPS=2, ZERO_STAGE=1, AUX_LOSS=0.0, CAPACITY_FACTOR=8.0
+    ),
     "vq": pipeline(2, 2, 1, MIXER="vq", POSITIONS="distance"),
     "packed rows": pipeline(2, 2, 1, DATA="text", ROWS="pack", VOCAB_SIZE=256),
     "positions": pipeline(2, 1, 2)
@@ -105,9 +112,37 @@ def test_the_plan_states_the_bubble_and_finds_its_loop():
         ({"PIPELINE_MICROBATCHES": 32}, r"divide BATCH_SIZE / GRADIENT_ACCUMULATION = 16 rows .*\(got 32\)"),
         ({"ZERO_STAGE": 1, "ZERO_AXIS": "stage"}, r"ZERO_AXIS = stage does not work with STACK = P\('stage'\)"),
         ({"TBPTT_LEN": 8}, "does not work with TBPTT_LEN = 8. A pipeline carries no state"),
+        (
+            {"GRADIENT_DTYPE": "bfloat16"},
+            "does not work with GRADIENT_DTYPE = bfloat16. Gradients of many micro-batches",
+        ),
+        (
+            {"ACTIVATIONS": Specs(tokens_bs=P("data", None))},
+            r"tokens_bs = P\('data', None\) does not split rows over 'stage'",
+        ),
         ({"BATCH_SIZE": 2, "DEVICE_MESH_SHAPE": (2, 2, 1)}, "batch of 2 rows"),
+        ({"FFN": "experts", "NUM_GROUPS": 256}, "NUM_GROUPS must divide the 64 tokens of a"),
     ],
 )
 def test_bad_requests(knobs, message):
     with pytest.raises(UsageError, match=message):
         check(DecoderLm.derive(**pipeline(2, 1, 1) | knobs)())
+
+
+@pytest.mark.slow
+def test_checkpoints_move_between_stages_and_one_device(inside, tmp_path):
+    settings = ("NUM_STEPS=12", "SAVE_EVERY=4", "EVAL_EVERY=4", "LOG_EVERY=4", "NUM_LAYERS=4", "train.keep_last=3")
+    flags = ("--exp=tiny.StdlibTiny", "--workdir=run", "--smoke", "--no-tensorboard", *(f"--set={s}" for s in settings))
+    mesh = ("MESH_AXES=stage,data,model", "DEVICE_MESH_SHAPE=2,2,2", 'STACK=P("stage")', "PIPELINE_REPEATS=2")
+    stages = ("--host_devices=8", *(f"--set={s}" for s in mesh))
+    losses = []
+    for step, more in ((None, ()), (4, stages), (8, ())):  # each start goes on from what the one before has saved
+        for later in () if step is None else range(step + 4, 13, 4):
+            shutil.rmtree(tmp_path / "run" / "checkpoints" / str(later))
+        done = inside("runners.main", *flags, *more)
+        assert done.returncode == 0, done.stderr
+        assert step is None or f"Resumed at step {step} " in done.stdout
+        records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        losses.append([record["loss"] for record in records if record["step"] == 12])
+        assert ("pipeline: 2 stages x 2 repeats" in done.stdout) is bool(more)
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
