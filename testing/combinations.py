@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from layers.errors import VortaroError
+from layers.specs import P
 from registry.checks import check
 from registry.experiment import Experiment, knob_types
 from registry.layouts import LAYOUTS
@@ -27,6 +28,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "MIXER": (*MIXERS, ("attention", "vq")),
     "FFN": (*FEED_FORWARDS, ("experts", "dense"), ("gated", "none")),
     "LAYOUT": tuple(LAYOUTS),
+    "SEQUENCE_AXIS": (None, "sequence"),
+    "STACK": (P(None), P("stage")),
+    "PIPELINE_REPEATS": (1, 2),
     "BIASES": ((), ("qkv",), ("attention_out",), ("ffn",), ("norm",), ("head",), ("qkv", "ffn", "norm")),
     "SCORE_FUNCTION": ("softmax", "squared_relu", "normalized_elu_plus_1"),
     "NUM_LAYERS": (4, 5),
@@ -223,8 +227,14 @@ def refused_by_a_third(rows: Sequence[Row], refused: Mapping[Refused, str]) -> d
 def experiment_of(row: Row, devices: int = 1) -> type[Experiment]:
     """Returns the experiment of a row, small, on a mesh of one or eight devices."""
     axes = LAYOUTS[row.get("LAYOUT", DecoderLm.LAYOUT)].axes
-    mesh = (1,) * len(axes) if devices == 1 else MESHES.get(axes, (2, 2, 2))
-    placed = {"MESH_AXES": axes, "DEVICE_MESH_SHAPE": mesh}
+    sequence = () if row.get("SEQUENCE_AXIS") is None or "sequence" in axes else ("sequence",)
+    stage = ("stage",) if row.get("STACK", P(None)) == P("stage") else ()
+    mesh = MESHES.get(axes, (2, 2, 2))
+    for _ in (*stage, *sequence):  # half of the devices of the largest axis
+        largest = mesh.index(max(mesh))
+        mesh = (2, *(size // 2 if axis == largest else size for axis, size in enumerate(mesh)))
+    mesh = (1,) * len(mesh) if devices == 1 else mesh
+    placed = {"MESH_AXES": (*stage, *sequence, *axes), "DEVICE_MESH_SHAPE": mesh}
     scaled = {"BASE_WIDTH": 16} if row.get("PARAMETRIZATION", "standard") != "standard" else {}
     staged = {"LENGTH_STAGES": (8,)} if row.get("STAGED_STEPS") else {}
     return DecoderLm.derive(**SIZES | placed | scaled | staged | row)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from layers.errors import VortaroError
+from layers.specs import P
 from registry.experiment import Experiment
 from registry.records.snapshot import flat_config
 from registry.stated_knobs import reads_of
@@ -76,7 +77,7 @@ UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
 TRAINED = 6  # rows that train
 # Slots, or places, for every token: decoding has other groups, and eight devices receive others than one.
 NO_DROPS = {"RECEIVE_FACTOR": None}
-# Under ZeRO each device draws its own numbers.
+# Under ZeRO each device draws its own numbers, and in a pipeline each micro-batch.
 NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}
 
 
@@ -86,7 +87,9 @@ NO_NOISE = {"DROPOUT": 0.0, "LAYER_DROPOUT": 0.0, "SECOND_EXPERT": "all"}
 def test_a_row_trains_alike_on_one_and_eight_devices_decodes_and_resumes(number, explored, tmp_path):
     row = explored[0][number] | NO_DROPS
     row["CAPACITY_FACTOR"] = None if row["CAPACITY_FACTOR"] is None else 8.0
-    row |= NO_NOISE if row["ZERO_STAGE"] is not None else {}
+    row |= NO_NOISE if row["ZERO_STAGE"] is not None or row["STACK"] == P("stage") else {}
+    if row["STACK"] == P("stage"):  # balance, and the choices of experts, are those of micro-batches
+        row |= {"AUX_LOSS": 0.0} | ({"STACK": P(None)} if row["ROUTING"] == "expert_choice" else {})
     exact = "bfloat16" not in (row["DTYPE"], row["PARAM_DTYPE"], row["GRADIENT_DTYPE"], row["MOMENT_DTYPE"])
     row |= {} if exact else {"LEARNING_RATE": 1e-4}  # differences by rounding grow with it
     one, many = (Session(experiment_of(row, count)(), jax.devices()[:count]) for count in (1, 8))
