@@ -44,7 +44,7 @@ SLICES = {
     "mu": {8: "v3:2x2", 128: "v3:8x8", 256: "v3:8x16"},
     "mix": {8: "v3:2x2", 512: "v5p:8x8x8"},
     "zero": {32: "v3:4x4"},
-    **dict.fromkeys(("gemma", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
+    **dict.fromkeys(("gemma", "gpt2", "llama", "mistral", "olmo", "pythia", "qwen"), V5P),
 }
 GPUS = ("h100", "h200", "b200")  # an experiment is planned on the first in which it fits
 GPUS_OF_HOST = 8

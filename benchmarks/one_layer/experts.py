@@ -24,6 +24,9 @@ from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
 
+NAMES = ("no slots", "slots x 1.25", "slots for all", "dense")
+MOST_FOR_ALL = 8  # experts with slots for all tokens: their products grow with the number of experts
+
 
 def layers(options: argparse.Namespace, experts: int) -> dict[str, nn.Module]:
     """Returns the layers by name."""
@@ -35,12 +38,15 @@ def layers(options: argparse.Namespace, experts: int) -> dict[str, nn.Module]:
     groups = max(1, options.tokens // 1024)
     dense = {"hidden_dim": options.experts_per_token * options.expert_dim, "specs": specs.of(FeedForward)}
     share = options.experts_per_token * 1.25
-    return {
+    found = {
         "no slots": MixtureOfExperts(**routed, capacity_factor=None),
         "slots x 1.25": MixtureOfExperts(**routed, capacity_factor=share, num_groups=groups),
         "slots for all": MixtureOfExperts(**routed, capacity_factor=float(experts), num_groups=groups),
         "dense": FeedForward(**dense, **parts),
     }
+    if experts > MOST_FOR_ALL:
+        del found["slots for all"]
+    return found
 
 
 def compiled(options: argparse.Namespace, module: nn.Module) -> tuple[Callable[[], Any], int]:
@@ -66,8 +72,8 @@ def measured(options: argparse.Namespace, experts: int) -> dict[str, Any]:
     seconds = alternate(options.rounds, **{name: run for name, (run, _) in made.items()})
     own = seconds.pop("no slots")
     line: dict[str, Any] = {"experts": experts, "no slots, ms": 1e3 * own}
-    line |= {f"{name} / no slots": time / own for name, time in seconds.items()}
-    return line | {f"{name}, MiB": memory / 2**20 for name, (_, memory) in made.items()}
+    line |= {f"{name} / no slots": seconds[name] / own if name in seconds else None for name in NAMES[1:]}
+    return line | {f"{name}, MiB": made[name][1] / 2**20 if name in made else None for name in NAMES}
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
@@ -21,6 +22,7 @@ from tasks.train_step import TrainState
 
 DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
+REPORTS = "sums/reports/"  # path of the sums of metrics that layers report
 
 
 class _Manager(ocp.CheckpointManager):
@@ -157,11 +159,13 @@ class Checkpoints:
             changed = [path for path, found in _checksums(state).items() if saved.get(path) != found]
             if changed:
                 return None, f"{changed[0]} does not have the bits that were saved"
-        return restored, ""
+        return (_with_reports(state, set(abstract.sums.reports)), extra), ""
 
     def _load(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns this process's part of a checkpoint; does not wait for the others, because one of them may fail."""
-        self._compare(step, abstract)
+        stored = self.stored_shapes(step)
+        abstract = _with_reports(abstract, {path.rpartition("/")[2] for path in stored if path.startswith(REPORTS)})
+        self._compare(step, stored, abstract)
         index = jax.process_index()
         alone = ocp.options.MultiprocessingOptions(
             primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"load{index}"
@@ -201,9 +205,9 @@ class Checkpoints:
     def _state(self, step: int) -> Place:
         return absolute(self._workdir / FOLDER / str(step) / "state")
 
-    def _compare(self, step: int, abstract: TrainState) -> None:
+    def _compare(self, step: int, stored: dict[str, tuple[int, ...]], abstract: TrainState) -> None:
         """Raises a UsageError if the checkpoint is complete but its arrays differ from those of the experiment."""
-        stored, wanted = self.stored_shapes(step), shapes_by_path(abstract)
+        wanted = shapes_by_path(abstract)
         for path in sorted(stored.keys() | wanted.keys()):
             if stored.get(path) != wanted.get(path):
                 have, want = (str(side.get(path, "missing")) for side in (stored, wanted))
@@ -272,6 +276,14 @@ def require_checkpoints(workdir: str) -> None:
         if not folder.is_dir():
             raise UsageError(f"The workdir '{workdir}' does not exist. Train first (--mode=train --workdir={workdir}).")
         raise UsageError(f"'{workdir}' has no checkpoints. Train first (--mode=train --workdir={workdir}).")
+
+
+def _with_reports(state: TrainState, names: set[str]) -> TrainState:
+    """Returns the state with the sums of these metrics of layers, 0 for those that another version did not report."""
+    like, reports = state.sums.objective, state.sums.reports
+    new = lambda: like if isinstance(like, jax.ShapeDtypeStruct) else jnp.zeros_like(like)
+    found = {name: reports[name] if name in reports else new() for name in sorted(names)}
+    return state.replace(sums=state.sums.replace(reports=found))
 
 
 def shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
