@@ -84,7 +84,7 @@ def test_outputs_and_gradients_are_those_of_one_device(case):
         found = results(split, variables, placed, ids, rngs)
     assert {one.exchange for one in decisions} == {exchange}
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 * max(1.0, np.max(np.abs(other))))
+        np.testing.assert_allclose(one, other, rtol=0, atol=5e-6 * max(1.0, np.max(np.abs(other))))
 
 
 def program(exchange, parts, length=64, **fields):
