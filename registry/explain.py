@@ -9,7 +9,7 @@ from typing import Any
 import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean, file_line
-from layers.specs import Specs, show_spec
+from layers.specs import Specs, axes_of, show_spec
 from registry import layouts
 from registry.build import build, config_of
 from registry.config_paths import field_text, get_field, path_steps
@@ -74,10 +74,12 @@ def _row(cls: type[Experiment], table: str, row: str) -> list[dict[str, Any]]:
         return [{"what": f"{table}.{row}", "value": show_spec(specs[row]), "where": where}]
     layout: Any = cls().layout
     placed = (layout.weights if table == "WEIGHTS" else layout.activations)[row]
-    over_positions = _knob(cls, "SEQUENCE_AXIS") if placed != specs[row] else []
+    added = {axis for entry in placed for axis in axes_of(entry)} - {axis for e in specs[row] for axis in axes_of(e)}
+    axes = {"SEQUENCE_AXIS": cls.SEQUENCE_AXIS, "STACK": cls().stage_axis}
+    knobs = [step for knob, axis in axes.items() if axis in added for step in _knob(cls, knob)]
     return [
         {"what": f"{table}.{row}", "value": show_spec(placed), "where": where},
-        *over_positions,
+        *knobs,
         *_knob(cls, "LAYOUT"),
     ]
 

@@ -49,7 +49,7 @@ def test_a_pattern_matches_from_the_beginning_of_a_name(capsys):
     ("condition", "names"),
     [
         ("params>5e6 and params<12e6", ["gpt.GptQA", "gpt.GptTest", "tiny.StdlibSmall"]),
-        ("params>1e12", ["gshard.DenseLm1T16x16"]),
+        ("params>1e12", ["gpt2.Gpt1T", "gshard.DenseLm1T16x16"]),
         ("params>7e6 and params<12e6 and devices<=1", ["tiny.StdlibSmall"]),
         ("gradient_bytes_per_device<20000 and devices==32", ["zero.ZeroTestStage2", "zero.ZeroTestStage3"]),
         ("not params>5e6 and bytes<1", []),
