@@ -190,8 +190,9 @@ class Segments(nn.Module):
         return in_sequence(self.stacks, x, state, segment_ids, positions)
 
 
-def stacks_of(module: Any) -> tuple[Stack, ...]:
-    """Returns the stacks of a model's layers, in order; none for layers that a user's model has in another form."""
+def stacks_of(task: Any) -> tuple[Stack, ...]:
+    """Returns the stacks of a task's model, in order; none if a user's model has its layers in another form."""
+    module = getattr(getattr(task, "model", None), "stack", None)
     if isinstance(module, Segments):
         return module.stacks
     return (module,) if isinstance(module, Stack) else ()

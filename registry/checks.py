@@ -98,8 +98,7 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
 
 def _require_pipeline(experiment: Experiment, task: Task) -> None:
     """Raises an error if STACK names an axis and the model, which a user's class may make, has no pipeline."""
-    stacks = stacks_of(getattr(getattr(task, "model", None), "stack", None))
-    if experiment.stage_axis is not None and all(stack.pipeline is None for stack in stacks):
+    if experiment.stage_axis is not None and all(stack.pipeline is None for stack in stacks_of(task)):
         raise UsageError(
             f"STACK = {show_spec(experiment.STACK)} of {cls_key(type(experiment))} has no effect: no stack of its "
             f"model has a pipeline. Set `pipeline` of a layers.stack.Stack, or STACK to P(None)."

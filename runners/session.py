@@ -112,15 +112,14 @@ class Session:
         """The stacks that are pipelines on the mesh, with the schedule of the rows of an update or accumulated part."""
         rows = self.train.input.batch_size // self.task.gradient_accumulation
         with self.placed():
-            staged = [stack for stack in stacks_of(self.task.model.stack) if stack.pipeline is not None]
-            schedules = [stack.pipeline.schedule(rows) for stack in staged]
-        return [(stack, schedule) for stack, schedule in zip(staged, schedules, strict=True) if schedule is not None]
+            found = [(one, one.pipeline.schedule(rows)) for one in stacks_of(self.task) if one.pipeline is not None]
+        return [(stack, schedule) for stack, schedule in found if schedule is not None]
 
     def describe(self, attention: str) -> str:
         """Returns `, attention: ..., pipeline: ...` for the programs of this session, without what they do not have."""
         pipelines = self.pipelines
         schedules = "; ".join(dict.fromkeys(str(schedule) for _, schedule in pipelines))
-        others = sum(stack.num_layers for stack in stacks_of(self.task.model.stack)) if pipelines else 0
+        others = sum(stack.num_layers for stack in stacks_of(self.task)) if pipelines else 0
         if others := others - sum(stack.num_layers for stack, _ in pipelines):
             schedules += f", {others} layers (or repeats of a pattern) on all stages"
         parts = {"attention": attention, "pipeline": schedules}

@@ -65,7 +65,7 @@ def segments(of_layers: Sequence[Kind], period: int) -> list[tuple[list[Kind], i
     return min(by_pattern, _shortest(of_layers), key=lambda cut: (sum(len(unit) for unit, _ in cut), len(cut)))
 
 
-def shortened(cls: type[Experiment], num_layers: int, units: int = 2) -> dict[str, Any]:
+def shortened(cls: Any, num_layers: int, units: int = 2) -> dict[str, Any]:
     """Returns knobs with which a model has fewer layers and the same segments.
 
     Args:

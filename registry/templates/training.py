@@ -6,7 +6,7 @@ from typing import Literal
 import fiddle as fdl
 
 from layers.errors import UsageError
-from layers.specs import axes_of
+from layers.specs import axes_of, show_spec
 from registry.templates.language_data import LanguageData
 from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
@@ -86,7 +86,10 @@ class LanguageTraining(LanguageData):
         rows = axes_of(self.layout.activations["tokens_bs"][0])
         splitting = [axis for axis in (*rows, *self.MESH_AXES) if axis != self.stage_axis]
         if self.stage_axis is not None and self.stage_axis == self.ZERO_AXIS:
-            self.refuse("ZERO_AXIS", "STACK", "Stages have different weights: choose an axis whose devices share them.")
+            raise UsageError(
+                f"ZERO_AXIS = {self.ZERO_AXIS} does not work with STACK = {show_spec(self.STACK)}. Stages have "
+                f"different weights: choose an axis whose devices share them."
+            )
         return fdl.Config(Zero, stage=self.ZERO_STAGE, axis=self.ZERO_AXIS or splitting[0])
 
     def model(self) -> fdl.Config:
