@@ -46,14 +46,15 @@ demo: $(STAMP)
 	$(RUN) -m runners.main --workdir=$(DEMO) --mode=sample --prompt="def " --max_new_tokens=256
 	@echo "Report page: $(DEMO)/report.html"
 
+# Three workers for two cores: many tests wait for a process or the disk.
 test: $(TESTED)
-	$(RUN) -m pytest -n 2 -m "not slow and not browser"
+	$(RUN) -m pytest -n 3 -m "not slow and not browser"
 
 # Without the check of shapes at each call, which the quick tests make.
 test-slow: $(TESTED)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]' 'lm-eval[hf]'
 	@$(GPU_PLAN) || echo "NOT RUN: plans for GPUs. The GPU compiler cannot be installed here." >&2
-	$(RUN) -m pytest -n 2 -m "slow and not browser" -p no:tests.support.plugins.shapes
+	$(RUN) -m pytest -n 3 -m "slow and not browser" -p no:tests.support.plugins.shapes
 
 test-gpu-plan: $(TESTED)
 	$(GPU_PLAN)

@@ -74,7 +74,7 @@ def described(cls: type[Experiment]):
 
 
 UPDATES, SAVED = 12, 6  # updates, updates before the checkpoint
-TRAINED = 6  # rows that train
+TRAINED = 5  # rows that train
 # Slots, or places, for every token: decoding has other groups, and eight devices receive others than one.
 NO_DROPS = {"RECEIVE_FACTOR": None}
 # Under ZeRO each device draws its own numbers, and in a pipeline each micro-batch.

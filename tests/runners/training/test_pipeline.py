@@ -31,14 +31,12 @@ def pipeline(stage, data, model, **knobs):
 
 
 CASES = {
-    "two stages": pipeline(2, 1, 1),
-    "four stages": pipeline(4, 1, 1),
     "two stages, two repeats": pipeline(2, 1, 1, PIPELINE_REPEATS=2, REMAT="full"),
     "four stages, two repeats": pipeline(4, 1, 1, PIPELINE_REPEATS=2, NUM_LAYERS=8, UNROLL=2),
     "micro-batches": pipeline(2, 2, 1, PIPELINE_MICROBATCHES=2, GRADIENT_ACCUMULATION=2),
     "ZeRO 1, heads, repeats": pipeline(2, 2, 2, PIPELINE_REPEATS=2, ZERO_STAGE=1, LAYOUT="tensor_parallel"),
     "ZeRO 3": pipeline(2, 4, 1, ZERO_STAGE=3),
-    "windows": pipeline(2, 1, 2, ATTENTION_WINDOW=(8, None), NUM_KV_HEADS=2),
+    "windows": pipeline(4, 1, 2, ATTENTION_WINDOW=(8, None), NUM_KV_HEADS=2, NUM_LAYERS=8),
     "a remainder": pipeline(2, 1, 1, ATTENTION_WINDOW=(8, None), NUM_LAYERS=5),
     "experts": pipeline(2, 2, 1, NUM_EXPERTS=4, EXPERTS_PER_TOKEN=2, NUM_GROUPS=4, **EXPERTS),
     "experts with slots": pipeline(
