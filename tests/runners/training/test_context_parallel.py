@@ -53,5 +53,5 @@ def test_experts_on_an_axis_of_their_own():
 
 
 def test_an_axis_that_the_mesh_lacks_is_refused():
-    with pytest.raises(UsageError, match=r"SEQUENCE_AXIS = rows is not an axis .* MESH_AXES=data,rows,model"):
+    with pytest.raises(UsageError, match=r"SEQUENCE_AXIS = rows: 'rows' is not an axis .* MESH_AXES=data,rows,model"):
         DecoderLm.derive(SEQUENCE_AXIS="rows")().Task()
