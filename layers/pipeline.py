@@ -47,7 +47,7 @@ class Pipeline:
     def schedule(self, rows: int) -> "Schedule | None":
         """Returns the schedule of a batch of this many rows, without those of other devices of a manual axis.
 
-        It has the most micro-batches, up to those stated, of which each device has rows; None if there are no such.
+        It has the most micro-batches, up to those stated, of which each device has rows; None if rows allow none.
         """
         stages = self.stages()
         others = math.prod(n for axis, n in split_of(self.activations, "residual_bsm", 0).items() if axis != self.axis)

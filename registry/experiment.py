@@ -113,7 +113,7 @@ class Experiment:
 
     @property
     def stage_axis(self) -> str | None:
-        """The mesh axis that STACK names; None if there is no pipeline."""
+        """The mesh axis that STACK names; None without a pipeline."""
         return next((axis for entry in self.STACK for axis in axes_of(entry)), None)
 
     positions_split_weights = True  # SEQUENCE_AXIS also splits what the axes of the batch's rows split of weights

@@ -30,7 +30,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "LAYOUT": tuple(LAYOUTS),
     "SEQUENCE_AXIS": (None, "sequence"),
     "STACK": (P(None), P("stage")),
-    "PIPELINE_REPEATS": (1, 2),
     "BIASES": ((), ("qkv",), ("attention_out",), ("ffn",), ("norm",), ("head",), ("qkv", "ffn", "norm")),
     "SCORE_FUNCTION": ("softmax", "squared_relu", "normalized_elu_plus_1"),
     "NUM_LAYERS": (4, 5),

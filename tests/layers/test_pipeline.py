@@ -64,7 +64,7 @@ def test_as_many_micro_batches_as_the_rows_allow():
             schedule = pipeline.schedule(rows)
             found[rows] = None if schedule is None else schedule.microbatches
     assert found == {1: None, 2: None, 4: 2, 12: 6, 16: 8, 32: 8, 64: 8}
-    assert pipeline.schedule(16) is None, "there is no mesh"
+    assert pipeline.schedule(16) is None, "without a mesh"
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 4), (2, 2, 4), (4, 2, 8)])

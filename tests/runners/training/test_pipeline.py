@@ -134,7 +134,7 @@ def test_checkpoints_move_between_stages_and_one_device(inside, tmp_path):
     mesh = ("MESH_AXES=stage,data,model", "DEVICE_MESH_SHAPE=2,2,2", 'STACK=P("stage")', "PIPELINE_REPEATS=2")
     stages = ("--host_devices=8", *(f"--set={s}" for s in mesh))
     losses = []
-    for step, more in ((None, ()), (4, stages), (8, ())):  # each start goes on from what the one before has saved
+    for step, more in ((None, ()), (4, stages), (8, ())):  # each start resumes from what the one before has saved
         for later in () if step is None else range(step + 4, 13, 4):
             shutil.rmtree(tmp_path / "run" / "checkpoints" / str(later))
         done = inside("runners.main", *flags, *more)
