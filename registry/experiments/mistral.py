@@ -1,5 +1,6 @@
 """Mistral and Mixtral in their published sizes (Jiang et al. 2023; Jiang et al. 2024)."""
 
+from layers.specs import P, Specs
 from registry.experiment import register
 from registry.templates.llama_lm import LlamaLm
 
@@ -61,6 +62,7 @@ class Mixtral(Mistral):
     FFN = "gated_experts"
     ROUTING = "top_k"
     CAPACITY_FACTOR = None
+    RECEIVE_FACTOR = 2.0  # of an even load: places for all rows of all devices would be multiplied, full or empty
     NUM_EXPERTS = 8
     ROTARY_BASE = 1_000_000.0
 
@@ -94,4 +96,5 @@ class Mixtral8x22B(Mixtral):
     CONTEXT_LEN = 65_536
     NUM_GROUPS = 256
     AUX_LOSS = 3.57142857142857e-05  # router_aux_loss_coef = 0.001 of transformers
-    GRADIENT_ACCUMULATION = 16
+    ACTIVATIONS = Specs(residual_bsm=P("data", "model", None))
+    GRADIENT_ACCUMULATION = 32

@@ -212,6 +212,7 @@ class Qwen3Moe(Qwen3):
     ROUTING = "top_k"
     EXPERTS_PER_TOKEN = 8
     CAPACITY_FACTOR = None
+    RECEIVE_FACTOR = 2.0  # as in mistral.Mixtral
     NUM_EXPERTS = 128
     NUM_KV_HEADS = 4
 

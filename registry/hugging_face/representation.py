@@ -17,7 +17,7 @@ WITHOUT_EFFECT = (
     *("initializer", "out_initializer", "query_initializer", "stddev"),
     *("dropout_rate", "layer_drop_rate", "jitter", "aux_loss", "router_z_loss"),
     *("dtype", "param_dtype", "remat", "unroll", "implementation", "block_size", "joint_projections"),
-    *("table_rows", "table_columns", "padded_heads", "num_groups", "max_length", "activations"),
+    *("table_rows", "table_columns", "padded_heads", "num_groups", "max_length", "activations", "receive_factor"),
 )
 
 

@@ -24,6 +24,8 @@ MODEL = {"NUM_LAYERS": 4, "BATCH_SIZE": 16, "SEQ_LEN": 32, "MODEL_DIM": 32}
 NO_BALANCE = {"AUX_LOSS": 0.0, "CAPACITY_FACTOR": None}  # the loss of balance is not linear in the batch
 EXPERTS = {"FFN": "experts", "ROUTING": "top_k", "GATES": "normalized_sigmoid", "BIAS_RATE": 1e-3, **NO_BALANCE}
 
+SLOTS = {"FFN": "experts", "SECOND_EXPERT": "all", "NUM_GROUPS": 2, "AUX_LOSS": 0.0, "CAPACITY_FACTOR": 8.0}
+
 
 def pipeline(stage, data, model, **knobs):
     mesh = {"MESH_AXES": ("stage", "data", "model"), "DEVICE_MESH_SHAPE": (stage, data, model), "STACK": P("stage")}
@@ -39,9 +41,7 @@ CASES = {
     "windows": pipeline(4, 1, 2, ATTENTION_WINDOW=(8, None), NUM_KV_HEADS=2, NUM_LAYERS=8),
     "a remainder": pipeline(2, 1, 1, ATTENTION_WINDOW=(8, None), NUM_LAYERS=5),
     "experts": pipeline(2, 2, 1, NUM_EXPERTS=4, EXPERTS_PER_TOKEN=2, NUM_GROUPS=4, **EXPERTS),
-    "experts with slots": pipeline(
-        2, 2, 1, FFN="experts", NUM_GROUPS=2, ZERO_STAGE=1, AUX_LOSS=0.0, CAPACITY_FACTOR=8.0
-    ),
+    "experts with slots": pipeline(2, 2, 1, ZERO_STAGE=1, **SLOTS),
     "vq": pipeline(2, 2, 1, MIXER="vq", POSITIONS="distance"),
     "packed rows": pipeline(2, 2, 1, DATA="text", ROWS="pack", VOCAB_SIZE=256),
     "positions": pipeline(2, 1, 2)
