@@ -200,6 +200,7 @@ class Stages:
         first = at(slots, 0)
         added = jax.eval_shape(work, 0, 0, first)[1]
         zeros = jax.tree.map(lambda leaf: jnp.zeros((schedule.repeats, *leaf.shape), leaf.dtype), added)
+        back = lambda register: rotated(register, self.axis, stages, -1)
 
         def tick(carry: Any, number: Any) -> tuple[Any, None]:
             slots, register, stream, totals = carry
@@ -211,15 +212,16 @@ class Stages:
             register = chosen(phase == 0, at(slots, jnp.minimum(group, schedule.groups - 1)), register)
             is_new = (stage == 0) & (phase < stages)
             following = chosen(is_new, register, rotated(stream, self.axis, stages, 1))
-            # Between groups nothing enters or leaves.
-            moves = (lambda register: rotated(register, self.axis, stages, -1)), lambda register: register
-            register = moves[0](register) if schedule.repeats == 1 else jax.lax.cond(phase < stages, *moves, register)
+            if schedule.repeats == 1:
+                register = back(register)
+            else:  # in other rounds nothing enters or leaves
+                register = jax.lax.cond(phase < stages, back, lambda register: register, register)
             register = chosen(stage == stages - 1, stream, register)
             is_complete, done = (phase == stages - 1) & (group > 0), jnp.maximum(group - 1, 0)
             slots = put(slots, chosen(is_complete, register, at(slots, done)), done)
             return (slots, register, following, totals), None
 
-        carry = (slots, rotated(first, self.axis, stages, -1), first, zeros)
+        carry = (slots, back(first), first, zeros)
         (slots, _, _, totals), _ = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
         mean = lambda tree: jax.tree.map(lambda leaf: leaf / schedule.microbatches, tree)
         return slots, {name: tree if name == UPDATES else mean(tree) for name, tree in totals.items()}

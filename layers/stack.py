@@ -98,12 +98,12 @@ class Stack(nn.Module):
             (x, _), added = result
             return x, added
 
-        if REMAT_POLICIES[self.remat] is not None:
+        if policy is None:  # saving everything would save a copy of the weights in each tick
+            policy = jax.checkpoint_policies.dots_saveable
+        else:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        # Saving everything, REMAT = none, would save a copy of the weights in each tick.
-        saved = policy if REMAT_POLICIES[self.remat] is not None else jax.checkpoint_policies.dots_saveable
         variables = {name: tree["block"] for name, tree in self.variables.items() if "block" in tree}
-        stages = Stages(axis=self.pipeline.axis, schedule=schedule, layer=layer, policy=saved, unroll=self.unroll)
+        stages = Stages(axis=self.pipeline.axis, schedule=schedule, layer=layer, policy=policy, unroll=self.unroll)
         with named_for(self.remat):
             x, added = stages.run(variables, rngs, self.num_layers, (x, *others))
         for name, tree in added.items():
@@ -135,11 +135,11 @@ class Stack(nn.Module):
             return block(carry, layer_state, segment_ids, positions)
 
         policy = REMAT_POLICIES[self.remat]
-        if policy is None and layers_are_gathered():
-            policy = keep_all_but_gathered  # otherwise the backward pass would store the gathered weights of all layers
         schedule = self._schedule(x.shape[0], state)
         if schedule is not None:
             return self._run_pipelined(schedule, policy, x, segment_ids, positions), None
+        if policy is None and layers_are_gathered():
+            policy = keep_all_but_gathered  # otherwise the backward pass would store the gathered weights of all layers
         if policy is not None:
             body = nn.remat(body, policy=policy, prevent_cse=self.unroll > 1)
         axes: Any = (0, nn.broadcast, nn.broadcast)

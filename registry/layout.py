@@ -31,7 +31,7 @@ class Layout:
         rows = set(axes_of(self.activations["tokens_bs"][0]))
         weights, activations = dict(self.weights), dict(self.activations)
         for key, spec in activations.items():
-            activations[key] = _with_axis(spec, axis, _position_dim(key))
+            activations[key] = _with_axis(spec, axis, _last_dim(key, POSITIONS))
         for key, spec in weights.items() if with_weights else ():
             weights[key] = _with_axis(spec, axis, _dim_over(key, spec, rows))
         return self._with(axis, weights, activations)
@@ -42,26 +42,23 @@ class Layout:
         Inside of the pipeline each stage has complete micro-batches; embedding and head are computed for a share of the
         rows on each. Stages are the outer axis, so that the rows of a stage are consecutive.
         """
-        activations = {
-            key: _with_axis(spec, axis, _row_dim(key), is_outer=True) for key, spec in self.activations.items()
-        }
-        return self._with(axis, dict(self.weights), activations)
+        placed = lambda key, spec: _with_axis(spec, axis, _last_dim(key, ROWS), is_outer=True)
+        return self._with(axis, dict(self.weights), {key: placed(key, spec) for key, spec in self.activations.items()})
 
     def _with(self, axis: str, weights: dict[str, P], activations: dict[str, P]) -> "Layout":
         axes = self.axes if axis in self.axes else (*self.axes, axis)
         return Layout(axes=axes, weights=Specs(**weights), activations=Specs(**activations))
 
 
-def _row_dim(key: str) -> int | None:
-    """Returns the dimension of rows of a batch, or of groups of tokens, in an activation."""
-    letters = key.rpartition("_")[2]
-    return next((len(start) - 1 for start in ("b", "g", "eg") if letters.startswith(start)), None)
+# First letters of an activation, up to the dimension of rows of a batch (b), or of positions (s) or blocks (r) of a
+# row; groups of tokens (g) are split in place of either.
+ROWS, POSITIONS = ("b", "g", "eg"), ("bs", "br", "g", "eg")
 
 
-def _position_dim(key: str) -> int | None:
-    """Returns the dimension of positions, of blocks of a row (r) or of groups of tokens (g) in an activation."""
+def _last_dim(key: str, starts: tuple[str, ...]) -> int | None:
+    """Returns the last dimension of the start that the letters of an activation have; None if they have none."""
     letters = key.rpartition("_")[2]
-    return next((len(start) - 1 for start in ("bs", "br", "g", "eg") if letters.startswith(start)), None)
+    return next((len(start) - 1 for start in starts if letters.startswith(start)), None)
 
 
 def _dim_over(key: str, spec: P, axes: set[str]) -> int | None:

@@ -119,8 +119,9 @@ class Session:
         """Returns `, attention: ..., pipeline: ...` for the programs of this session, without what they do not have."""
         pipelines = self.pipelines
         schedules = "; ".join(dict.fromkeys(str(schedule) for _, schedule in pipelines))
-        others = sum(stack.num_layers for stack in stacks_of(self.task)) if pipelines else 0
-        if others := others - sum(stack.num_layers for stack, _ in pipelines):
+        layers = sum(stack.num_layers for stack in stacks_of(self.task))
+        others = layers - sum(stack.num_layers for stack, _ in pipelines)
+        if pipelines and others:
             schedules += f", {others} layers (or repeats of a pattern) on all stages"
         parts = {"attention": attention, "pipeline": schedules}
         return "".join(f", {name}: {text}" for name, text in parts.items() if text)

@@ -12,7 +12,7 @@ from runners.planner.machine import Machine
 from runners.planner.pipeline import pipelines
 from runners.planner.programs.compilation import Lowered, Program, Step, compile_step, memory
 from runners.planner.programs.findings import Judged, judge
-from runners.planner.programs.hlo import collective_totals, collectives, loops_counted_once
+from runners.planner.programs.hlo import collectives, loops_counted_once, summed
 from runners.planner.programs.host_transfers import host_transfers
 from runners.planner.programs.peaks import explain
 from runners.session import Session
@@ -92,18 +92,17 @@ def _of_program(
 ) -> Plan:
     """Returns what the compiled program adds to a plan: memory, whether it fits, exchanges, step time."""
     chip, count = machine.chip, max(numbers) + 1
-    granules = numbers if count > 1 else ()
-    exchanges = collective_totals(text, session.mesh_shape, granules)
+    exchanges = [*collectives(text, session.mesh_shape, numbers if count > 1 else ())]
     found = {
         "memory_bytes_per_device": plan["memory_bytes_per_device"]
         | memory(program.compiled, has_peak=machine.target is not None),
-        "collectives": [dataclasses.asdict(c) for c in exchanges],
+        "collectives": [dataclasses.asdict(total) for total in summed(exchanges)],
         "host_transfers": host_transfers(text),
         "across": _across(session, machine, numbers) if count > 1 else None,
         "loops_counted_once": loops_counted_once(text),
     }
     if session.experiment.stage_axis is not None and plan["step"] == "train":
-        found["pipelines"] = pipelines(session, [*collectives(text, session.mesh_shape, granules)])
+        found["pipelines"] = pipelines(session, exchanges)
     if chip is not None:
         by_compiler = machine.target is not None and chip.gpu is None
         found["fits"] = by_compiler or found["memory_bytes_per_device"]["peak"] <= plan["capacity_bytes_per_device"]

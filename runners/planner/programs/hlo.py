@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -69,8 +69,13 @@ def collective_totals(text: str, mesh: Mapping[str, int], granules: Sequence[int
       mesh: axis name to size, in the order of the mesh.
       granules: number of the slice or host of each device, in the order of the mesh; empty if there is one.
     """
+    return summed(collectives(text, mesh, granules))
+
+
+def summed(exchanges: Iterable[Collective]) -> list[CollectiveTotal]:
+    """Returns the totals of collectives by kind, axis and dtype, largest first."""
     totals: dict[tuple[str, str, str], list[int]] = {}
-    for collective in collectives(text, mesh, granules):
+    for collective in exchanges:
         total = totals.setdefault((collective.kind, collective.axis, collective.dtype), [0, 0, 0])
         total[0] += collective.times
         total[1] += collective.times * collective.sent_bytes

@@ -4,8 +4,7 @@ import pytest
 
 from layers.errors import UsageError
 from registry.templates.decoder import DecoderLm
-from tests.support.programs import compiled_anew
-from tests.support.split_updates import assert_same, on_one_device, trained
+from tests.support.split_updates import assert_updates_of_one_device, but_slow
 
 
 def split(data, sequence, model, **knobs):
@@ -30,26 +29,18 @@ CASES = {
     "static_sgu": split(2, 2, 2, MIXER="static_sgu"),
 }
 QUICK = ("ring", "ZeRO 3 and heads")
-PLACEMENT = {*split(1, 1, 1), "CONTEXT_PARALLEL", "ZERO_STAGE", "LAYOUT", "REMAT"}
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", but_slow(CASES, QUICK))
 def test_updates_are_those_of_one_device(case):
-    knobs = CASES[case]
-    expected = on_one_device(**{name: value for name, value in knobs.items() if name not in PLACEMENT})
-    with compiled_anew():
-        assert_same(expected, trained(**knobs))
+    assert_updates_of_one_device(CASES[case])
 
 
 @pytest.mark.slow
 def test_experts_on_an_axis_of_their_own():
     axes = ("data", "sequence", "expert", "model")
     mesh = {"MESH_AXES": axes, "DEVICE_MESH_SHAPE": (2, 2, 2, 1), "SEQUENCE_AXIS": "sequence", "LAYOUT": "expert_axis"}
-    expected = on_one_device(**EXPERTS)
-    with compiled_anew():
-        assert_same(expected, trained(**mesh | EXPERTS))
+    assert_updates_of_one_device(mesh | EXPERTS)
 
 
 def test_an_axis_that_the_mesh_lacks_is_refused():

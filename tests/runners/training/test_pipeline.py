@@ -17,13 +17,11 @@ from runners.planner.machine import Machine
 from runners.planner.summary import numbers
 from runners.session import Session
 from tasks.zero import placed_table
-from tests.support.programs import compiled_anew
-from tests.support.split_updates import assert_same, on_one_device, trained
+from tests.support.split_updates import assert_updates_of_one_device, but_slow
 
 MODEL = {"NUM_LAYERS": 4, "BATCH_SIZE": 16, "SEQ_LEN": 32, "MODEL_DIM": 32}
 NO_BALANCE = {"AUX_LOSS": 0.0, "CAPACITY_FACTOR": None}  # the loss of balance is not linear in the batch
 EXPERTS = {"FFN": "experts", "ROUTING": "top_k", "GATES": "normalized_sigmoid", "BIAS_RATE": 1e-3, **NO_BALANCE}
-
 SLOTS = {"FFN": "experts", "SECOND_EXPERT": "all", "NUM_GROUPS": 2, "AUX_LOSS": 0.0, "CAPACITY_FACTOR": 8.0}
 
 
@@ -53,20 +51,11 @@ CASES = {
     },
 }
 QUICK = ("two stages, two repeats", "ZeRO 1, heads, repeats")
-PLACEMENT = {
-    *("MESH_AXES", "DEVICE_MESH_SHAPE", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "LAYOUT"),
-    *("REMAT", "UNROLL", "SEQUENCE_AXIS", "CONTEXT_PARALLEL", "GRADIENT_ACCUMULATION"),
-}
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", but_slow(CASES, QUICK))
 def test_updates_are_those_of_one_device(case):
-    knobs = CASES[case]
-    expected = on_one_device(**{name: value for name, value in knobs.items() if name not in PLACEMENT})
-    with compiled_anew():
-        assert_same(expected, trained(**knobs))
+    assert_updates_of_one_device(CASES[case])
 
 
 def test_weights_of_layers_fall_by_the_stages():
