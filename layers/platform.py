@@ -14,6 +14,12 @@ def target_platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def target_device_kind() -> str:
+    """Returns what JAX calls these devices: "TPU v5 lite", "NVIDIA H100 80GB HBM3"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if device is None else device.device_kind
+
+
 _COUNTED: contextvars.ContextVar[bool] = contextvars.ContextVar("counted", default=False)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from layers.attention.blocks import Keys, Others, Scores
 from layers.attention.blockwise import attend, grouped, ungrouped
 from layers.attention.exchanges import Gather, Ring, Sizes
 from layers.specs import P, Specs, axes_of, constrain, split_of
+
+_ARRAYS = ("query_bsnd", "key_bskd", "value_bskd")
 
 
 def sequence_axis(activations: Specs, length: int) -> tuple[str, int]:
@@ -46,19 +49,18 @@ def by_heads(
     activations: Specs, query: Float[Array, "b s n d"], key: Float[Array, "b k t d"], value: Float[Array, "b k t e"]
 ) -> tuple[Array, Array, Array]:
     """Returns arrays of complete rows for a share of the heads: the compiler exchanges them by all-to-all."""
-    names = ("query_bsnd", "key_bskd", "value_bskd")
+    specs = heads_of(activations)
     query, key, value = (
-        constrain(x, Specs(x_bshd=_heads_spec(activations, name)), "x_bshd")
-        for x, name in zip((query, key.swapaxes(1, 2), value.swapaxes(1, 2)), names, strict=True)
+        constrain(x, specs, name)
+        for x, name in zip((query, key.swapaxes(1, 2), value.swapaxes(1, 2)), _ARRAYS, strict=True)
     )
     return query, key.swapaxes(1, 2), value.swapaxes(1, 2)
 
 
 def by_positions(activations: Specs, mixed: Float[Array, "b s n e"]) -> Float[Array, "b s n e"]:
     """Returns the mixture of `by_heads` for all heads and a share of the positions."""
-    of_heads, of_positions = _heads_spec(activations, "query_bsnd"), _row(activations, "query_bsnd")
-    mixed = constrain(mixed, Specs(x_bshd=of_heads), "x_bshd")
-    return constrain(mixed, Specs(x_bshd=of_positions), "x_bshd")
+    mixed = constrain(mixed, heads_of(activations), "query_bsnd")
+    return constrain(mixed, Specs(query_bsnd=_row(activations, "query_bsnd")), "query_bsnd")
 
 
 def _row(activations: Specs, name: str) -> P:
@@ -66,9 +68,41 @@ def _row(activations: Specs, name: str) -> P:
     return activations[name if name in activations else "value_bskd"]
 
 
-def _heads_spec(activations: Specs, name: str) -> P:
-    spec = _row(activations, name)
-    return P(spec[0], None, (*axes_of(spec[2]), *axes_of(spec[1])), spec[3])
+def heads_of(activations: Specs) -> Specs:
+    """Returns the placement of the arrays of `by_heads`: the axis of the positions splits heads."""
+    rows = {name: _row(activations, name) for name in _ARRAYS}
+    moved = lambda row: P(row[0], None, (*axes_of(row[2]), *axes_of(row[1])), row[3])
+    return Specs(**{name: moved(row) for name, row in rows.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Rows and heads of attention on each device, for programs that the compiler does not split."""
+
+    rows: tuple[str, ...] | None  # mesh axes that split the rows of queries, keys and values; None: they are on all
+    heads: tuple[str, ...] | None  # and their heads
+    devices: int  # along the latter
+
+    @classmethod
+    def of(cls, activations: Specs, query: Float[Array, "b s n d"]) -> "Parts":
+        """Returns the parts in which `activations` have values, as far as axes divide the sizes of queries."""
+        rows, heads = (_dividing(activations, dim, query.shape[dim]) for dim in (0, 2))
+        return cls(tuple(rows) or None, tuple(heads) or None, math.prod(heads.values()))
+
+    def repeated(self, x: Array | None) -> Array | None:
+        """Repeats the heads of keys, dimension 1, until the devices divide their number."""
+        if x is None:
+            return None
+        times = self.devices // math.gcd(self.devices, x.shape[1])
+        return x if times == 1 else jnp.repeat(x, times, axis=1)
+
+    def run(self, local: Callable[..., Any], in_specs: Any, out_specs: P) -> Callable[..., Any]:
+        """Returns a function that runs `local` on each device with its parts of the arguments."""
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            return local
+        names = {name for name in mesh.axis_names if name not in mesh.manual_axes}
+        return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
 
 
 def attend_split(
@@ -97,9 +131,10 @@ def attend_split(
       activations: placement of queries and values.
     """
     axis, parts = exchange.axis, exchange.parts
-    rows, heads = (_dividing(activations, dim, size) for dim, size in ((0, query.shape[0]), (2, query.shape[2])))
-    keys, others = _repeated(keys, others, math.prod(heads.values()))
-    b, h = tuple(rows) or None, tuple(heads) or None
+    of = Parts.of(activations, query)
+    b, h = of.rows, of.heads
+    keys = Keys(of.repeated(keys.key), of.repeated(keys.value), keys.ids)
+    others = others._replace(dropout_keys=of.repeated(others.dropout_keys))
 
     def local(shards: Int[Array, "1"], query: Any, keys: Keys, bias: Any, others: Others) -> Any:
         [shard] = shards
@@ -121,26 +156,13 @@ def attend_split(
     of_keys = Keys(P(b, h, axis), P(b, h, axis), of_rows)
     of_others = Others(of_rows, first_distance=P(), dropout_keys=of_heads)
     specs = P(axis), P(b, axis, h), of_keys, None if bias is None else P(h), of_others
-    mesh = jax.sharding.get_abstract_mesh()
-    names = {name for name in mesh.axis_names if name not in mesh.manual_axes}
-    run = jax.shard_map(local, in_specs=specs, out_specs=P(b, axis, h), axis_names=names, check_vma=False)
-    return run(jnp.arange(parts), query, keys, bias, others)
+    return of.run(local, specs, P(b, axis, h))(jnp.arange(parts), query, keys, bias, others)
 
 
 def _dividing(activations: Specs, dim: int, size: int) -> dict[str, int]:
     """Returns the mesh axes that split a dimension of values, with their sizes; none if they do not divide `size`."""
     split = split_of(activations, "value_bskd", dim)
     return {} if size % math.prod(split.values()) else split
-
-
-def _repeated(keys: Keys, others: Others, devices: int) -> tuple[Keys, Others]:
-    """Repeats heads of keys until `devices` divides their number."""
-    times = devices // math.gcd(devices, keys.key.shape[1])
-    if times == 1:
-        return keys, others
-    repeat = lambda x: None if x is None else jnp.repeat(x, times, axis=1)
-    keys = Keys(repeat(keys.key), repeat(keys.value), keys.ids)
-    return keys, others._replace(dropout_keys=repeat(others.dropout_keys))
 
 
 def to_pairs(x: Array, dim: int, axis: str, parts: int, shard: Int[Array, ""]) -> Array:

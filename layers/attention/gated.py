@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.attention.key_value_cache import KeyValueCache, append
 from layers.attention.score_functions import masked, value_weights
-from layers.attention.softmax import KeyValueCache, append, check_heads
+from layers.attention.softmax import check_heads
 from layers.auxiliary import place
 from layers.dropout import dropout
 from layers.errors import UsageError

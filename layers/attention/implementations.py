@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from layers.errors import UsageError
-from layers.platform import products_are_counted, target_platform
+from layers.platform import products_are_counted, target_device_kind, target_platform
 
-Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
+Implementation = Literal["auto", "dense", "blockwise", "cudnn", "splash"]
 # How attention exchanges arrays over the mesh axis that splits positions. ring: keys and values travel from device to
 # device. all_gather: all devices receive all of them. all_to_all: a device gives up its share of the positions for a
 # share of the heads (Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.1).
@@ -21,6 +21,10 @@ ContextParallel = Literal["auto", "ring", "all_gather", "all_to_all"]
 # The number of keys from which "auto" is blockwise, by platform: where its update takes no longer than that of dense
 # attention (docs/reference/benchmarks.md), and on TPUs, where that was not measured, as on CPUs.
 BLOCKWISE_FROM = {"cpu": 2048, "gpu": 1024, "tpu": 2048}
+KERNELS: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}  # that of each platform
+SPLASH_BLOCK = 128  # positions in a block of the kernel for TPUs are a multiple of it
+WITHOUT_SPLASH = ("TPU v2", "TPU v3")  # they do not multiply bfloat16 matrices in kernels
+SEGMENTS, CACHED = "rows of several segments", "a cache of keys"
 RING_FROM = 16_384  # keys from which "auto" is a ring, which overlaps with work; not measured
 CUDNN_HEAD_DIM = (
     128  # the largest size of a head, a multiple of 8 (cuDNN 9 documentation, scaled dot-product attention)
@@ -47,23 +51,35 @@ class Call:
     parts: int = 1  # devices that share a sequence
     heads_divide: bool = True  # these devices, and those that split heads already, divide the heads of queries and keys
 
-    def without_cudnn(self) -> list[tuple[str, str]]:
-        """Returns why cuDNN does not compute it: reasons, each with the knob that removes it, or ""."""
-        heads_fit = self.head_dim % 8 == 0 and self.head_dim <= CUDNN_HEAD_DIM
+    def without_kernel(self, kernel: Implementation) -> list[tuple[str, str]]:
+        """Returns why a kernel does not compute it: reasons, each with the knob that removes it, or ""."""
         found: list[tuple[bool, str, str]] = [
             (self.dropout_rate > 0, "dropout on attention", "ATTENTION_DROPOUT=0"),
-            (self.dtype not in ("bfloat16", "float16"), f"{self.dtype} activations", "DTYPE=bfloat16"),
-            (self.window is not None, "a window", "ATTENTION_WINDOW=None"),
-            (self.softcap is not None, "a cap on the scores", "ATTENTION_SOFTCAP=None"),
-            (self.extra_logit is not None, "an extra logit", "EXTRA_LOGIT=None"),
             (self.score_function != "softmax", "the score function", "SCORE_FUNCTION=softmax"),
             (self.bias != "none", "biases of positions", "POSITIONS=rotary"),
-            (not heads_fit, f"heads of size {self.head_dim}", "HEAD_DIM"),
-            # Their mask would be an array as large as all scores.
-            (self.has_segments, "rows of several segments", ""),
-            (self.has_state, "a cache of keys", ""),
+            *(self._without_cudnn() if kernel == "cudnn" else self._without_splash()),
+            (self.has_state, CACHED, ""),
+            (self.is_watched, "watched scores", ""),
         ]
         return [(reason, knob) for is_met, reason, knob in found if is_met]
+
+    def _without_cudnn(self) -> list[tuple[bool, str, str]]:
+        heads_fit = self.head_dim % 8 == 0 and self.head_dim <= CUDNN_HEAD_DIM
+        return [
+            (self.dtype not in ("bfloat16", "float16"), f"{self.dtype} activations", "DTYPE=bfloat16"),
+            (self.softcap is not None, "a cap on the scores", "ATTENTION_SOFTCAP=None"),
+            (self.extra_logit is not None, "an extra logit", "EXTRA_LOGIT=None"),
+            (not heads_fit, f"heads of size {self.head_dim}", "HEAD_DIM"),
+            # Their mask would be an array as large as all scores.
+            (self.has_segments, SEGMENTS, ""),
+        ]
+
+    def _without_splash(self) -> list[tuple[bool, str, str]]:
+        chip, sizes = target_device_kind(), {self.queries % SPLASH_BLOCK, self.keys % SPLASH_BLOCK}
+        return [
+            (chip.startswith(WITHOUT_SPLASH), f"a {chip}", ""),
+            (sizes != {0}, f"rows that are not a multiple of {SPLASH_BLOCK} positions", "SEQ_LEN"),
+        ]
 
     def without_blocks(self) -> str:
         """Returns why it cannot be computed by blocks; empty if it can."""
@@ -78,7 +94,7 @@ class Decision:
 
     layer: str  # path of the module
     implementation: Implementation
-    without_cudnn: tuple[tuple[str, str], ...] = ()  # of a program for GPUs: see `Call.without_cudnn`
+    without_kernel: tuple[tuple[str, str], ...] = ()  # on a platform with a kernel: see `Call.without_kernel`
     exchange: ContextParallel | None = None  # None: devices do not share a sequence, or the compiler gathers keys
 
 
@@ -99,11 +115,11 @@ def recorded() -> Iterator[list[Decision]]:
 def choose(wanted: Implementation, call: Call, layer: str | None, exchange: ContextParallel = "auto") -> Decision:
     """Returns the decision for a layer, and records it under its path, if that is given.
 
-    "auto" is cuDNN's kernel on a GPU if it can compute all of the call, else blockwise for rows of BLOCKWISE_FROM keys
-    and more, else dense. One query at a time is always dense: it has one row of scores.
+    "auto" is the kernel of the platform if it can compute all of the call, else blockwise for rows of BLOCKWISE_FROM
+    keys and more, else dense. One query at a time is always dense: it has one row of scores.
 
-    Devices that share a sequence exchange heads if that allows cuDNN's kernel, else gather keys, or pass them round a
-    ring if there are RING_FROM and more; these two are blockwise for rows of any length.
+    Devices that share a sequence exchange heads if that allows the kernel, else gather keys, or pass them round a ring
+    if there are RING_FROM and more; these two are blockwise for rows of any length.
 
     Raises:
       UsageError: the wanted one cannot compute the call.
@@ -111,12 +127,13 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     if products_are_counted():
         return Decision(layer or "", "dense")
     platform = target_platform()
-    obstacles, no_blocks = call.without_cudnn(), call.without_blocks()
+    kernel, no_blocks = KERNELS.get(platform), call.without_blocks()
+    obstacles = call.without_kernel(kernel) if kernel else []
     _require_possible(wanted, call, platform)
     is_split = call.parts > 1 and not call.has_state and wanted != "dense"
     if is_split and exchange == "auto":
         exchange = "ring" if call.keys >= RING_FROM else "all_gather"
-        if platform == "gpu" and wanted in ("auto", "cudnn") and not obstacles and call.heads_divide:
+        if kernel and wanted in ("auto", kernel) and not obstacles and call.heads_divide:
             exchange = "all_to_all"
     if is_split and exchange == "all_to_all" and not call.heads_divide:
         raise UsageError(
@@ -124,10 +141,10 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
             "split heads already, do not divide their number. Change NUM_HEADS or NUM_KV_HEADS, or set ring."
         )
     moves_keys = is_split and exchange != "all_to_all"
-    if moves_keys and wanted == "cudnn":
+    if moves_keys and wanted in KERNELS.values():
         raise UsageError(
-            f"CONTEXT_PARALLEL = {exchange} moves keys, which ATTENTION_IMPLEMENTATION = cudnn does not support. Set "
-            "one of them to auto."
+            f"CONTEXT_PARALLEL = {exchange} moves keys, which ATTENTION_IMPLEMENTATION = {wanted} does not support. "
+            "Set one of them to auto."
         )
     if moves_keys:
         wanted = "blockwise"
@@ -137,10 +154,9 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     if wanted == "auto":
         is_long = call.keys >= BLOCKWISE_FROM[platform] and call.queries > 1
         chosen = "blockwise" if is_long and not no_blocks else "dense"
-        chosen = "cudnn" if platform == "gpu" and not obstacles else chosen
+        chosen = kernel if kernel and not obstacles else chosen
     is_exchanged = is_split and (chosen == "blockwise" or not moves_keys)
-    reasons = tuple(obstacles) if platform == "gpu" else ()
-    decision = Decision(layer or "", chosen, reasons, exchange if is_exchanged else None)
+    decision = Decision(layer or "", chosen, tuple(obstacles), exchange if is_exchanged else None)
     if layer is not None:
         for record in _RECORDS.get():
             record.append(decision)
@@ -151,13 +167,14 @@ def _require_possible(wanted: Implementation, call: Call, platform: str) -> None
     if wanted == "blockwise" and call.bias == "matrix":
         obstacle = call.without_blocks()
         raise UsageError(f"ATTENTION_IMPLEMENTATION = blockwise does not support {obstacle}. Set only one of them.")
-    if wanted == "cudnn" and platform != "gpu":
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn needs a GPU (got {platform}). Set it to auto.")
-    if wanted == "cudnn" and (reasons := [reason for reason, _ in call.without_cudnn() if reason not in _MASKED]):
-        raise UsageError(f"ATTENTION_IMPLEMENTATION = cudnn does not support {reasons[0]}. Set only one of them.")
-
-
-_MASKED = ("rows of several segments", "a cache of keys")  # cuDNN computes them with a mask, an array of all pairs
+    if wanted not in KERNELS.values():
+        return
+    if KERNELS.get(platform) != wanted:
+        needed = next(platform.upper() for platform, kernel in KERNELS.items() if kernel == wanted)
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} needs a {needed} (got {platform}). Set it to auto.")
+    masked = (SEGMENTS, CACHED) if wanted == "cudnn" else ()  # by a mask, an array of all pairs
+    if reasons := [reason for reason, _ in call.without_kernel(wanted) if reason not in masked]:
+        raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} does not support {reasons[0]}. Set only one of them.")
 
 
 def description(decisions: Iterable[Decision]) -> str:

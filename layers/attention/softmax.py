@@ -6,14 +6,15 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from layers.attention import cudnn
 from layers.attention.blocks import Keys, Others, Scores
 from layers.attention.blockwise import attend, grouped, ungrouped
-from layers.attention.context_parallel import attend_split, by_heads, by_positions, exchange_of, sequence_axis
+from layers.attention.context_parallel import attend_split, by_heads, by_positions, exchange_of, heads_of, sequence_axis
 from layers.attention.exchanges import Alone
 from layers.attention.implementations import Call, ContextParallel, Decision, Implementation, choose
+from layers.attention.key_value_cache import KeyValueCache, append, slide
 from layers.attention.score_functions import masked, value_weights
 from layers.auxiliary import WATCHED, place, watch
 from layers.dropout import dropout
@@ -27,18 +28,6 @@ from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
 QKNorm = Literal["none", "rms", "rms_all_heads", "l2"]
-
-
-class KeyValueCache(struct.PyTreeNode):
-    """Cache of softmax attention: keys and values in a fixed number of slots, in the layout that the products read.
-
-    It holds the first `index` positions in order; with a window, the latest positions, the last one in the last slot.
-    """
-
-    key_bktd: Float[Array, "b k t d"]  # already rotated, if the layer rotates
-    value_bktd: Float[Array, "b k t d"]
-    segment_ids_bt: Int[Array, "b t"]  # 0 marks padding
-    index: Int[Array, ""]  # positions read so far, equal for all rows
 
 
 class Attention(nn.Module):
@@ -220,8 +209,8 @@ class Attention(nn.Module):
         if decision.exchange == "all_to_all":
             attended = (*by_heads(self.activations, query, key, value), segment_ids, key_ids, start)
         match decision.implementation:
-            case "cudnn":
-                mixed = self._attend_by_cudnn(*attended)
+            case "cudnn" | "splash":
+                mixed = self._attend_by_kernel(decision, *attended)
             case "blockwise":
                 mixed = self._attend_blockwise(decision, *attended)
             case _:
@@ -249,7 +238,7 @@ class Attention(nn.Module):
             bias=bias,
             extra_logit=self.extra_logit,
             score_function=self.score_function,
-            is_watched=self.is_mutable_collection(WATCHED),
+            is_watched=self.is_mutable_collection(WATCHED) and not self.is_initializing(),
             parts=parts,
             heads_divide=not any(heads % split for heads in (self._slots, self._kv_slots)),
         )
@@ -299,25 +288,9 @@ class Attention(nn.Module):
             return 1.0  # learned
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
-    def _attend_by_cudnn(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
-        mask, is_plain = None, query_ids is None
-        if not is_plain:
-            mask = self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])[:, None]
-        key, value = key_bktd.swapaxes(1, 2), value_bktd.swapaxes(1, 2)
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            scale=self._scale,
-            is_causal=self.causal and is_plain,
-            implementation="cudnn",
-        )
-
-    def _attend_blockwise(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):
-        """Returns the mixture of values, (b, s, n, d)."""
-        queries, length, is_known = query.shape[1], key_bktd.shape[2], isinstance(start, int)
-        how = Scores(
+    @property
+    def _scores(self) -> Scores:
+        return Scores(
             causal=self.causal,
             window=self.window,
             softcap=self.softcap,
@@ -327,6 +300,23 @@ class Attention(nn.Module):
             length=self.score_length,
             dropout_rate=self.dropout_rate,
         )
+
+    def _attend_by_kernel(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):
+        """Returns the mixture of values, (b, s, n, d)."""
+        keys = Keys(key_bktd, value_bktd, key_ids)
+        if decision.implementation == "splash":
+            activations = heads_of(self.activations) if decision.exchange == "all_to_all" else self.activations
+            from layers.attention import splash  # with JAX's kernels for TPUs
+
+            return splash.attend(self._scores, self.block_size, query * self._scale, keys, query_ids, activations)
+        is_plain = query_ids is None
+        mask = None if is_plain else self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])
+        return cudnn.attend(self._scores, self._scale, query, keys, mask)
+
+    def _attend_blockwise(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):
+        """Returns the mixture of values, (b, s, n, d)."""
+        how, is_known = self._scores, isinstance(start, int)
+        queries, length = query.shape[1], key_bktd.shape[2]
         dropout_keys, bias = None, None
         if self.dropout_rate and self.has_rng("dropout"):
             dropout_keys = jax.random.bits(self.make_rng("dropout"), (*key_bktd.shape[:2], 2), "uint32")
@@ -374,26 +364,3 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
     """Raises a UsageError unless every key head serves the same number of query heads."""
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise UsageError(f"num_kv_heads must divide num_heads = {num_heads} (got {num_kv_heads}).")
-
-
-def slide(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> tuple[KeyValueCache, KeyValueCache]:
-    """Returns the cached and new positions in order, and the cache of the latest ones."""
-    slots = cache.segment_ids_bt.shape[1]
-    key = jnp.concatenate([cache.key_bktd, key_bktd], axis=2)
-    value = jnp.concatenate([cache.value_bktd, value_bktd], axis=2)
-    ids = jnp.concatenate([cache.segment_ids_bt, segment_ids], axis=1)
-    seen = KeyValueCache(key, value, ids, cache.index + segment_ids.shape[1])
-    keep = lambda x: x[:, :, x.shape[2] - slots :]
-    return seen, KeyValueCache(keep(key), keep(value), ids[:, ids.shape[1] - slots :], seen.index)
-
-
-def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:
-    """Returns the cache with the new positions appended."""
-    zero = jnp.int32(0)
-    at = (zero, zero, cache.index, zero)
-    return KeyValueCache(
-        key_bktd=jax.lax.dynamic_update_slice(cache.key_bktd, key_bktd, at),
-        value_bktd=jax.lax.dynamic_update_slice(cache.value_bktd, value_bktd, at),
-        segment_ids_bt=jax.lax.dynamic_update_slice(cache.segment_ids_bt, segment_ids, (zero, cache.index)),
-        index=cache.index + segment_ids.shape[1],
-    )

@@ -11,7 +11,7 @@ from runners.planner import network
 from runners.planner.machine import Machine
 from runners.planner.pipeline import pipelines
 from runners.planner.programs.compilation import Lowered, Program, Step, compile_step, memory
-from runners.planner.programs.findings import Judged, judge
+from runners.planner.programs.findings import Judged, attention_kernels, judge
 from runners.planner.programs.hlo import collectives, loops_counted_once, summed
 from runners.planner.programs.host_transfers import host_transfers
 from runners.planner.programs.peaks import explain
@@ -117,12 +117,12 @@ def _across(session: Session, machine: Machine, numbers: list[int]) -> Plan:
 
 
 def _explained(plan: Plan, program: Program, machine: Machine, session: Session, text: str, numbers: list[int]) -> Plan:
-    """Returns the buffers at the peak, memory over the schedule and, of a GPU's program, kernels and findings."""
+    """Returns the buffers at the peak, memory over the schedule, kernels and, of a GPU's program, findings."""
     peak = plan["memory_bytes_per_device"]["peak"]
     rows = weight_summary(session.experiment, session.mesh_shape)["weights"]
     shapes = {row["path"]: row["shape"] for row in rows}
     found = explain(text, program.buffers, shapes, peak, has_peak=machine.target is not None)
-    if machine.target is None or machine.target.gpu is None:
+    if machine.target is None:
         return found
     judged = Judged(
         text=text,
@@ -134,7 +134,7 @@ def _explained(plan: Plan, program: Program, machine: Machine, session: Session,
         granules=numbers,
         peak=peak,
     )
-    return found | judge(judged)
+    return found | (attention_kernels(judged) if machine.target.gpu is None else judge(judged))
 
 
 def _tokens(session: Session, step: Step) -> int:

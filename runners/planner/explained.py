@@ -73,11 +73,12 @@ def sections(content: Plan) -> list[str]:
         found += ["<h2>Peak</h2>", f"<p>{text(content['peak_unexplained'])}</p>"]
     if content.get("peak_buffers"):
         found += ["<h2>Peak</h2>", _areas(content), table(BUFFER_COLUMNS, buffer_cells(content), ("bytes",))]
+    if kernels_sentence(content):
+        found += ["<h2>Kernels</h2>", f"<p>{text(kernels_sentence(content))}</p>"]
     if "findings" in content:
         items = "".join(f"<li>{text(one['text'])}</li>" for one in content["findings"])
-        found += [f"<h2>{FINDINGS_TITLE}</h2>", f"<ol>{items}</ol>" if items else "<p>Nothing was found.</p>"]
-        found += ["<h2>Kernels</h2>", f"<p>{text(kernels_sentence(content))}</p>"]
         found += [table(KERNEL_COLUMNS, kernel_cells(content), KERNEL_COLUMNS[1:])]
+        found += [f"<h2>{FINDINGS_TITLE}</h2>", f"<ol>{items}</ol>" if items else "<p>Nothing was found.</p>"]
     return found
 
 

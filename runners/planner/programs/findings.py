@@ -60,14 +60,13 @@ def judge(program: Judged) -> dict[str, Any]:
     along = axes_of(program.experiment.layout.activations["tokens_bs"][1])
     queries = program.length // math.prod(program.mesh.get(axis, 1) for axis in along)
     scores = kernels.scores(queries, program.length, others)
-    attention = kernels.attention(scores)
-    attention |= {one.layer: BLOCKWISE for one in program.attention if one.implementation == "blockwise"}
+    attention = kernels.attention(scores) | _by_blocks(program)
     scores = [one for one in scores if attention[one.layer] not in (CUDNN, BLOCKWISE)]
     products, copies = kernels.products, kernels.copies()
     exchanges = list(collectives(program.text, program.mesh, program.granules))
     found = [
         *_scores(scores, program.attention),
-        *_without_cudnn(program.attention),
+        *_without_kernel(program.attention),
         *_float32(products, program.experiment),
         *_gathers(exchanges, layers, program.experiment),
         *_hosts(exchanges, layers),
@@ -86,6 +85,16 @@ def judge(program: Judged) -> dict[str, Any]:
         "copies": {"count": _count(copies), "bytes": _bytes(copies)},
     }
     return {"kernels": amounts, "findings": [_record(one) for one in found]}
+
+
+def attention_kernels(program: Judged) -> dict[str, Any]:
+    """Returns `kernels` of plan.json of a program for TPUs: what computes attention, in layers where that is known."""
+    kernels = Kernels(program.text, layers_of(program.weights))
+    return {"kernels": {"attention": kernels.attention(()) | _by_blocks(program)}}
+
+
+def _by_blocks(program: Judged) -> dict[str, str]:
+    return {one.layer: BLOCKWISE for one in program.attention if one.implementation == "blockwise"}
 
 
 def _record(finding: Finding) -> dict[str, Any]:
@@ -112,10 +121,10 @@ def _scores(scores: Collection[Work], attention: Collection[Decision]) -> Iterat
     )
 
 
-def _without_cudnn(attention: Collection[Decision]) -> Iterator[Finding]:
+def _without_kernel(attention: Collection[Decision]) -> Iterator[Finding]:
     """Yields a finding for each set of reasons why layers have no cuDNN attention."""
-    without = [one for one in dict.fromkeys(attention) if one.without_cudnn]
-    for obstacles, ones in _grouped(without, lambda one: one.without_cudnn, len):
+    without = [one for one in dict.fromkeys(attention) if one.without_kernel]
+    for obstacles, ones in _grouped(without, lambda one: one.without_kernel, len):
         reasons = " and ".join(reason for reason, _ in obstacles)
         yield Finding(
             kind="kernel",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")  # element type and dimensions
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_BROKEN = re.compile(r'=\{\n("[^\n]*)\n\}')  # an attribute of several lines: the metadata of a kernel for TPUs
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 
 
@@ -24,7 +25,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Returns the instructions of each computation in their order, and the name of the entry computation."""
     computations: dict[str, list[Instruction]] = {}
     name = entry = ""
-    for line in text.splitlines():
+    for line in _BROKEN.sub(r"={\1}", text).splitlines():
         if line.endswith("{") and " -> " in line and not line.startswith(" "):
             name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0].split("(")[0]
             entry = name if line.startswith("ENTRY") else entry

@@ -10,6 +10,7 @@ from runners.planner.programs.hlo_text import Instruction, array_bytes, arrays, 
 from runners.planner.programs.metadata import layer, op_name
 
 CUDNN = "cuDNN attention"
+SPLASH = "Splash attention"
 BLOCKWISE = "blockwise products"
 SOFTMAX = "products and a Triton softmax"
 PRODUCTS = "products, scores as arrays"
@@ -132,8 +133,11 @@ class Kernels:
         found = dict.fromkeys((one.layer for one in scores), PRODUCTS)
         for _, instruction in self._kernels():
             place = layer(op_name(instruction), self._layers)
-            if place and "fmha" in attribute_text(instruction, "custom_call_target"):
+            called = attribute_text(instruction, "custom_call_target")
+            if place and "fmha" in called:
                 found[place] = CUDNN
+            elif place and called == "tpu_custom_call" and instruction.name.startswith("splash"):
+                found[place] = SPLASH
             elif place in found and "softmax" in instruction.name and found[place] == PRODUCTS:
                 found[place] = SOFTMAX
         return found

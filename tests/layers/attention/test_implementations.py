@@ -21,8 +21,8 @@ PLAIN = Call(
 change = functools.partial(dataclasses.replace, PLAIN)
 
 
-def chosen(call, platform, wanted="auto", exchange="auto"):
-    mesh = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice("device", None, platform))
+def chosen(call, platform, wanted="auto", exchange="auto", kind="device"):
+    mesh = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(kind, None, platform))
     with jax.sharding.use_abstract_mesh(mesh), recorded() as decisions:
         choose(wanted, call, "mixer", exchange)
     return decisions[0]
@@ -33,11 +33,16 @@ def chosen(call, platform, wanted="auto", exchange="auto"):
     [
         (PLAIN, "gpu", "cudnn"),
         (PLAIN, "cpu", "blockwise"),
-        (PLAIN, "tpu", "blockwise"),
+        (PLAIN, "tpu", "splash"),
+        (change(has_segments=True, window=8, softcap=1.0, extra_logit=0.0, dtype="float32"), "tpu", "splash"),
+        (change(dropout_rate=0.1), "tpu", "blockwise"),
+        (change(queries=1, has_state=True), "tpu", "dense"),
+        (change(is_watched=True), "tpu", "dense"),
         (change(keys=BLOCKWISE_FROM["cpu"] - 1), "cpu", "dense"),
         (change(queries=1), "cpu", "dense"),
         (change(bias="matrix"), "cpu", "dense"),
         (change(is_watched=True), "cpu", "dense"),
+        (change(window=8), "gpu", "cudnn"),
         (change(dropout_rate=0.1), "gpu", "blockwise"),
         (change(has_segments=True), "gpu", "blockwise"),
         (change(has_segments=True, keys=16, queries=16), "gpu", "dense"),
@@ -56,14 +61,21 @@ def test_auto(call, platform, expected):
         ({"extra_logit": 0.0}, "EXTRA_LOGIT=None"),
         ({"score_function": "squared_relu"}, "SCORE_FUNCTION=softmax"),
         ({"bias": "by_distance"}, "POSITIONS=rotary"),
-        ({"window": 8}, "ATTENTION_WINDOW=None"),
         ({"head_dim": 256}, "HEAD_DIM"),
         ({"has_segments": True}, ""),
     ],
 )
 def test_a_decision_for_a_gpu_has_the_knob_that_allows_cudnn(changes, knob):
-    assert [each for _, each in chosen(change(**changes), "gpu").without_cudnn] == [knob]
-    assert not chosen(change(**changes), "tpu").without_cudnn
+    assert [each for _, each in chosen(change(**changes), "gpu").without_kernel] == [knob]
+    assert not chosen(change(**changes), "cpu").without_kernel
+
+
+def test_splash_needs_a_chip_and_rows_that_have_it():
+    assert chosen(PLAIN, "tpu", kind="TPU v4").implementation == "splash"
+    old = chosen(PLAIN, "tpu", kind="TPU v3")
+    assert (old.implementation, old.without_kernel) == ("blockwise", (("a TPU v3", ""),))
+    odd = chosen(change(queries=4100, keys=4100), "tpu")
+    assert odd.without_kernel == (("rows that are not a multiple of 128 positions", "SEQ_LEN"),)
 
 
 def test_what_is_wanted_is_chosen_or_refused_by_a_sentence():
@@ -72,7 +84,9 @@ def test_what_is_wanted_is_chosen_or_refused_by_a_sentence():
     assert chosen(change(has_segments=True), "gpu", "cudnn").implementation == "cudnn", "by a mask"
     for call, platform, wanted, words in (
         (PLAIN, "cpu", "cudnn", r"cudnn needs a GPU \(got cpu\). Set it to auto"),
-        (change(window=8), "gpu", "cudnn", "cudnn does not support a window. Set only one of them"),
+        (PLAIN, "gpu", "splash", r"splash needs a TPU \(got gpu\). Set it to auto"),
+        (change(bias="matrix"), "tpu", "splash", "splash does not support biases of positions. Set only one of them"),
+        (change(softcap=8.0), "gpu", "cudnn", "cudnn does not support a cap on the scores. Set only one of them"),
         (change(bias="matrix"), "cpu", "blockwise", "does not support a relative bias without a method by_distance"),
     ):
         with pytest.raises(UsageError, match=words):

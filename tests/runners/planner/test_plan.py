@@ -197,6 +197,16 @@ def test_it_fits_by_the_tpu_compiler(name, command, tmp_path):
 
 
 @needs_tpu_compiler
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_tpus_have_splash_attention(chip, command, tmp_path):
+    flags = ["--exp=llama.Llama3_2_1B", "--smoke", "--set=SEQ_LEN=256", "--set=DEVICE_MESH_SHAPE=8,1"]
+    ended = command("runners.main", *flags, "--mode=plan", f"--topology={chip}:2x4", "--workdir=p")
+    assert "Attention: Splash attention in stack/block/mixer." in ended.stdout, ended.stdout + ended.stderr
+    content = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert content["kernels"] == {"attention": {"stack/block/mixer": "Splash attention"}}
+
+
+@needs_tpu_compiler
 def test_an_unknown_slice_is_a_sentence(command):
     ended = command("runners.main", "--exp=DenseLm8B2x2", "--mode=plan", "--topology=v3:3x5")
     assert ended.returncode == 2

@@ -123,7 +123,7 @@ def test_the_share_of_the_card_is_printed(peak, fits, message):
 def test_attention_asks_for_the_platform_that_is_compiled_for(platform, is_fused):
     init = {"initializer": FanIn(), "out_initializer": FanIn(), "specs": DecoderLm().specs.of(Attention)}
     sizes = {"model_dim": 16, "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "dtype": "bfloat16"}
-    layer = Attention(**init, **sizes, activations=Specs())
+    layer = Attention(**init, **sizes, activations=Specs(), window=5)
     x = jnp.zeros((1, 8, 16), jnp.bfloat16)
     variables = meta.unbox(jax.eval_shape(layer.init, jax.random.key(0), x))
     device = jax.sharding.AbstractDevice(device_kind=platform, num_cores=1, platform=platform)
@@ -131,6 +131,7 @@ def test_attention_asks_for_the_platform_that_is_compiled_for(platform, is_fused
     with jax.sharding.use_abstract_mesh(mesh), planned_cudnn(CHIPS["h100"]):
         program = jax.make_jaxpr(lambda v: layer.apply(v, x)[0])(variables)
     assert ("dot_product_attention_fwd" in str(program)) is is_fused
+    assert ("sliding_window_length=5" in str(program)) is is_fused
 
 
 def planned(command, tmp_path, name, topology, *sets):

@@ -5,7 +5,7 @@ import types
 from layers.attention.implementations import Decision
 from registry.layouts import LAYOUTS
 from runners.planner.explained import kernel_cells, kernels_sentence, sections
-from runners.planner.programs.findings import Judged, judge
+from runners.planner.programs.findings import Judged, attention_kernels, judge
 from runners.planner.programs.kernels import Kernels
 
 MIXER = 'metadata={op_name="jit(step)/jvp(Model)/stack/while/body/block/mixer/mixer._attend/PART"}'
@@ -133,6 +133,18 @@ def test_a_program_without_scores():
     found = judged(CUDNN, peak=10**9, decisions=(Decision("stack/block/mixer", "cudnn"),))
     assert kernels_sentence(found) == "Attention: cuDNN attention in stack/block/mixer."
     assert [one["kind"] for one in found["findings"]] == ["float32", "gathers", "hosts"]
+
+
+def test_kernels_of_a_program_for_tpus():
+    """The compiler writes the metadata of a kernel in several lines."""
+    attributes = 'custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n"sizes":"{}"\n}}'
+    text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  %splash_mha_fwd.1 = f32[8]{{0}} custom-call(%a), {attributes}, {MIXER}\n}}"
+    program = Judged(
+        **{"text": text, "experiment": None, "weights": WEIGHTS, "length": 16, "mesh": {}, "granules": (), "peak": 1},
+        attention=[Decision("stack/block/mixer", "splash"), Decision("tail", "blockwise")],
+    )
+    expected = {"stack/block/mixer": "Splash attention", "tail": "blockwise products"}
+    assert attention_kernels(program) == {"kernels": {"attention": expected}}
 
 
 def test_gathers_by_zero_name_its_stage():
