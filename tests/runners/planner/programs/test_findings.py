@@ -138,7 +138,8 @@ def test_a_program_without_scores():
 def test_kernels_of_a_program_for_tpus():
     """The compiler writes the metadata of a kernel in several lines."""
     attributes = 'custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n"sizes":"{}"\n}}'
-    text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  %splash_mha_fwd.1 = f32[8]{{0}} custom-call(%a), {attributes}, {MIXER}\n}}"
+    call = f"  %splash_mha_fwd.1 = f32[8]{{0}} custom-call(%a), {attributes}, {MIXER}"
+    text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n{call}\n}}"
     program = Judged(
         **{"text": text, "experiment": None, "weights": WEIGHTS, "length": 16, "mesh": {}, "granules": (), "peak": 1},
         attention=[Decision("stack/block/mixer", "splash"), Decision("tail", "blockwise")],
