@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from layers.attention.cudnn import has_packed_rows
 from layers.errors import UsageError
 from layers.platform import products_are_counted, target_device_kind, target_platform
 
@@ -48,6 +49,7 @@ class Call:
     extra_logit: float | None
     score_function: str
     is_watched: bool  # the caller collects scores and probabilities
+    max_segments: int | None = None  # in a row; None: unknown
     parts: int = 1  # devices that share a sequence
     heads_divide: bool = True  # these devices, and those that split heads already, divide the heads of queries and keys
 
@@ -65,13 +67,16 @@ class Call:
 
     def _without_cudnn(self) -> list[tuple[bool, str, str]]:
         heads_fit = self.head_dim % 8 == 0 and self.head_dim <= CUDNN_HEAD_DIM
+        is_packed = self.has_segments and self.max_segments is not None
         return [
             (self.dtype not in ("bfloat16", "float16"), f"{self.dtype} activations", "DTYPE=bfloat16"),
             (self.softcap is not None, "a cap on the scores", "ATTENTION_SOFTCAP=None"),
             (self.extra_logit is not None, "an extra logit", "EXTRA_LOGIT=None"),
             (not heads_fit, f"heads of size {self.head_dim}", "HEAD_DIM"),
-            # Their mask would be an array as large as all scores.
-            (self.has_segments, SEGMENTS, ""),
+            # Without a limit their mask would be an array as large as all scores.
+            (self.has_segments and not is_packed, SEGMENTS, "MAX_SEGMENTS"),
+            (is_packed and not has_packed_rows(), f"{SEGMENTS} on a GPU before Hopper", ""),
+            (is_packed and self.window is not None, f"a window on {SEGMENTS}", "ATTENTION_WINDOW=None"),
         ]
 
     def _without_splash(self) -> list[tuple[bool, str, str]]:
@@ -172,8 +177,9 @@ def _require_possible(wanted: Implementation, call: Call, platform: str) -> None
     if KERNELS.get(platform) != wanted:
         needed = next(platform.upper() for platform, kernel in KERNELS.items() if kernel == wanted)
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} needs a {needed} (got {platform}). Set it to auto.")
-    masked = (SEGMENTS, CACHED) if wanted == "cudnn" else ()  # by a mask, an array of all pairs
-    if reasons := [reason for reason, _ in call.without_kernel(wanted) if reason not in masked]:
+    # cuDNN computes these with a mask, an array of all pairs.
+    is_masked = lambda reason: wanted == "cudnn" and (SEGMENTS in reason or reason == CACHED)
+    if reasons := [reason for reason, _ in call.without_kernel(wanted) if not is_masked(reason)]:
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} does not support {reasons[0]}. Set only one of them.")
 
 

@@ -94,6 +94,7 @@ class Attention(nn.Module):
     use_out_bias: bool | None = None  # of the output projection; None is use_bias
     dropout_rate: float = 0.0  # on the attention probabilities
     joint_projections: bool = False  # one product for query, key and value, if their shapes are equal
+    max_segments: int | None = None  # most runs of equal segment ids in a row, for cuDNN; None: unknown
     implementation: Implementation = "auto"  # see layers.attention.implementations
     block_size: int = 512  # queries, and keys, of a block of the blockwise implementation
     context_parallel: ContextParallel = "auto"  # exchange between devices that share a sequence: see implementations
@@ -238,6 +239,7 @@ class Attention(nn.Module):
             bias=bias,
             extra_logit=self.extra_logit,
             score_function=self.score_function,
+            max_segments=self.max_segments,
             is_watched=self.is_mutable_collection(WATCHED) and not self.is_initializing(),
             parts=parts,
             heads_divide=not any(heads % split for heads in (self._slots, self._kv_slots)),
@@ -309,8 +311,11 @@ class Attention(nn.Module):
             from layers.attention import splash  # with JAX's kernels for TPUs
 
             return splash.attend(self._scores, self.block_size, query * self._scale, keys, query_ids, activations)
-        is_plain = query_ids is None
-        mask = None if is_plain else self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])
+        if query_ids is not None and self.max_segments is not None and not decision.without_kernel:
+            return cudnn.attend_packed(self._scores, self._scale, query, keys, query_ids, self.max_segments)
+        mask = None
+        if query_ids is not None:
+            mask = self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])
         return cudnn.attend(self._scores, self._scale, query, keys, mask)
 
     def _attend_blockwise(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):

@@ -124,6 +124,8 @@ class AttentionKnobs(ModelKnobs):
             **self.rms_epsilon,
             **self.rotation(self.head_dim),
         )
+        if self.MAX_SEGMENTS is not None:
+            config.max_segments = self.MAX_SEGMENTS + 1  # padding is another one
         if config.qk_scale and self.NORM_SCALE == "one_plus_vector":
             config.one_plus_scale = True
         if ("qkv" in self.BIASES) != ("attention_out" in self.BIASES):

@@ -6,6 +6,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
+from registry.values import Positive
 from tasks.inputs.byte_text import ByteText
 from tasks.inputs.datasets.enwik8 import Enwik8
 from tasks.inputs.datasets.imagenet64 import ImageNet64
@@ -56,6 +57,7 @@ class DataSources(Experiment):
     MIXTURE: tuple[tuple[str, float], ...] = ()  # (KIND:PLACE or KIND:PLACE#COLUMN, weight) pairs, for DATA = mixture
     ROWS: Literal["cut", "restart", "pack", "truncate"] = "cut"  # how documents become rows: see tasks.inputs.rows
     DOCUMENT_MASKS: bool = False  # restart positions in each document and restrict attention to it
+    MAX_SEGMENTS: Positive | None = None  # most documents in a row of ROWS = pack, so that cuDNN computes their masks
     CACHE_DIR: str | None = None  # folder for token ids, also gs:// or s3://; None is the user's cache folder
 
     def vocabulary(self) -> fdl.Config:
@@ -71,6 +73,13 @@ class DataSources(Experiment):
             raise UsageError(f"{where} does not read {unread[0]} = {named[unread[0]]}. Use it with DATA = {known}.")
         of_paper = kind in PAPER_DATA and self.ROWS == "cut"
         rows = {"rows": "restart" if of_paper else self.ROWS, "document_masks": self.DOCUMENT_MASKS}
+        if self.MAX_SEGMENTS is not None:
+            if self.ROWS != "pack" or not self.DOCUMENT_MASKS:
+                raise UsageError(
+                    f"MAX_SEGMENTS = {self.MAX_SEGMENTS} limits rows of ROWS = pack with DOCUMENT_MASKS = True (got "
+                    f"{self.ROWS} and {self.DOCUMENT_MASKS}). Set both, or remove it."
+                )
+            rows["max_segments"] = self.MAX_SEGMENTS
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
     def mixture_rows(self, **sizes: Any) -> fdl.Config:

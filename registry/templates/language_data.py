@@ -204,10 +204,10 @@ class LanguageData(DataSources):
     def train_rows(self) -> fdl.Config:
         """Returns endless shuffled rows."""
         common: dict[str, Any] = {"batch_size": self.BATCH_SIZE, "seq_len": self.SEQ_LEN, "seed": self.SEED}
-        if self.DATA in ("synthetic", "seqio") and (self.ROWS != "cut" or self.DOCUMENT_MASKS):
+        if self.DATA in ("synthetic", "seqio") and (self.ROWS != "cut" or self.DOCUMENT_MASKS or self.MAX_SEGMENTS):
             raise UsageError(
-                f"ROWS and DOCUMENT_MASKS have no effect with DATA = {self.DATA}, which packs its own rows. "
-                "Remove them."
+                f"ROWS, DOCUMENT_MASKS and MAX_SEGMENTS have no effect with DATA = {self.DATA}, which packs its own "
+                "rows. Remove them."
             )
         if self.DATA == "synthetic":
             return fdl.Config(SyntheticPackedInput, vocab_size=self.VOCAB_SIZE, **common)

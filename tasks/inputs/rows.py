@@ -34,6 +34,7 @@ class TokensInput(RowInput):
     split: str = "train"  # train, validation or test
     rows: Literal["cut", "restart", "pack", "truncate"] = "cut"
     document_masks: bool = False  # positions restart in each document, and attention is limited to it
+    max_segments: int | None = None  # rows = "pack": most documents in a row; None for no limit
     shuffle: bool = True
     seed: int = 0
     max_rows: int | None = None  # without shuffling: number of rows, evenly spaced over the split; None is all
@@ -150,7 +151,7 @@ class TokensInput(RowInput):
         """Three int64 arrays (pieces,), ordered by row: row, document, first token in the document."""
         lengths = np.diff(self.tokens.document_ends, prepend=0)
         if self.rows == "pack":
-            return best_fit(lengths, self.seq_len)
+            return best_fit(lengths, self.seq_len, self.max_segments)
         kept = np.flatnonzero(lengths)
         return np.arange(len(kept)), kept, np.zeros(len(kept), np.int64)
 

@@ -11,6 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from layers.attention.implementations import BLOCKWISE_FROM, Call, Decision, choose, description, recorded
 from layers.errors import UsageError
 from layers.positions.alibi import Alibi
+from runners.chips import CHIPS
+from runners.planner.topologies import planned_cudnn
 from tests.layers.attention.test_attention import attention, params_of
 
 PLAIN = Call(
@@ -62,12 +64,23 @@ def test_auto(call, platform, expected):
         ({"score_function": "squared_relu"}, "SCORE_FUNCTION=softmax"),
         ({"bias": "by_distance"}, "POSITIONS=rotary"),
         ({"head_dim": 256}, "HEAD_DIM"),
-        ({"has_segments": True}, ""),
+        ({"has_segments": True}, "MAX_SEGMENTS"),
+        ({"has_segments": True, "max_segments": 8}, ""),  # no Hopper
     ],
 )
 def test_a_decision_for_a_gpu_has_the_knob_that_allows_cudnn(changes, knob):
     assert [each for _, each in chosen(change(**changes), "gpu").without_kernel] == [knob]
     assert not chosen(change(**changes), "cpu").without_kernel
+
+
+def test_cudnn_reads_segments_where_their_number_is_limited():
+    packed = change(has_segments=True, max_segments=8)
+    with planned_cudnn(CHIPS["h100"]):
+        assert chosen(packed, "gpu") == Decision("mixer", "cudnn")
+        windowed = chosen(dataclasses.replace(packed, window=8), "gpu")
+    assert windowed.without_kernel == (("a window on rows of several segments", "ATTENTION_WINDOW=None"),)
+    with planned_cudnn(CHIPS["a100-80"]):
+        assert chosen(packed, "gpu").without_kernel == (("rows of several segments on a GPU before Hopper", ""),)
 
 
 def test_splash_needs_a_chip_and_rows_that_have_it():

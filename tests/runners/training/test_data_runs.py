@@ -69,7 +69,8 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
             ("DATA=mixture", 'MIXTURE=(("jsonl:a.jsonl",1),)', "TEST_PATH=t.jsonl"),
             "'jsonl:a.jsonl' in MIXTURE does not read TEST_PATH",
         ),
-        (("DATA=synthetic", "ROWS=pack"), "ROWS and DOCUMENT_MASKS have no effect with DATA = synthetic"),
+        (("DATA=synthetic", "ROWS=pack"), "ROWS, DOCUMENT_MASKS and MAX_SEGMENTS have no effect with DATA = synthetic"),
+        (("MAX_SEGMENTS=4", "ROWS=pack"), "DOCUMENT_MASKS = True (got pack and False). Set both, or remove it."),
         (
             ("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"),
             "'a.jsonl' is named to train on and as './a.jsonl' for the validation split",

@@ -72,6 +72,9 @@ def test_best_fit_packs_every_token_once_within_the_rows(lengths, capacity):
         seen[d] |= set(range(s, s + length))
     assert used.max(initial=0) <= capacity
     assert all(len(seen[number]) == length for number, length in enumerate(lengths))
+    limited = best_fit(np.array(lengths), capacity, 2)
+    assert np.bincount(limited[0]).max(initial=0) <= 2
+    assert len(limited[0]) == len(row), "the same pieces"
     # Two rows that would fit into one are never both begun.
     light = np.sort(used)[:2]
     assert len(light) < 2 or light.sum() > capacity
