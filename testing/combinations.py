@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "EXTRA_LOGIT": (None, 0.0),
     "ATTENTION_IMPLEMENTATION": ("auto", "blockwise"),
     "PADDED_HEADS": (None, 8),
+    "MAX_SEGMENTS": (None, 3),
     "HEAD_QK": (None, 8),
     "MEMORY_LEN": (None, 8),
     "RESEED_BELOW": (None, 0.01),

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout_rate": 0.1},
     "window of 512": {"window": 512},
-    "packed rows": {},
+    "packed rows": {"max_segments": 4},
 }
 CHANNELS = 8
 
@@ -108,7 +108,7 @@ def main() -> int:
     facts |= {"heads": f"{options.heads} of {options.head_dim}", "dtype": options.dtype}
     publish = functools.partial(show, "attention", facts=facts, publish=options.publish)
     for case in options.cases:
-        names = ["dense", *blockwise, *(["cudnn"] if is_gpu and case == "plain" else [])]
+        names = ["dense", *blockwise, *(["cudnn"] if is_gpu and case != "dropout" else [])]
         for is_prompt in (False, True) if case == "plain" and not is_gpu else (False,):
             lines += [measured(options, case, n, names, is_prompt=is_prompt) for n in options.lengths]
     publish(lines)

@@ -175,7 +175,7 @@ class Blocks:
             is_seen = self.keys.first(j) <= self.queries.first(i) + self.queries.size - 1
             return jax.lax.cond(is_seen, lambda: body(carry, i, j), lambda: carry), None
 
-        # JAX moves what is equal in all layers out of the loop over layers: without this dependence on queries the masks
+        # JAX moves what all layers have in common out of the loop over layers: without this dependence on queries masks
         # of all pairs, arrays as large as all scores.
         _, pairs = jax.lax.optimization_barrier((self.queries.blocks.reshape(-1)[0], self.places.pairs))
         return jax.lax.scan(step, carry, pairs)[0]

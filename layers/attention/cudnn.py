@@ -1,5 +1,7 @@
 """cuDNN's flash attention on GPUs, through JAX."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as fused  # jax.nn does not take segments
@@ -58,8 +60,8 @@ def attend_packed(
     times = query.shape[2] // keys.key.shape[1]
     key, value = (jnp.repeat(x.swapaxes(1, 2), times, axis=2) for x in (keys.key, keys.value))
     mask_type = fused.MaskType.PADDING_CAUSAL if how.causal else fused.MaskType.PADDING
-    tables = {"q_seqlen": lengths, "kv_seqlen": lengths, "q_offsets": starts, "kv_offsets": starts}
-    mixed = fused.dot_product_attention(query, key, value, **tables, scale=scale, mask_type=mask_type)
+    tables: Any = {"q_seqlen": lengths, "kv_seqlen": lengths, "q_offsets": starts, "kv_offsets": starts}
+    mixed: Any = fused.dot_product_attention(query, key, value, **tables, scale=scale, mask_type=mask_type)
     return jnp.where((count > max_segments)[:, None, None, None], jnp.nan, mixed)
 
 

@@ -48,7 +48,8 @@ def attend(
         ids = None if query_ids is None else kernels.SegmentIds(query_ids, keys.ids)
         sinks = None if how.extra_logit is None else jnp.full((heads,), how.extra_logit, jnp.float32)
         of_row = lambda query, key, value, ids: run(query, key, value, ids, sinks)
-        return jax.vmap(of_row)(query.swapaxes(1, 2), keys.key, keys.value, ids).swapaxes(1, 2)
+        mixed: Any = jax.vmap(of_row)(query.swapaxes(1, 2), keys.key, keys.value, ids)
+        return mixed.swapaxes(1, 2)
 
     of_ids = None if query_ids is None else P(b)
     specs = P(b, None, h), Keys(P(b, h), P(b, h), of_ids), of_ids
