@@ -25,7 +25,7 @@ BLOCKWISE_FROM = {"cpu": 2048, "gpu": 1024, "tpu": 2048}
 KERNELS: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}  # that of each platform
 SPLASH_BLOCK = 128  # positions in a block of the kernel for TPUs are a multiple of it
 WITHOUT_SPLASH = ("TPU v2", "TPU v3")  # they do not multiply bfloat16 matrices in kernels
-SEGMENTS, CACHED = "rows of several segments", "a cache of keys"
+SEGMENTS, CACHED, WATCHED = "rows of several segments", "a cache of keys", "watched scores"
 RING_FROM = 16_384  # keys from which "auto" is a ring, which overlaps with work; not measured
 CUDNN_HEAD_DIM = (
     128  # the largest size of a head, a multiple of 8 (cuDNN 9 documentation, scaled dot-product attention)
@@ -61,7 +61,7 @@ class Call:
             (self.bias != "none", "biases of positions", "POSITIONS=rotary"),
             *(self._without_cudnn() if kernel == "cudnn" else self._without_splash()),
             (self.has_state, CACHED, ""),
-            (self.is_watched, "watched scores", ""),
+            (self.is_watched, WATCHED, ""),
         ]
         return [(reason, knob) for is_met, reason, knob in found if is_met]
 
@@ -90,7 +90,7 @@ class Call:
         """Returns why it cannot be computed by blocks; empty if it can."""
         if self.bias == "matrix":
             return "a relative bias without a method by_distance"
-        return "watched scores" if self.is_watched else ""
+        return WATCHED if self.is_watched else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +132,8 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     if products_are_counted():
         return Decision(layer or "", "dense")
     platform = target_platform()
+    if wanted == "splash" and platform == "tpu" and (call.has_state or call.queries == 1):
+        wanted = "auto"  # of decoding, and of the one token by which weights are created
     kernel, no_blocks = KERNELS.get(platform), call.without_blocks()
     obstacles = call.without_kernel(kernel) if kernel else []
     _require_possible(wanted, call, platform)
@@ -153,6 +155,8 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
         )
     if moves_keys:
         wanted = "blockwise"
+    if call.is_watched:
+        wanted = "auto"
     chosen = wanted
     if wanted == "blockwise" and (no_blocks or call.queries == 1):
         chosen = "dense"
@@ -177,9 +181,9 @@ def _require_possible(wanted: Implementation, call: Call, platform: str) -> None
     if KERNELS.get(platform) != wanted:
         needed = next(platform.upper() for platform, kernel in KERNELS.items() if kernel == wanted)
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} needs a {needed} (got {platform}). Set it to auto.")
-    # cuDNN computes these with a mask, an array of all pairs.
-    is_masked = lambda reason: wanted == "cudnn" and (SEGMENTS in reason or reason == CACHED)
-    if reasons := [reason for reason, _ in call.without_kernel(wanted) if not is_masked(reason)]:
+    # cuDNN has a mask of all pairs for segments and caches; watched scores are those of dense attention.
+    is_passed = lambda reason: reason in (CACHED, WATCHED) or (wanted == "cudnn" and SEGMENTS in reason)
+    if reasons := [reason for reason, _ in call.without_kernel(wanted) if not is_passed(reason)]:
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} does not support {reasons[0]}. Set only one of them.")
 
 

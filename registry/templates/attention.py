@@ -52,7 +52,7 @@ class AttentionKnobs(ModelKnobs):
     SGU_POWER: float = 1.0  # power by which that filter falls with the distance
 
     # Computation
-    ATTENTION_IMPLEMENTATION: Implementation = "auto"  # dense, blockwise or cudnn; auto chooses for each layer
+    ATTENTION_IMPLEMENTATION: Implementation = "auto"  # dense, blockwise, cudnn or splash; auto chooses for each layer
     ATTENTION_BLOCK: Positive = 512  # queries, and keys, of a block of the blockwise implementation
     CONTEXT_PARALLEL: ContextParallel = "auto"  # exchange along a split sequence: ring, all_gather or all_to_all
 

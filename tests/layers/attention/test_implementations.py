@@ -95,6 +95,9 @@ def test_what_is_wanted_is_chosen_or_refused_by_a_sentence():
     assert chosen(PLAIN, "gpu", "dense").implementation == "dense"
     assert chosen(change(keys=16, queries=16), "cpu", "blockwise").implementation == "blockwise"
     assert chosen(change(has_segments=True), "gpu", "cudnn").implementation == "cudnn", "by a mask"
+    assert chosen(change(has_state=True), "tpu", "splash").implementation == "blockwise", "a prompt"
+    assert chosen(change(has_state=True, queries=1), "tpu", "splash").implementation == "dense"
+    assert chosen(change(is_watched=True), "tpu", "splash").implementation == "dense"
     for call, platform, wanted, words in (
         (PLAIN, "cpu", "cudnn", r"cudnn needs a GPU \(got cpu\). Set it to auto"),
         (PLAIN, "gpu", "splash", r"splash needs a TPU \(got gpu\). Set it to auto"),
