@@ -1,9 +1,10 @@
 """What a program is traced for: the platform it is compiled for, which need not be the one that compiles it, and
-whether it is traced only to count its products."""
+whether it is traced only to count its products or to check an experiment."""
 
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import TypeVar
 
 import jax
 
@@ -21,22 +22,41 @@ def target_device_kind() -> str:
 
 
 _COUNTED: contextvars.ContextVar[bool] = contextvars.ContextVar("counted", default=False)
+_CHECKED: contextvars.ContextVar[str] = contextvars.ContextVar("checked", default="")
+_Value = TypeVar("_Value")
 
 
 @contextlib.contextmanager
-def counting_products() -> Iterator[None]:
+def _during(variable: contextvars.ContextVar[_Value], value: _Value) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def counting_products() -> contextlib.AbstractContextManager[None]:
     """Gives programs that are traced inside the context the products of the model, to count them.
 
     So the count does not depend on the platform: attention multiplies all pairs of queries and keys (Chowdhery et al.
     2022, appendix B), and experts without slots one row for each choice.
     """
-    token = _COUNTED.set(True)
-    try:
-        yield
-    finally:
-        _COUNTED.reset(token)
+    return _during(_COUNTED, True)
 
 
 def products_are_counted() -> bool:
     """Returns whether the program is traced only to count its products."""
     return _COUNTED.get()
+
+
+def checking(platform: str) -> contextlib.AbstractContextManager[None]:
+    """Marks programs that are traced inside the context as traced to check an experiment for a platform, or "any".
+
+    They have no kernels: this machine need not have that platform.
+    """
+    return _during(_CHECKED, platform)
+
+
+def checked_platform() -> str:
+    """Returns the platform that is checked; empty if the program is traced to run."""
+    return _CHECKED.get()

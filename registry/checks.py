@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from layers.errors import SpecError, UsageError, did_you_mean
+from layers.platform import checking
 from layers.specs import axes_of, show_spec
 from layers.stack import stacks_of
 from registry.build import build, config_of
@@ -35,9 +36,13 @@ class Built:
     test: TestProgram
 
 
-def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Built:
+def check(experiment: Experiment, mesh: Mapping[str, int] | None = None, platform: str = "any") -> Built:
     """Validates an experiment against a mesh; by default against its own, as declared, and all of MESHES.
 
+    Args:
+      experiment: what is checked.
+      mesh: sizes of its axes.
+      platform: that of the devices, "cpu", "gpu" or "tpu", if it is known.
     Returns:
       What its configs build.
 
@@ -50,7 +55,7 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> Buil
     _no_shared_modules(configs["task"])
     built = Built(**{root: build(config, root) for root, config in configs.items()})
     task, train, test = built.task, built.train, built.test
-    with building(type(experiment)):
+    with building(type(experiment)), checking(platform):
         table = task.weight_table()
         for rows, length in train.input.shapes():
             _trace_loss(task, rows, length)
@@ -77,7 +82,7 @@ def _check_mesh(
     _known_axes(experiment, mesh)
     _require_even_batches(task, inputs, mesh)
     if task.zero is not None:
-        with building(type(experiment)), jax.sharding.use_abstract_mesh(_abstract(mesh)):
+        with building(type(experiment)), checking("any"), jax.sharding.use_abstract_mesh(_abstract(mesh)):
             for rows, length in inputs["train.input"].shapes():
                 _trace_metrics(task, rows // task.gradient_accumulation, length)
 

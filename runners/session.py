@@ -56,7 +56,7 @@ class Session:
         self.name = cls_key(type(experiment))
         self.mesh_shape = experiment.mesh_shape(len(devices))
         self.across = experiment.across(self.mesh_shape)
-        built = check(experiment, self.mesh_shape)
+        built = check(experiment, self.mesh_shape, devices[0].platform)
         self.task, self.train, self.test = built.task, built.train, built.test
         self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices, self.across)
         sharding = NamedSharding(self.mesh, experiment.layout.activations["tokens_bs"])

@@ -11,7 +11,7 @@ from typing import Literal
 
 from layers.attention.cudnn import has_packed_rows
 from layers.errors import UsageError
-from layers.platform import products_are_counted, target_device_kind, target_platform
+from layers.platform import checked_platform, products_are_counted, target_device_kind, target_platform
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn", "splash"]
 # How attention exchanges arrays over the mesh axis that splits positions. ring: keys and values travel from device to
@@ -121,7 +121,8 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     """Returns the decision for a layer, and records it under its path, if that is given.
 
     "auto" is the kernel of the platform if it can compute all of the call, else blockwise for rows of BLOCKWISE_FROM
-    keys and more, else dense. One query at a time is always dense: it has one row of scores.
+    keys and more, else dense. One query at a time is always dense: it has one row of scores. Programs that check an
+    experiment or create its weights (without a path) have no kernel.
 
     Devices that share a sequence exchange heads if that allows the kernel, else gather keys, or pass them round a ring
     if there are RING_FROM and more; these two are blockwise for rows of any length.
@@ -132,11 +133,13 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     if products_are_counted():
         return Decision(layer or "", "dense")
     platform = target_platform()
-    if wanted == "splash" and platform == "tpu" and (call.has_state or call.queries == 1):
-        wanted = "auto"  # of decoding, and of the one token by which weights are created
+    if wanted == "splash" and (call.has_state or call.queries == 1):
+        wanted = "auto"
     kernel, no_blocks = KERNELS.get(platform), call.without_blocks()
     obstacles = call.without_kernel(kernel) if kernel else []
-    _require_possible(wanted, call, platform)
+    _require_possible(wanted, call, checked_platform() or (platform if layer is not None else "any"))
+    if (checked_platform() or layer is None) and wanted in KERNELS.values():
+        wanted = "auto"
     is_split = call.parts > 1 and not call.has_state and wanted != "dense"
     if is_split and exchange == "auto":
         exchange = "ring" if call.keys >= RING_FROM else "all_gather"
@@ -178,7 +181,7 @@ def _require_possible(wanted: Implementation, call: Call, platform: str) -> None
         raise UsageError(f"ATTENTION_IMPLEMENTATION = blockwise does not support {obstacle}. Set only one of them.")
     if wanted not in KERNELS.values():
         return
-    if KERNELS.get(platform) != wanted:
+    if platform != "any" and KERNELS.get(platform) != wanted:
         needed = next(platform.upper() for platform, kernel in KERNELS.items() if kernel == wanted)
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} needs a {needed} (got {platform}). Set it to auto.")
     # cuDNN has a mask of all pairs for segments and caches; watched scores are those of dense attention.
