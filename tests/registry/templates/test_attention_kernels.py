@@ -13,9 +13,9 @@ def entry(*sets):
 
 @pytest.mark.parametrize("kernel", ["cudnn", "splash"])
 def test_a_kernel_of_another_machine_passes_the_check(kernel):
-    experiment = entry(f"ATTENTION_IMPLEMENTATION={kernel}", "DTYPE=bfloat16", "SEQ_LEN=128")
+    experiment = entry(f"ATTENTION_IMPLEMENTATION={kernel}", "DTYPE=bfloat16", "SEQ_LEN=128", "HEAD_DIM=8")
     check(experiment)
     with pytest.raises(UsageError, match=rf"{kernel} needs a [GT]PU \(got cpu\). Set it to auto"):
         check(experiment, platform="cpu")
     with pytest.raises(UsageError, match=f"{kernel} does not support dropout on attention. Set only one of them"):
-        check(entry(f"ATTENTION_IMPLEMENTATION={kernel}", "DTYPE=bfloat16", "SEQ_LEN=128", "DROPOUT=0.1"))
+        check(entry(f"ATTENTION_IMPLEMENTATION={kernel}", "DTYPE=bfloat16", "SEQ_LEN=128", "HEAD_DIM=8", "DROPOUT=0.1"))
