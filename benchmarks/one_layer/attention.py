@@ -1,9 +1,10 @@
-"""Attention by blocks compared with dense attention and cuDNN's kernel: time of an update and of a prompt, and memory.
+"""Attention by blocks and by the platform's kernel, compared with dense attention: time, memory and results.
 
     python -m benchmarks.one_layer.attention
 
 One layer whose projections are negligible (from 8 channels). An update is its forward and backward pass; a prompt is
-read into a cache. Turns alternate between implementations. JAX_PLATFORMS is cpu by default.
+read into a cache. Turns alternate between implementations. "off" is the largest difference from the results of dense
+attention, in parts of the largest result; dropout draws other numbers. JAX_PLATFORMS is cpu by default.
 """
 
 import argparse
@@ -14,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.core import meta
 
 from benchmarks.tables import OUT_OF_MEMORY, alternate, flags, machine, show
+from layers.attention.implementations import KERNELS
 from layers.attention.softmax import Attention
 from layers.specs import Specs
 from layers.weights.initializers import FanIn
@@ -68,12 +71,13 @@ def measured(
     """Returns the line of a case and length: seconds of dense attention, and ratios to it, and memory."""
     works: dict[str, Callable[[], Any]] = {}
     memory: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in names:
         implementation, _, block = name.partition(" ")
         module = layer(options, case, implementation, int(block or 512))
         try:
             works[name], temporaries = compiled(options, case, length, module, is_prompt=is_prompt)
-            works[name]()
+            results[name] = jax.device_get(works[name]())
             memory[name] = temporaries / 2**20
         except Exception as error:  # the other implementations are measured
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -87,7 +91,16 @@ def measured(
         line |= {"dense, ms": 1e3 * dense} | {f"{name} / dense": time / dense for name, time in seconds.items()}
     else:
         line |= {f"{name}, ms": 1e3 * time for name, time in seconds.items()}
-    return line | {f"{name}, MiB": amount for name, amount in memory.items()}
+    exact = None if CASES[case].get("dropout_rate") else results.pop("dense", None)
+    off = {} if exact is None else {f"{name}, off": difference(exact, other) for name, other in results.items()}
+    return line | {f"{name}, MiB": amount for name, amount in memory.items()} | off
+
+
+def difference(expected: Any, found: Any) -> float:
+    """Returns the largest difference between arrays of two trees, in parts of the largest value of the array."""
+    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True)
+    as_float = lambda x: np.asarray(x, np.float32)
+    return max(float(np.max(np.abs(as_float(a) - as_float(b))) / np.max(np.abs(as_float(a)))) for a, b in pairs)
 
 
 def main() -> int:
@@ -103,13 +116,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     blockwise = [f"blockwise {block}" for block in options.blocks]
-    lines, is_gpu = [], jax.default_backend() == "gpu"
+    lines, kernel = [], KERNELS.get(jax.default_backend())
     facts = {"machine": machine(), "device": jax.devices()[0].device_kind, "tokens": options.tokens}
     facts |= {"heads": f"{options.heads} of {options.head_dim}", "dtype": options.dtype}
     publish = functools.partial(show, "attention", facts=facts, publish=options.publish)
     for case in options.cases:
-        names = ["dense", *blockwise, *(["cudnn"] if is_gpu and case != "dropout" else [])]
-        for is_prompt in (False, True) if case == "plain" and not is_gpu else (False,):
+        names = ["dense", *blockwise, *([kernel] if kernel and case != "dropout" else [])]
+        for is_prompt in (False, True) if case == "plain" and not kernel else (False,):
             lines += [measured(options, case, n, names, is_prompt=is_prompt) for n in options.lengths]
     publish(lines)
     return 0

@@ -74,10 +74,12 @@ class DataSources(Experiment):
         of_paper = kind in PAPER_DATA and self.ROWS == "cut"
         rows = {"rows": "restart" if of_paper else self.ROWS, "document_masks": self.DOCUMENT_MASKS}
         if self.MAX_SEGMENTS is not None:
-            if self.ROWS != "pack" or not self.DOCUMENT_MASKS:
+            limit = f"MAX_SEGMENTS = {self.MAX_SEGMENTS} limits the documents that are packed into a row, and"
+            if self.ROWS != "pack":
+                raise UsageError(f"{limit} ROWS = {self.ROWS} packs none. Set ROWS to pack, or remove the limit.")
+            if not self.DOCUMENT_MASKS:
                 raise UsageError(
-                    f"MAX_SEGMENTS = {self.MAX_SEGMENTS} limits rows of ROWS = pack with DOCUMENT_MASKS = True (got "
-                    f"{self.ROWS} and {self.DOCUMENT_MASKS}). Set both, or remove it."
+                    f"{limit} DOCUMENT_MASKS = False does not tell them apart. Set it, or remove the limit."
                 )
             rows["max_segments"] = self.MAX_SEGMENTS
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)

@@ -70,7 +70,11 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
             "'jsonl:a.jsonl' in MIXTURE does not read TEST_PATH",
         ),
         (("DATA=synthetic", "ROWS=pack"), "ROWS, DOCUMENT_MASKS and MAX_SEGMENTS have no effect with DATA = synthetic"),
-        (("MAX_SEGMENTS=4", "ROWS=pack"), "DOCUMENT_MASKS = True (got pack and False). Set both, or remove it."),
+        (
+            ("MAX_SEGMENTS=4", "ROWS=pack"),
+            "DOCUMENT_MASKS = False does not tell them apart. Set it, or remove the limit.",
+        ),
+        (("MAX_SEGMENTS=4",), "ROWS = cut packs none. Set ROWS to pack, or remove the limit."),
         (
             ("DATA=jsonl", "DATA_PATH=a.jsonl", "VALIDATION_PATH=./a.jsonl"),
             "'a.jsonl' is named to train on and as './a.jsonl' for the validation split",
