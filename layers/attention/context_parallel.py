@@ -85,7 +85,7 @@ class Parts:
 
     @classmethod
     def of(cls, activations: Specs, query: Float[Array, "b s n d"]) -> "Parts":
-        """Returns the parts in which `activations` have values, as far as axes divide the sizes of queries."""
+        """Returns the parts in which `activations` have queries, as far as axes divide their sizes."""
         rows, heads = (_dividing(activations, dim, query.shape[dim]) for dim in (0, 2))
         return cls(tuple(rows) or None, tuple(heads) or None, math.prod(heads.values()))
 
@@ -160,8 +160,8 @@ def attend_split(
 
 
 def _dividing(activations: Specs, dim: int, size: int) -> dict[str, int]:
-    """Returns the mesh axes that split a dimension of values, with their sizes; none if they do not divide `size`."""
-    split = split_of(activations, "value_bskd", dim)
+    """Returns the mesh axes that split a dimension of queries, with their sizes; none if they do not divide `size`."""
+    split = split_of(Specs(query_bsnd=_row(activations, "query_bsnd")), "query_bsnd", dim)
     return {} if size % math.prod(split.values()) else split
 
 

@@ -8,6 +8,8 @@ from jax._src.cudnn import fused_attention_stablehlo as fused  # jax.nn does not
 from jaxtyping import Array, Bool, Float, Int
 
 from layers.attention.blocks import Keys, Scores
+from layers.attention.context_parallel import Parts
+from layers.specs import P, Specs
 
 
 def attend(
@@ -42,11 +44,13 @@ def attend_packed(
     keys: Keys,
     segment_ids: Int[Array, "b s"],
     max_segments: int,
+    activations: Specs,
 ) -> Float[Array, "b s n e"]:
     """Returns the weighted values of each query, which sees keys of its segment; the kernel reads where these begin.
 
-    A segment is a run of equal ids. The result of a row of more than `max_segments` is NaN, because the kernel would
-    leave some out. Heads of keys are repeated for each query head: the offsets of JAX are in elements of queries.
+    A segment is a run of equal ids. The result of a row of more than `max_segments` is NaN, because the kernel leaves
+    the others out. Heads of keys are repeated for each query head: the offsets of JAX are in elements of queries. Each
+    device runs a kernel over its rows and heads, because offsets are those of its rows.
 
     Args:
       how: from scores to weights: softmax.
@@ -55,27 +59,34 @@ def attend_packed(
       keys: keys of shape (b, k, s, d) and values (b, k, s, e).
       segment_ids: that of each position, also of padding.
       max_segments: number of entries of the table of lengths.
+      activations: placement of queries.
     """
-    lengths, starts, count = runs(segment_ids, max_segments)
-    times = query.shape[2] // keys.key.shape[1]
-    key, value = (jnp.repeat(x.swapaxes(1, 2), times, axis=2) for x in (keys.key, keys.value))
+    parts = Parts.of(activations, query)
+    b, h = parts.rows, parts.heads
+    keys = Keys(parts.repeated(keys.key), parts.repeated(keys.value))
     mask_type = fused.MaskType.PADDING_CAUSAL if how.causal else fused.MaskType.PADDING
-    tables: Any = {"q_seqlen": lengths, "kv_seqlen": lengths, "q_offsets": starts, "kv_offsets": starts}
-    mixed: Any = fused.dot_product_attention(query, key, value, **tables, scale=scale, mask_type=mask_type)
-    return jnp.where((count > max_segments)[:, None, None, None], jnp.nan, mixed)
+
+    def local(query: Any, keys: Keys, segment_ids: Any) -> Any:
+        lengths, starts, count = runs(segment_ids, max_segments)
+        times = query.shape[2] // keys.key.shape[1]
+        key, value = (jnp.repeat(x.swapaxes(1, 2), times, axis=2) for x in (keys.key, keys.value))
+        tables: Any = {"q_seqlen": lengths, "kv_seqlen": lengths, "q_offsets": starts, "kv_offsets": starts}
+        mixed: Any = fused.dot_product_attention(query, key, value, **tables, scale=scale, mask_type=mask_type)
+        return jnp.where((count > max_segments)[:, None, None, None], jnp.nan, mixed)
+
+    specs = P(b, None, h), Keys(P(b, h), P(b, h)), P(b)
+    return parts.run(local, specs, P(b, None, h))(query, keys, segment_ids)
 
 
 def runs(ids: Int[Array, "b s"], most: int) -> tuple[Int[Array, "b most"], Int[Array, "b most+1"], Int[Array, " b"]]:
-    """Returns length and first position of each run of equal ids, -1 after the last run, and the number of runs."""
+    """Returns length and first position of each run of equal ids, and the number of runs.
+
+    After the last run, and after `most` of them, length and position are -1.
+    """
     begins = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     number = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
     count = number[:, -1]
     places = jnp.arange(most + 1)
     starts = jnp.sum(number[:, :, None] <= places, axis=1, dtype=jnp.int32)  # the row's length after the last run
-    is_run = places < count[:, None]
+    is_run = places < jnp.minimum(count, most)[:, None]
     return jnp.where(is_run[:, :most], jnp.diff(starts, axis=1), -1), jnp.where(is_run, starts, -1), count
-
-
-def has_packed_rows() -> bool:
-    """Returns whether the kernel of this GPU, or of the one that is planned for, takes several segments."""
-    return fused.check_compute_capability("9.0")

@@ -6,10 +6,11 @@ Both are decided here, for each layer while its program is traced.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-from layers.attention.cudnn import has_packed_rows
+from jax._src.cudnn import fused_attention_stablehlo
+
 from layers.errors import UsageError
 from layers.platform import checked_platform, products_are_counted, target_device_kind, target_platform
 
@@ -26,6 +27,7 @@ KERNELS: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}  # that o
 SPLASH_BLOCK = 128  # positions in a block of the kernel for TPUs are a multiple of it
 WITHOUT_SPLASH = ("TPU v2", "TPU v3")  # they do not multiply bfloat16 matrices in kernels
 SEGMENTS, CACHED, WATCHED = "rows of several segments", "a cache of keys", "watched scores"
+UNALIGNED = f"rows that are not a multiple of {SPLASH_BLOCK} positions"
 RING_FROM = 16_384  # keys from which "auto" is a ring, which overlaps with work; not measured
 CUDNN_HEAD_DIM = (
     128  # the largest size of a head, a multiple of 8 (cuDNN 9 documentation, scaled dot-product attention)
@@ -75,7 +77,7 @@ class Call:
             (not heads_fit, f"heads of size {self.head_dim}", "HEAD_DIM"),
             # Without a limit their mask would be an array as large as all scores.
             (self.has_segments and not is_packed, SEGMENTS, "MAX_SEGMENTS"),
-            (is_packed and not has_packed_rows(), f"{SEGMENTS} on a GPU before Hopper", ""),
+            (is_packed and not _has_packed_rows(), f"{SEGMENTS} on a GPU before Hopper", ""),
             (is_packed and self.window is not None, f"a window on {SEGMENTS}", "ATTENTION_WINDOW=None"),
         ]
 
@@ -83,7 +85,7 @@ class Call:
         chip, sizes = target_device_kind(), {self.queries % SPLASH_BLOCK, self.keys % SPLASH_BLOCK}
         return [
             (chip.startswith(WITHOUT_SPLASH), f"a {chip}", ""),
-            (sizes != {0}, f"rows that are not a multiple of {SPLASH_BLOCK} positions", "SEQ_LEN"),
+            (sizes != {0}, UNALIGNED, "SEQ_LEN"),
         ]
 
     def without_blocks(self) -> str:
@@ -132,35 +134,35 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     """
     if products_are_counted():
         return Decision(layer or "", "dense")
-    platform = target_platform()
-    if wanted == "splash" and (call.has_state or call.queries == 1):
-        wanted = "auto"
-    kernel, no_blocks = KERNELS.get(platform), call.without_blocks()
+    is_run, platform = layer is not None and not checked_platform(), target_platform()
+    # Only rows of training must have a length that suits the kernel: prompts and texts to score have any.
+    passed = {CACHED, WATCHED} if checked_platform() and layer else {CACHED, WATCHED, UNALIGNED}
+    _require_possible(wanted, call, exchange, checked_platform() or (platform if is_run else "any"), passed)
+    kernel = KERNELS.get(platform) if is_run else None
     obstacles = call.without_kernel(kernel) if kernel else []
-    _require_possible(wanted, call, checked_platform() or (platform if layer is not None else "any"))
-    if (checked_platform() or layer is None) and wanted in KERNELS.values():
+    by_others = {WATCHED, *((CACHED, UNALIGNED) if wanted == "splash" else ())}  # with a cache cuDNN has a mask
+    if wanted in KERNELS.values() and (not is_run or by_others & {reason for reason, _ in obstacles}):
         wanted = "auto"
     is_split = call.parts > 1 and not call.has_state and wanted != "dense"
     if is_split and exchange == "auto":
         exchange = "ring" if call.keys >= RING_FROM else "all_gather"
         if kernel and wanted in ("auto", kernel) and not obstacles and call.heads_divide:
             exchange = "all_to_all"
+        elif wanted in KERNELS.values():
+            reason = obstacles[0][0] if obstacles else "the number of heads, which these devices do not divide"
+            raise UsageError(
+                f"ATTENTION_IMPLEMENTATION = {wanted} cannot compute rows that several devices share because of "
+                f"{reason}. Set it to auto."
+            )
     if is_split and exchange == "all_to_all" and not call.heads_divide:
         raise UsageError(
             "CONTEXT_PARALLEL = all_to_all splits heads over the devices that share a sequence, which, with those that "
             "split heads already, do not divide their number. Change NUM_HEADS or NUM_KV_HEADS, or set ring."
         )
     moves_keys = is_split and exchange != "all_to_all"
-    if moves_keys and wanted in KERNELS.values():
-        raise UsageError(
-            f"CONTEXT_PARALLEL = {exchange} moves keys, which ATTENTION_IMPLEMENTATION = {wanted} does not support. "
-            "Set one of them to auto."
-        )
     if moves_keys:
         wanted = "blockwise"
-    if call.is_watched:
-        wanted = "auto"
-    chosen = wanted
+    chosen, no_blocks = wanted, call.without_blocks()
     if wanted == "blockwise" and (no_blocks or call.queries == 1):
         chosen = "dense"
     if wanted == "auto":
@@ -175,7 +177,10 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
     return decision
 
 
-def _require_possible(wanted: Implementation, call: Call, platform: str) -> None:
+def _require_possible(
+    wanted: Implementation, call: Call, exchange: ContextParallel, platform: str, passed: Collection[str]
+) -> None:
+    """Raises a UsageError if a platform cannot compute a call as wanted, but for reasons that are passed."""
     if wanted == "blockwise" and call.bias == "matrix":
         obstacle = call.without_blocks()
         raise UsageError(f"ATTENTION_IMPLEMENTATION = blockwise does not support {obstacle}. Set only one of them.")
@@ -184,10 +189,19 @@ def _require_possible(wanted: Implementation, call: Call, platform: str) -> None
     if platform != "any" and KERNELS.get(platform) != wanted:
         needed = next(platform.upper() for platform, kernel in KERNELS.items() if kernel == wanted)
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} needs a {needed} (got {platform}). Set it to auto.")
-    # cuDNN has a mask of all pairs for segments and caches; watched scores are those of dense attention.
-    is_passed = lambda reason: reason in (CACHED, WATCHED) or (wanted == "cudnn" and SEGMENTS in reason)
-    if reasons := [reason for reason, _ in call.without_kernel(wanted) if not is_passed(reason)]:
+    if exchange in ("ring", "all_gather") and call.parts > 1 and not call.has_state:
+        raise UsageError(
+            f"CONTEXT_PARALLEL = {exchange} moves keys, which ATTENTION_IMPLEMENTATION = {wanted} does not support. "
+            "Set one of them to auto."
+        )
+    reasons = [reason for reason, _ in call.without_kernel(wanted) if reason not in passed]
+    if reasons := [reason for reason in reasons if not (wanted == "cudnn" and SEGMENTS in reason)]:  # by a mask
         raise UsageError(f"ATTENTION_IMPLEMENTATION = {wanted} does not support {reasons[0]}. Set only one of them.")
+
+
+def _has_packed_rows() -> bool:
+    """Returns whether cuDNN's kernel takes several segments on this GPU, or on the one that is planned for."""
+    return fused_attention_stablehlo.check_compute_capability("9.0")
 
 
 def description(decisions: Iterable[Decision]) -> str:

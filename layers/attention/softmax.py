@@ -306,13 +306,14 @@ class Attention(nn.Module):
     def _attend_by_kernel(self, decision: Decision, query, key_bktd, value_bktd, query_ids, key_ids, start):
         """Returns the mixture of values, (b, s, n, d)."""
         keys = Keys(key_bktd, value_bktd, key_ids)
+        activations = heads_of(self.activations) if decision.exchange == "all_to_all" else self.activations
         if decision.implementation == "splash":
-            activations = heads_of(self.activations) if decision.exchange == "all_to_all" else self.activations
             from layers.attention import splash  # with JAX's kernels for TPUs
 
             return splash.attend(self._scores, self.block_size, query * self._scale, keys, query_ids, activations)
         if query_ids is not None and self.max_segments is not None and not decision.without_kernel:
-            return cudnn.attend_packed(self._scores, self._scale, query, keys, query_ids, self.max_segments)
+            how = self._scores, self._scale
+            return cudnn.attend_packed(*how, query, keys, query_ids, self.max_segments, activations)
         mask = None
         if query_ids is not None:
             mask = self._mask(query_ids, key_ids, start, query.shape[1], key_bktd.shape[2])

@@ -79,7 +79,7 @@ class DataSources(Experiment):
                 raise UsageError(f"{limit} ROWS = {self.ROWS} packs none. Set ROWS to pack, or remove the limit.")
             if not self.DOCUMENT_MASKS:
                 raise UsageError(
-                    f"{limit} DOCUMENT_MASKS = False does not tell them apart. Set it, or remove the limit."
+                    f"{limit} DOCUMENT_MASKS = False does not separate them. Set it, or remove the limit."
                 )
             rows["max_segments"] = self.MAX_SEGMENTS
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)

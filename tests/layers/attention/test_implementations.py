@@ -98,10 +98,13 @@ def test_what_is_wanted_is_chosen_or_refused_by_a_sentence():
     assert chosen(change(has_state=True), "tpu", "splash").implementation == "blockwise", "a prompt"
     assert chosen(change(has_state=True, queries=1), "tpu", "splash").implementation == "dense"
     assert chosen(change(is_watched=True), "tpu", "splash").implementation == "dense"
+    assert chosen(change(is_watched=True, parts=2), "tpu", "splash").implementation == "dense"
+    assert chosen(change(queries=64, keys=64), "tpu", "splash").implementation == "dense", "scored texts are short"
     for call, platform, wanted, words in (
         (PLAIN, "cpu", "cudnn", r"cudnn needs a GPU \(got cpu\). Set it to auto"),
         (PLAIN, "gpu", "splash", r"splash needs a TPU \(got gpu\). Set it to auto"),
         (change(bias="matrix"), "tpu", "splash", "splash does not support biases of positions. Set only one of them"),
+        (change(parts=2, heads_divide=False), "tpu", "splash", "share because of the number of heads, which these"),
         (change(softcap=8.0), "gpu", "cudnn", "cudnn does not support a cap on the scores. Set only one of them"),
         (change(bias="matrix"), "cpu", "blockwise", "does not support a relative bias without a method by_distance"),
     ):

@@ -29,7 +29,7 @@ def interpreted(monkeypatch):
 
 CASES = {
     "window, cap, groups, segments": {"window": 100, "softcap": 1.5, "num_kv_heads": 2, "packed": True},
-    "extra logit, one head of keys": {"extra_logit": 0.0, "num_kv_heads": 1},
+    "extra logit, cap, one head of keys": {"extra_logit": 0.0, "softcap": 1.5, "num_kv_heads": 1},
     "not causal, segments": {"causal": False, "packed": True},
 }
 
@@ -51,6 +51,7 @@ def test_outputs_and_gradients_equal_those_of_dense_attention(case, interpreted)
 
 
 SPLIT = Specs(value_bskd=P("data", None, "model", None))
+FEW_KEYS = Specs(query_bsnd=P("data", None, "model", None), value_bskd=P("data", None, None, None))
 
 
 @pytest.mark.slow
@@ -58,17 +59,22 @@ SPLIT = Specs(value_bskd=P("data", None, "model", None))
     ("shape", "activations", "kv_heads", "exchange"),
     [
         ((2, 1, 4), SPLIT, 2, None),  # fewer heads of keys than devices
+        ((1, 2, 4), FEW_KEYS, 1, None),
         ((2, 2, 2), ACTIVATIONS, 4, "all_to_all"),
     ],
 )
-def test_on_several_devices(shape, activations, kv_heads, exchange, interpreted):
+def test_on_several_devices(shape, activations, kv_heads, exchange, interpreted, monkeypatch):
     fields = {"num_kv_heads": kv_heads, "scale": 1.0, "block_size": 128}
     ids = jnp.where(jnp.arange(256) < 70, 1, 2)[None].repeat(2, axis=0)
     x = jax.random.normal(jax.random.key(0), (2, 256, 16))
     variables = params_of(attention(**fields), x[:, :8])
     expected = results(attention(**fields, implementation="dense"), variables, x, ids, None)
+    heads = set()
+    run = splash._kernel
+    monkeypatch.setattr(splash, "_kernel", lambda *given: heads.add(given[3]) or run(*given))
     with jax.set_mesh(mesh_of(*shape)), recorded() as decisions, compiled_anew():
         found = results(attention(**fields, activations=activations), variables, x, ids, None)
+    assert heads == {1}, "each device has one of four heads"
     assert {(one.implementation, one.exchange) for one in decisions} == {("splash", exchange)}
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(a))))

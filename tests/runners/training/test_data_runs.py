@@ -72,7 +72,7 @@ def test_a_source_of_a_mixture_may_name_its_column(data):
         (("DATA=synthetic", "ROWS=pack"), "ROWS, DOCUMENT_MASKS and MAX_SEGMENTS have no effect with DATA = synthetic"),
         (
             ("MAX_SEGMENTS=4", "ROWS=pack"),
-            "DOCUMENT_MASKS = False does not tell them apart. Set it, or remove the limit.",
+            "DOCUMENT_MASKS = False does not separate them. Set it, or remove the limit.",
         ),
         (("MAX_SEGMENTS=4",), "ROWS = cut packs none. Set ROWS to pack, or remove the limit."),
         (
