@@ -1,5 +1,6 @@
 """Pointer head: raises the logits of earlier tokens by query-key scores (Peng 2021, RWKV-LM, head-QK)."""
 
+import math
 from typing import ClassVar
 
 import flax.linen as nn
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.specs import Specs, axes_of, constrain
+from layers.specs import P, Specs, constrain, split_of
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
 
@@ -84,15 +85,33 @@ class HeadQK(nn.Module):
 
 
 def add_pointed(logits: Float[Array, "b s v"], features: PointedFeatures, specs: Specs) -> Float[Array, "b s v"]:
-    """Returns the logits, each token's increased by the scores of all its positions."""
+    """Returns the logits, each token's increased by the scores of all its positions.
 
-    # With a slice of positions XLA's partitioner aborts if a mesh axis splits them. Indices of positions are slower.
-    positions_are_split = bool(axes_of((*specs.get("logits_bsv", ()), None, None)[1]))
+    Each device adds to its part of the logits, if their placement divides them: XLA's partitioner (jaxlib 0.10.2) ends
+    the process for this scatter if mesh axes split positions, or rows by the stages of a pipeline.
+    """
+    tokens_bt = features.tokens_bt
+    assert tokens_bt is not None
 
     def one(logits_sv: jax.Array, scores_st: jax.Array, tokens_t: jax.Array) -> jax.Array:
-        if positions_are_split:
-            return logits_sv.at[jnp.arange(len(scores_st))[:, None], tokens_t[None]].add(scores_st)
-        return logits_sv.at[:, tokens_t].add(scores_st)
+        return logits_sv.at[:, tokens_t].add(scores_st, mode="drop")
 
-    assert features.tokens_bt is not None
-    return constrain(jax.vmap(one)(logits, features.scores_bst, features.tokens_bt), specs, "logits_bsv")
+    split = [split_of(specs, "logits_bsv", dim) for dim in range(3)]
+    counts = [math.prod(axes.values()) for axes in split]
+    if math.prod(counts) == 1 or any(size % count for size, count in zip(logits.shape, counts, strict=True)):
+        return constrain(jax.vmap(one)(logits, features.scores_bst, tokens_bt), specs, "logits_bsv")
+
+    def local(parts: Int[Array, "1"], logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> jax.Array:
+        size = logits.shape[2]
+        own = tokens - parts[0] * size
+        return jax.vmap(one)(logits, scores, jnp.where((own >= 0) & (own < size), own, size))
+
+    mesh, (b, s, v) = jax.sharding.get_abstract_mesh(), (tuple(axes) or None for axes in split)
+    run = jax.shard_map(
+        local,
+        in_specs=(P(v), P(b, s, v), P(b, s), P(b)),
+        out_specs=P(b, s, v),
+        axis_names={axis for axis in mesh.axis_names if axis not in mesh.manual_axes},
+        check_vma=False,
+    )
+    return run(jnp.arange(counts[2]), logits, features.scores_bst, tokens_bt)

@@ -161,7 +161,7 @@ def attend_split(
 
 def _dividing(activations: Specs, dim: int, size: int) -> dict[str, int]:
     """Returns the mesh axes that split a dimension of queries, with their sizes; none if they do not divide `size`."""
-    split = split_of(Specs(query_bsnd=_row(activations, "query_bsnd")), "query_bsnd", dim)
+    split = split_of(activations, "query_bsnd" if "query_bsnd" in activations else "value_bskd", dim)
     return {} if size % math.prod(split.values()) else split
 
 
