@@ -78,9 +78,7 @@ class DataSources(Experiment):
             if self.ROWS != "pack":
                 raise UsageError(f"{limit} ROWS = {self.ROWS} packs none. Set ROWS to pack, or remove the limit.")
             if not self.DOCUMENT_MASKS:
-                raise UsageError(
-                    f"{limit} DOCUMENT_MASKS = False does not separate them. Set it, or remove the limit."
-                )
+                raise UsageError(f"{limit} DOCUMENT_MASKS = False does not separate them. Set it, or remove the limit.")
             rows["max_segments"] = self.MAX_SEGMENTS
         return fdl.Config(TokensInput, source=self.token_source(kind, place), **rows, **sizes)
 
