@@ -1,26 +1,22 @@
-"""Collectives along a manual mesh axis, while the compiler handles all other axes."""
+"""Collectives along a manual mesh axis, while the compiler handles all other axes; programs of single devices."""
 
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from layers.platform import tracing_with
 from layers.specs import P, axes_of
 
 _STAGES: contextvars.ContextVar[str | None] = contextvars.ContextVar("stages", default=None)
 
 
-@contextlib.contextmanager
-def staged(axis: str) -> Iterator[None]:
+def staged(axis: str) -> contextlib.AbstractContextManager[None]:
     """Declares, for the code inside, that devices of a manual axis have other layers, not other rows of the batch."""
-    token = _STAGES.set(axis)
-    try:
-        yield
-    finally:
-        _STAGES.reset(token)
+    return tracing_with(_STAGES, axis)
 
 
 def manual_axis() -> str | None:
@@ -45,19 +41,26 @@ def all_reduce_unsharded(x: jax.Array) -> jax.Array:
 _GATHERS: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers", default=False)
 
 
-@contextlib.contextmanager
-def gathering(layers: bool) -> Iterator[None]:
+def gathering(layers: bool) -> contextlib.AbstractContextManager[None]:
     """Sets, for the code inside, whether traced layers gather their weights."""
-    token = _GATHERS.set(layers)
-    try:
-        yield
-    finally:
-        _GATHERS.reset(token)
+    return tracing_with(_GATHERS, layers)
 
 
 def layers_are_gathered() -> bool:
     """Returns whether layers gather their weights in the computation being traced."""
     return _GATHERS.get()
+
+
+def on_each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """Returns a function that runs `local` on each device with its parts of the arguments.
+
+    The compiler splits nothing inside. Axes that are manual already are not in the specs; without others it is `local`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = {axis for axis in mesh.axis_names if axis not in mesh.manual_axes}
+    if not axes:
+        return local
+    return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def restricted_to(spec: P, axis: str) -> P:

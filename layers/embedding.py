@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from layers.collectives import on_each_device
 from layers.errors import UsageError
 from layers.specs import P, Specs, axes_of
 from layers.weights.initializers import Constant, Initializer
@@ -126,11 +127,6 @@ def look_up(
         found = jax.lax.psum(found, rows) if rows else found
         return jnp.where((ids < devices(rows) * table.shape[0])[..., None], found, jnp.nan)
 
-    run = jax.shard_map(
-        local,
-        in_specs=(P(rows), P(rows, columns), P(*of_ids)),
-        out_specs=P(*of_ids, columns),
-        axis_names={axis for axis in mesh.axis_names if axis not in mesh.manual_axes},
-        check_vma=False,
-    )
+    specs = P(rows), P(rows, columns), P(*of_ids)
+    run = on_each_device(local, specs, P(*of_ids, columns))
     return run(jnp.arange(devices(rows)), table, ids)

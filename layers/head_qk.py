@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.collectives import on_each_device
 from layers.specs import P, Specs, constrain, split_of
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
@@ -106,12 +107,6 @@ def add_pointed(logits: Float[Array, "b s v"], features: PointedFeatures, specs:
         own = tokens - parts[0] * size
         return jax.vmap(one)(logits, scores, jnp.where((own >= 0) & (own < size), own, size))
 
-    mesh, (b, s, v) = jax.sharding.get_abstract_mesh(), (tuple(axes) or None for axes in split)
-    run = jax.shard_map(
-        local,
-        in_specs=(P(v), P(b, s, v), P(b, s), P(b)),
-        out_specs=P(b, s, v),
-        axis_names={axis for axis in mesh.axis_names if axis not in mesh.manual_axes},
-        check_vma=False,
-    )
+    b, s, v = (tuple(axes) or None for axes in split)
+    run = on_each_device(local, (P(v), P(b, s, v), P(b, s), P(b)), P(b, s, v))
     return run(jnp.arange(counts[2]), logits, features.scores_bst, tokens_bt)

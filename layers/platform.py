@@ -27,7 +27,8 @@ _Value = TypeVar("_Value")
 
 
 @contextlib.contextmanager
-def _during(variable: contextvars.ContextVar[_Value], value: _Value) -> Iterator[None]:
+def tracing_with(variable: contextvars.ContextVar[_Value], value: _Value) -> Iterator[None]:
+    """Sets a context variable for programs that are traced inside the context."""
     token = variable.set(value)
     try:
         yield
@@ -41,7 +42,7 @@ def counting_products() -> contextlib.AbstractContextManager[None]:
     So the count does not depend on the platform: attention multiplies all pairs of queries and keys (Chowdhery et al.
     2022, appendix B), and experts without slots one row for each choice.
     """
-    return _during(_COUNTED, True)
+    return tracing_with(_COUNTED, True)
 
 
 def products_are_counted() -> bool:
@@ -54,7 +55,7 @@ def checking(platform: str) -> contextlib.AbstractContextManager[None]:
 
     They have no kernels: this machine need not have that platform.
     """
-    return _during(_CHECKED, platform)
+    return tracing_with(_CHECKED, platform)
 
 
 def checked_platform() -> str:

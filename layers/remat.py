@@ -2,11 +2,13 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+
+from layers.platform import tracing_with
 
 # Policies by names of activations (layers.auxiliary.watch): the output of a mixer, and the products into the hidden
 # layer of a feed-forward layer, two thirds of its work with gates and half without.
@@ -30,14 +32,9 @@ REMAT_POLICIES = {
 _NAMED: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("named", default=())
 
 
-@contextlib.contextmanager
-def named_for(policy: str) -> Iterator[None]:
+def named_for(policy: str) -> contextlib.AbstractContextManager[None]:
     """Gives names to activations that are traced inside, if a policy of REMAT_POLICIES saves by names."""
-    token = _NAMED.set(NAMES.get(policy, ()))
-    try:
-        yield
-    finally:
-        _NAMED.reset(token)
+    return tracing_with(_NAMED, NAMES.get(policy, ()))
 
 
 def named(x: jax.Array, name: str) -> jax.Array:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from layers.attention.blocks import Keys, Others, Scores
 from layers.attention.blockwise import attend, grouped, ungrouped
 from layers.attention.exchanges import Gather, Ring, Sizes
+from layers.collectives import on_each_device
 from layers.specs import P, Specs, axes_of, constrain, split_of
 
 _ARRAYS = ("query_bsnd", "key_bskd", "value_bskd")
@@ -65,7 +65,11 @@ def by_positions(activations: Specs, mixed: Float[Array, "b s n e"]) -> Float[Ar
 
 def _row(activations: Specs, name: str) -> P:
     """Returns the placement of queries, keys or values; that of values if it has no row."""
-    return activations[name if name in activations else "value_bskd"]
+    return activations[_stated(activations, name)]
+
+
+def _stated(activations: Specs, name: str) -> str:
+    return name if name in activations else "value_bskd"
 
 
 def heads_of(activations: Specs) -> Specs:
@@ -95,14 +99,6 @@ class Parts:
             return None
         times = self.devices // math.gcd(self.devices, x.shape[1])
         return x if times == 1 else jnp.repeat(x, times, axis=1)
-
-    def run(self, local: Callable[..., Any], in_specs: Any, out_specs: P) -> Callable[..., Any]:
-        """Returns a function that runs `local` on each device with its parts of the arguments."""
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty:
-            return local
-        names = {name for name in mesh.axis_names if name not in mesh.manual_axes}
-        return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
 
 
 def attend_split(
@@ -156,12 +152,12 @@ def attend_split(
     of_keys = Keys(P(b, h, axis), P(b, h, axis), of_rows)
     of_others = Others(of_rows, first_distance=P(), dropout_keys=of_heads)
     specs = P(axis), P(b, axis, h), of_keys, None if bias is None else P(h), of_others
-    return of.run(local, specs, P(b, axis, h))(jnp.arange(parts), query, keys, bias, others)
+    return on_each_device(local, specs, P(b, axis, h))(jnp.arange(parts), query, keys, bias, others)
 
 
 def _dividing(activations: Specs, dim: int, size: int) -> dict[str, int]:
     """Returns the mesh axes that split a dimension of queries, with their sizes; none if they do not divide `size`."""
-    split = split_of(activations, "query_bsnd" if "query_bsnd" in activations else "value_bskd", dim)
+    split = split_of(activations, _stated(activations, "query_bsnd"), dim)
     return {} if size % math.prod(split.values()) else split
 
 

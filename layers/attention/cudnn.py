@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from layers.attention.blocks import Keys, Scores
 from layers.attention.context_parallel import Parts
+from layers.collectives import on_each_device
 from layers.specs import P, Specs
 
 
@@ -75,7 +76,7 @@ def attend_packed(
         return jnp.where((count > max_segments)[:, None, None, None], jnp.nan, mixed)
 
     specs = P(b, None, h), Keys(P(b, h), P(b, h)), P(b)
-    return parts.run(local, specs, P(b, None, h))(query, keys, segment_ids)
+    return on_each_device(local, specs, P(b, None, h))(query, keys, segment_ids)
 
 
 def runs(ids: Int[Array, "b s"], most: int) -> tuple[Int[Array, "b most"], Int[Array, "b most+1"], Int[Array, " b"]]:

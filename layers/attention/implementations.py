@@ -12,7 +12,13 @@ from typing import Literal
 from jax._src.cudnn import fused_attention_stablehlo
 
 from layers.errors import UsageError
-from layers.platform import checked_platform, products_are_counted, target_device_kind, target_platform
+from layers.platform import (
+    checked_platform,
+    products_are_counted,
+    target_device_kind,
+    target_platform,
+    tracing_with,
+)
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn", "splash"]
 # How attention exchanges arrays over the mesh axis that splits positions. ring: keys and values travel from device to
@@ -112,11 +118,8 @@ _RECORDS: contextvars.ContextVar[tuple[list[Decision], ...]] = contextvars.Conte
 def recorded() -> Iterator[list[Decision]]:
     """Collects the decisions of programs that are traced inside the context."""
     found: list[Decision] = []
-    token = _RECORDS.set((*_RECORDS.get(), found))
-    try:
+    with tracing_with(_RECORDS, (*_RECORDS.get(), found)):
         yield found
-    finally:
-        _RECORDS.reset(token)
 
 
 def choose(wanted: Implementation, call: Call, layer: str | None, exchange: ContextParallel = "auto") -> Decision:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from layers.attention.blocks import Keys, Scores
 from layers.attention.context_parallel import Parts
 from layers.attention.implementations import SPLASH_BLOCK
+from layers.collectives import on_each_device
 from layers.specs import P, Specs
 
 
@@ -53,7 +54,7 @@ def attend(
 
     of_ids = None if query_ids is None else P(b)
     specs = P(b, None, h), Keys(P(b, h), P(b, h), of_ids), of_ids
-    return parts.run(local, specs, P(b, None, h))(query, keys, query_ids)
+    return on_each_device(local, specs, P(b, None, h))(query, keys, query_ids)
 
 
 class _Causal(masks.CausalMask):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers.auxiliary import OVERHEAD
+from layers.collectives import on_each_device
 from layers.feed_forward.exchanges import PaddedExchange, RaggedExchange
 from layers.feed_forward.grouped_rows import block_size, grouped_product, in_blocks, moved
 from layers.platform import products_are_counted, target_platform
@@ -134,20 +135,17 @@ def apply_experts(
             y_tm = jax.lax.psum(y_tm, added)
         return Output(y_tm.reshape(x.shape), computed[None])
 
-    mesh = jax.sharding.get_abstract_mesh()
-    names = {axis for axis in mesh.axis_names if axis not in mesh.manual_axes}
     g, s = tuple(split.groups) or None, tuple(split.tokens) or None
     e = tuple(axis for axis in split.experts if axis not in split.manual) or None
     f = tuple(split.hidden) or None
     shards = jnp.arange(1 if split.are_exchanged else split.shards)
-    if mesh.empty or not names or products_are_counted():
+    if products_are_counted():
         return local(shards, x, expert_gsk, gate_gsk, matrices)
     into = P(e, None, f)
     of_matrices: Any = (into, None if matrices.gate_emf is None else into, P(e, f, None))
     in_specs = P(None if split.are_exchanged else e), P(g, s), P(g, s), P(g, s), Matrices(*of_matrices)
     outputs: Any = (P(g, s), P((*split.groups, *split.tokens) or None))
-    run = jax.shard_map(local, in_specs=in_specs, out_specs=Output(*outputs), axis_names=names, check_vma=False)
-    return run(shards, x, expert_gsk, gate_gsk, matrices)
+    return on_each_device(local, in_specs, Output(*outputs))(shards, x, expert_gsk, gate_gsk, matrices)
 
 
 def _exchanged(
