@@ -12,7 +12,7 @@ from absl import app, flags
 from absl.flags import argparse_flags
 
 from layers.errors import UsageError, VortaroError, unknown_flag
-from runners.virtual_devices import make_virtual_devices, skip_absent_gpus
+from runners.virtual_devices import make_virtual_devices, skip_absent_gpus, use_threads_for
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -139,6 +139,7 @@ def prepare_devices(count: int | None) -> None:
         if count < 1:
             raise UsageError(f"--host_devices must be at least 1 (got {count}).")
         make_virtual_devices(count)
+        use_threads_for(count)
 
 
 def _quiet_orbax() -> None:

@@ -15,6 +15,15 @@ def skip_absent_gpus() -> None:
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
+def use_threads_for(devices: int) -> None:
+    """Gives XLA's CPU client two threads for each device; call it before JAX initializes devices.
+
+    XLA has one for each core or device, whichever are more. A thread that is busy with something else, such as copying
+    a batch, then leaves too few for a collective that all devices must join, and XLA ends the process after 40 seconds.
+    """
+    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
+
+
 def make_virtual_devices(count: int) -> None:
     """Makes JAX use `count` virtual CPU devices and no accelerator; call it before JAX initializes devices."""
     flags = os.environ.get("XLA_FLAGS", "")

@@ -9,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from runners.virtual_devices import use_threads_for
+
 pytest_plugins = ["tests.support.plugins.shapes", "tests.support.plugins.commands", "tests.support.plugins.progress"]
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".pytest_cache" / "jax"
@@ -28,6 +30,7 @@ def xla_flags(devices: int) -> str:
 # Before jax is imported: its flags are read once.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(8)}".strip()
+use_threads_for(8)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 

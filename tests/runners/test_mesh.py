@@ -93,9 +93,9 @@ def losses(*sets):
     knobs = ["DEVICE_MESH_SHAPE=4,2", "NUM_LAYERS=1", "SEQ_LEN=16", "DTYPE=float32", *sets]
     session, found = Session(resolve("StdlibTiny", knobs, smoke=True), jax.devices()[:8]), []
     with session.placed():
-        state, batches = session.functions.init(), session.host_batches.iterate(session.train.input)
+        state, batches = session.settle(session.functions.init()), session.host_batches.iterate(session.train.input)
         for _ in range(3):
-            state = session.functions.step(state, next(batches)[0], session.seed)
+            state = session.settle(session.functions.step(state, next(batches)[0], session.seed))
             found.append(float(state.sums.loss / state.sums.weight))
     return ids(session.mesh).tolist(), found
 
