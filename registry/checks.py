@@ -88,7 +88,7 @@ def _check_mesh(
 
 
 def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -> None:
-    """Raises an error for rows that the entry states and no weight uses, and for NO_DECAY names that are not rows."""
+    """Raises an error for rows, and names in NO_DECAY and OPTIMIZERS, that the entry states and no weight has."""
     name, used = cls_key(type(experiment)), {row.key for row in table}
     for key in stated_rows(type(experiment), "WEIGHTS"):
         if key not in used:
@@ -99,6 +99,21 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
     for key in task.optimizer.no_decay:
         if key not in experiment.specs:
             raise UsageError(f"NO_DECAY of {name} names '{key}'. {did_you_mean(key, experiment.specs)}")
+    found: dict[str, set[str]] = {}
+    for row in (row for row in table if row.learned):
+        for key in (row.role, row.key, f"_{row.letters}"):
+            found.setdefault(key, set()).add(row.method)
+    for key, method in task.optimizer.methods.items():
+        if key not in found:
+            raise UsageError(
+                f"OPTIMIZERS of {name} names '{key}', which is no weight, role or `_` with letters of a weight. "
+                f"{did_you_mean(key, found)}"
+            )
+        if method not in found[key]:
+            raise UsageError(
+                f"OPTIMIZERS.{key} = {method} of {name} has no effect: the weights are vectors, or have an entry of "
+                f"their own. Remove it."
+            )
 
 
 def _require_pipeline(experiment: Experiment, task: Task) -> None:

@@ -70,9 +70,8 @@ class Experiment:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if isinstance(meshes := vars(cls).get("MESHES"), dict):
-            cls.MESHES = MappingProxyType(meshes)
         try:
+            _protect_mappings(cls)
             _require_valid(cls)
             _merge_rows(cls)
         except UsageError as error:
@@ -230,6 +229,14 @@ def _merge_rows(cls: type[Experiment]) -> None:
         cls._own_rows[table] = own
         if getattr(cls, table) != inherited | own:
             setattr(cls, table, inherited | own)
+
+
+def _protect_mappings(cls: type[Experiment]) -> None:
+    """Makes the dicts that a class states for knobs of type Mapping unchangeable, because subclasses share them."""
+    types = knob_types(cls)
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, dict) and typing.get_origin(types.get(name)) is Mapping:
+            setattr(cls, name, MappingProxyType(value))
 
 
 def _require_valid(cls: type[Experiment]) -> None:

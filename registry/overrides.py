@@ -1,7 +1,7 @@
 """Overrides `--set PATH=VALUE`: subclasses of an experiment with changed knobs or config fields."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fiddle as fdl
@@ -20,7 +20,8 @@ METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, 
 def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experiment]:
     """Returns a subclass of `cls` with the assignments applied in order.
 
-    `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table; values derived from them change accordingly.
+    `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table, `OPTIMIZERS.embedding=sgd` one entry of a
+    mapping; values derived from them change accordingly.
     `task.`, `train.` and `test.` paths set a field of the config that the method returns.
 
     Raises:
@@ -51,6 +52,8 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     if types[name] is Specs:
         rows = _with_row(known_rows(cls, name), row, text, path)
         return {name: getattr(cls, name) | Specs(**{row: rows[row]})}
+    if row and typing.get_origin(types[name]) is Mapping:
+        return {name: {**getattr(cls, name), row: read(text, typing.get_args(types[name])[1], path)}}
     if row:
         raise UsageError(f"{name} is one value, {show(getattr(cls, name))}, without fields (got '{path}').")
     return {name: read(text, types[name], name)}

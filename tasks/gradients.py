@@ -31,12 +31,13 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
       carry_specs: partition specs of the carry.
 
     Returns:
-      The gradient in the tree structure of the weights, and the LossOutput of the batch, its state like `carry`.
+      The gradient in the tree structure of the trained weights, and the LossOutput, its state like `carry`.
     """
     mesh = explicit_mesh(task)
     if mesh is None:
         zeros = lambda w: jnp.zeros(w.shape, task.gradient_dtype)
-        gradient_sinks = jax.tree.map(zeros, variables["params"]) if _needs_other_dtype(task, variables) else None
+        trained = task.weight_table().trained(variables["params"])
+        gradient_sinks = jax.tree.map(zeros, trained) if _needs_other_dtype(task, trained) else None
         gradient, output = _sum_over_microbatches(task, variables, gradient_sinks, batch, carry, rngs)
     else:
         gradient, output = _sharded_gradient(task, mesh, variables, batch, carry, rngs, carry_specs)
@@ -67,9 +68,9 @@ def explicit_mesh(task: Task) -> Mapping[str, int] | None:
     return dict(mesh.shape)
 
 
-def _needs_other_dtype(task: Task, variables: Any) -> bool:
+def _needs_other_dtype(task: Task, weights: Any) -> bool:
     """Returns whether gradients need a dtype other than the weights' own, so that sums do not lose small terms."""
-    return task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(variables["params"]))
+    return task.gradient_dtype != "float32" or any(w.dtype != jnp.float32 for w in jax.tree.leaves(weights))
 
 
 def _sum_over_microbatches(
@@ -81,17 +82,21 @@ def _sum_over_microbatches(
     rngs: Rngs,
     finish: Callable[[Any], Any] = lambda gradient: gradient,
 ) -> tuple[Any, LossOutput]:
-    """Returns the gradient of the summed objective for `gradient_sinks` (None: the weights), and the LossOutput.
+    """Returns the gradient of the summed objective for `gradient_sinks` (None: trained weights), and the LossOutput.
 
     `finish` is applied to the gradient of each micro-batch before it is added.
     """
-    target = "params" if gradient_sinks is None else GRADIENT  # the collection to differentiate with respect to
+    table = task.weight_table()
 
     def objective(arrays, batch, state, rngs):
-        return task.loss({**variables, target: arrays}, batch, state, *rngs)
+        if gradient_sinks is None:
+            changed = {"params": table.with_trained(arrays, variables["params"])}
+        else:
+            changed = {GRADIENT: arrays}
+        return task.loss({**variables, **changed}, batch, state, *rngs)
 
     def microbatch_gradient(batch, state, rngs):
-        arrays = variables["params"] if gradient_sinks is None else gradient_sinks
+        arrays = table.trained(variables["params"]) if gradient_sinks is None else gradient_sinks
         gradient, output = jax.grad(objective, has_aux=True)(arrays, batch, state, rngs)
         return finish(gradient), output
 
@@ -145,7 +150,7 @@ def _sharded_gradient(
     """Like `_sum_over_microbatches`, but each device of the ZeRO axis sums its rows; the stage sets the exchange."""
     assert task.zero is not None
     axis, table = task.zero.axis, placed_table(task, mesh)
-    rows = table.tree(lambda row: row)["params"]
+    rows = table.params
 
     def body(variables, batch, carry, rngs, number):
         # Each device draws its own random numbers.

@@ -60,7 +60,7 @@ class LanguageModelTask:
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
         abstract = jax.eval_shape(lambda batch: self.init(jax.random.key(0), batch), batch)
-        return WeightTable(abstract, self.optimizer.decays, self.optimizer.rate)
+        return WeightTable(abstract).mapped(self.optimizer.assign)
 
     def weight_table(self) -> WeightTable:
         """Returns the weight table: one row per weight."""

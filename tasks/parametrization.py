@@ -24,7 +24,8 @@ class Parametrization:
     head size and the same ratio of hidden units to width (Lingle 2024, arXiv 2404.05728, section 2).
 
     An optimizer whose updates are proportional to each weight's root mean square (Adafactor) already scales updates of
-    hidden weights by m^-1/2 and of output weights by m^-1 relative to the base; its rates omit these factors.
+    hidden weights by m^-1/2 and of output weights by m^-1 relative to the base; its rates omit these factors. Those of
+    Muon with spectral scales omit both (Yang et al. 2023).
 
     Raises:
       UsageError: the base is missing, or does not divide the width.
@@ -63,18 +64,19 @@ class Parametrization:
             )
         return self.width / self.base_width
 
-    def rate(self, role: str, fan_in: int, relative_updates: bool = False) -> float:
+    def rate(self, role: str, fan_in: int, relative: Literal["rms", "spectral"] | None = None) -> float:
         """Returns the factor on a weight's learning rate.
 
         Args:
           role: see layers.weights.weight.Role.
           fan_in: number of inputs summed into one output.
-          relative_updates: updates are proportional to the root mean square of the weight.
+          relative: updates are proportional to the root mean square of the weight ("rms"), or change each output by the
+            same amount at every width ("spectral").
         """
-        if self.rule == "standard" or role not in ("hidden", "output"):
+        if self.rule == "standard" or role not in ("hidden", "output") or relative == "spectral":
             return 1.0
         rate = 1 / self.multiple if self.rule == "mup" else 1 / fan_in
-        if relative_updates:
+        if relative == "rms":
             return rate**0.5 if role == "hidden" else 1.0
         return rate
 

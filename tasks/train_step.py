@@ -37,7 +37,8 @@ def init_state(task: Task, rng: jax.Array, batch: Batch) -> TrainState:
 
 def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
     """Returns the state before the first update of these variables, for batches with as many rows as `batch`."""
-    optimizer = task.optimizer.build(task.weight_table()).init(variables["params"])
+    table = task.weight_table()
+    optimizer = task.optimizer.build(table).init(table.trained(variables["params"]))
     zero = jnp.int32(0)
     carry = _no_carry(task, batch.inputs.shape[0])
     return TrainState(zero, variables, carry, optimizer, task.zero_sums(), zero, zero)
@@ -94,15 +95,17 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
     wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)  # whatever the stored dtype
     gradient = wide(gradient)
     norm = optax.global_norm(gradient)
-    params = _placed(task, "slot_spec", state.variables["params"])
-    updates, optimizer = task.optimizer.build(task.weight_table()).update(gradient, state.optimizer, wide(params))
+    table, every = task.weight_table(), state.variables["params"]
+    params = _placed(task, "slot_spec", table.trained(every))
+    updates, optimizer = task.optimizer.build(table).update(gradient, state.optimizer, wide(params))
     # Each device updates the shard that it has slots for, then all devices gather the complete weights.
     params = _placed(task, "slot_spec", optax.apply_updates(params, updates))
     # Norm of the new weights, not of the updates: updates depend on the old weights, whose buffers could then not be
     # reused. (With non_finite = "skip" the old weights are kept until the check in any case.)
     sizes = (output.metrics.objective, norm, optax.global_norm(wide(params)))
     finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
-    variables = apply_updates({**state.variables, "params": _placed(task, "spec", params)}, output.updates)
+    params = table.with_trained(_placed(task, "spec", params), every)
+    variables = apply_updates({**state.variables, "params": params}, output.updates)
     metrics = output.metrics.replace(grad_norm=norm, steps=jnp.int32(1))
     skipped, old_carry, carry = state.skipped, carry, output.state
     if task.non_finite == "skip":
@@ -119,9 +122,9 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
 
 
 def _placed(task: Task, which: str, params: Any) -> Any:
-    """Places weights by the spec `which` of their rows if the task splits its state over a data axis."""
+    """Places trained weights by the spec `which` of their rows if the task splits its state over a data axis."""
     mesh = explicit_mesh(task)
     if mesh is None:
         return params
-    rows = placed_table(task, mesh).tree(lambda row: row)["params"]
+    rows = placed_table(task, mesh).params
     return jax.tree.map(lambda row, w: jax.lax.with_sharding_constraint(w, getattr(row, which)), rows, params)

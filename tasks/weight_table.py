@@ -1,4 +1,4 @@
-"""The weight table: one row per weight, from an abstract init. Placement, decay and learning rates follow from it."""
+"""The weight table: one row per weight, from an abstract init. Placement and optimizers of weights follow from it."""
 
 import copy
 import dataclasses
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 from flax.core import meta
 
 from layers.errors import SpecError, did_you_mean
@@ -29,16 +30,27 @@ class WeightRow:
     stddev: float  # standard deviation of the initial values
     fan_in: int
     used: tuple[int, ...]  # the shape of one layer without padding
-    decay: bool  # whether weight decay acts on it
-    rate: float  # factor on the learning rate
+    method: str = "none"  # the optimizer's method that updates it; "none" if it is not trained
+    decay: bool = False  # whether weight decay acts on it
+    rate: float = 0.0  # factor on the learning rate
     gradient_spec: P  # placement of its gradient during accumulation
     slot_spec: P  # placement of the optimizer's slots of its shape, and of the weight during the update
     is_local: bool = False  # the ZeRO axis splits it by experts: each device uses its own part, without a gather
 
     @property
+    def letters(self) -> str:
+        """The letters of its dimensions, without layers: "mnd" of `query_mnd`; empty for a scalar."""
+        return self.key.rpartition("_")[2]
+
+    @property
     def learned(self) -> bool:
-        """Returns whether the weight is trained by gradient."""
+        """Returns whether the weight is a parameter: trained by gradient, unless its method is "none"."""
         return self.path.startswith("params/")
+
+    @property
+    def trained(self) -> bool:
+        """Returns whether the weight has a gradient and is updated."""
+        return self.learned and self.method != "none"
 
     @property
     def stacked(self) -> int:
@@ -70,18 +82,13 @@ class WeightTable:
 
     rows: list[WeightRow]
 
-    def __init__(
-        self,
-        boxed: Any,
-        decays: Callable[[str, str], bool] = lambda role, key: False,
-        rate: Callable[[str, int], float] = lambda role, fan_in: 1.0,
-    ):
+    def __init__(self, boxed: Any):
         """Reads rows from `boxed`, the abstract variables of a model, `Weight` boxes at the leaves.
 
-        `decays(role, key)` is whether weight decay acts; `rate(role, fan_in)` is the factor on the learning rate.
+        No row has an optimizer yet: see `tasks.optimizers.optimizer.Optimizer.assign`.
         """
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=meta.is_axis_metadata)
-        self.rows = [_row(path, leaf, decays, rate) for path, leaf in leaves]
+        self.rows = [_row(path, leaf) for path, leaf in leaves]
 
     def __iter__(self) -> Iterator[WeightRow]:
         return iter(self.rows)
@@ -98,6 +105,30 @@ class WeightTable:
     def tree(self, fn: Callable[[WeightRow], Any]) -> Any:
         """Returns `fn(row)` for every row, in the tree structure of the variables."""
         return jax.tree_util.tree_unflatten(self._treedef, [fn(row) for row in self.rows])
+
+    @property
+    def params(self) -> Any:
+        """The rows of trained weights, in the tree structure of `trained`."""
+        return self.trained(self.tree(lambda row: row)["params"])
+
+    def trained(self, params: Any) -> Any:
+        """Returns the part of `params`, a tree with an entry for each parameter, that is trained."""
+        frozen = self._frozen
+        flat = traverse_util.flatten_dict(params, sep="/") if frozen else {}
+        kept = {path: value for path, value in flat.items() if path not in frozen}
+        return traverse_util.unflatten_dict(kept, sep="/") if frozen else params
+
+    def with_trained(self, trained: Any, params: Any) -> Any:
+        """Returns `params` with the values of `trained` in place of its own."""
+        if not self._frozen:
+            return trained
+        flat = [traverse_util.flatten_dict(tree, sep="/") for tree in (params, trained)]
+        return traverse_util.unflatten_dict(flat[0] | flat[1], sep="/")
+
+    @property
+    def _frozen(self) -> set[str]:
+        """Paths of parameters that are not trained, inside the tree of parameters."""
+        return {row.path.removeprefix("params/") for row in self.rows if row.learned and not row.trained}
 
     @property
     def abstract(self) -> Any:
@@ -136,12 +167,11 @@ def check_spec(owner: str, spec: P, shape: tuple[int, ...], mesh: Mapping[str, i
             )
 
 
-def _row(path: Any, leaf: Any, decays: Callable[[str, str], bool], rate: Callable[[str, int], float]) -> WeightRow:
+def _row(path: Any, leaf: Any) -> WeightRow:
     name = "/".join(str(part.key) for part in path)
     if not isinstance(leaf, Weight):
         raise SpecError(f"Weight '{name}' was made without layers.weights.weight.weight, so it has no partition spec.")
     shape = tuple(leaf.value.shape)
-    learned = name.startswith("params/")
     return WeightRow(
         path=name,
         key=leaf.key,
@@ -153,8 +183,6 @@ def _row(path: Any, leaf: Any, decays: Callable[[str, str], bool], rate: Callabl
         stddev=leaf.stddev,
         fan_in=leaf.fan_in,
         used=leaf.used,
-        decay=learned and decays(leaf.role, leaf.key),
-        rate=rate(leaf.role, leaf.fan_in) if learned else 0.0,
         gradient_spec=leaf.spec,
         slot_spec=leaf.spec,
     )

@@ -57,7 +57,6 @@ class Zero:
             raise UsageError(f"ZERO_AXIS = {self.axis} is not an axis of the mesh. {did_you_mean(self.axis, mesh)}")
 
         def placed(row: WeightRow) -> WeightRow:
-            letters = row.key.rpartition("_")[2]
             dim = dim_of(P(*row.spec[row.stacked :]), self.axis)
             if not row.learned:
                 if dim is not None:
@@ -75,7 +74,7 @@ class Zero:
             split = self.split(row, mesh)
             by_stage = {"slot_spec": 1, "gradient_spec": 2, "spec": 3}
             specs = {name: split for name, stage in by_stage.items() if self.stage >= stage}
-            return dataclasses.replace(row, **specs, is_local=dim is not None and letters[dim : dim + 1] == "e")
+            return dataclasses.replace(row, **specs, is_local=dim is not None and row.letters[dim : dim + 1] == "e")
 
         return table.mapped(placed)
 

@@ -79,6 +79,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "LOSS_CHUNK": (None, 8),
     "REMAT": ("none", "full"),
     "UNROLL": (1, 4),
+    "MUON_SCALE": (None, "shape"),
     "CLIP_VALUE": (None, 1.0),
     "Z_LOSS": (0.0, 1e-4),
     "LABEL_SMOOTHING": (0.0, 0.1),

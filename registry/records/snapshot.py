@@ -85,12 +85,13 @@ def totals(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, 
         "parameters": sum(row.size for row in table),
         "bytes": sum(row.bytes for row in table),
         "bytes_per_device": sum(row.bytes_per_device(mesh) for row in table),
-        "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.learned),
-        "optimizer_bytes_per_device": _optimizer_bytes(task, table, mesh),
+        "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.trained),
+        "optimizer_bytes_per_device": sum(_slot_bytes(task, table, mesh).values()),
     }
 
 
 def _weight_summary(name: str, task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, Any]:
+    slots = _slot_bytes(task, table, mesh)
     rows = [
         {
             "path": row.path,
@@ -99,6 +100,7 @@ def _weight_summary(name: str, task: Any, table: WeightTable, mesh: Mapping[str,
             "spec": show_spec(row.spec),
             "slot_spec": show_spec(row.slot_spec),
             "role": row.role,
+            "method": row.method,
             "init": row.init,
             "stddev": row.stddev,
             "fan_in": row.fan_in,
@@ -106,6 +108,7 @@ def _weight_summary(name: str, task: Any, table: WeightTable, mesh: Mapping[str,
             "decay": row.decay,
             "bytes": row.bytes,
             "bytes_per_device": row.bytes_per_device(mesh),
+            "slot_bytes_per_device": slots.get(row.path, 0),
         }
         for row in table
     ]
@@ -119,12 +122,15 @@ def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:
     return math.prod(row.shape) * np.dtype(kept).itemsize // shards(row.gradient_spec, mesh)
 
 
-def _optimizer_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> int:
-    state = jax.eval_shape(task.optimizer.build(table).init, table.abstract["params"])
-    specs = task.optimizer.state_specs(table, state)
-    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True)
-    slots = [(leaf, spec) for leaf, spec in leaves if leaf.shape]  # scalars count updates and are not slots of a weight
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh) for leaf, spec in slots)
+def _slot_bytes(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Returns the bytes per device of the optimizer's slots of each weight, by its path."""
+    state = jax.eval_shape(task.optimizer.build(table).init, table.trained(table.abstract["params"]))
+    found: dict[str, int] = {}
+    for row, leaf, spec in task.optimizer.slots(table, state):
+        if row is not None:
+            size = math.prod(leaf.shape) * leaf.dtype.itemsize // shards(spec, mesh)
+            found[row.path] = found.get(row.path, 0) + size
+    return found
 
 
 def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:

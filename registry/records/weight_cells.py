@@ -4,8 +4,22 @@ from typing import Any
 
 from registry.records.quantities import size
 
-COLUMNS = ("weight", "shape", "dtype", "spec", "role", "init", "std", "rate", "decay", "bytes", "per device")
-NUMBERS = ("shape", "std", "rate", "bytes", "per device")
+COLUMNS = (
+    "weight",
+    "shape",
+    "dtype",
+    "spec",
+    "role",
+    "init",
+    "std",
+    "method",
+    "rate",
+    "decay",
+    "bytes",
+    "per device",
+    "slots",
+)
+NUMBERS = ("shape", "std", "rate", "bytes", "per device", "slots")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -18,8 +32,10 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["role"],
         row["init"],
         f"{row['stddev']:.4g}",
+        row["method"],
         f"{row['rate']:.4g}",
         "yes" if row["decay"] else "no",
         size(row["bytes"]),
         size(row["bytes_per_device"]),
+        size(row["slot_bytes_per_device"]),
     )

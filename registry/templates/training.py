@@ -1,7 +1,9 @@
 """The training part of the template: objective, optimizer and ZeRO."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 import fiddle as fdl
 
@@ -10,7 +12,8 @@ from layers.specs import axes_of, show_spec
 from registry.templates.language_data import LanguageData
 from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
-from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
+from tasks.optimizers.muon import MuonScale
+from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
 from tasks.zero import Zero
@@ -20,7 +23,8 @@ class LanguageTraining(LanguageData):
     """The training knobs of the template, and Task()."""
 
     # Optimization
-    OPTIMIZER: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"  # update rule: see tasks.optimizers.optimizer
+    OPTIMIZER: MethodName = "adamw"  # update rule: see tasks.optimizers.optimizer
+    OPTIMIZERS: Mapping[str, RowMethod] = MappingProxyType({})  # of weights by name, letters or role; none: not trained
     LEARNING_RATE: float = 1e-3  # peak learning rate
     SCHEDULE: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"  # learning rate after warm-up
     WARMUP_STEPS: int = 100  # updates over which the learning rate rises linearly
@@ -31,6 +35,8 @@ class LanguageTraining(LanguageData):
     TIMESCALE: Positive | None = None  # updates before the rate of inverse_sqrt falls; None is WARMUP_STEPS
     BETA1: float = 0.9  # decay of the first moment; momentum of sgd
     BETA2: float = 0.95  # decay of the second moment
+    MUON_BETA: float = 0.95  # decay of muon's momentum
+    MUON_SCALE: MuonScale | None = None  # size of muon's updates: see tasks.optimizers.muon; None: rms, spectral if muP
     ADAM_EPSILON: float = 1e-8  # added to the root of adamw's second moment
     SCALE_EPSILON: bool = False  # scale ADAM_EPSILON by width like the learning rate, under muP
     MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of the optimizer's first moment
@@ -114,6 +120,7 @@ class LanguageTraining(LanguageData):
         return fdl.Config(
             Optimizer,
             method=self.OPTIMIZER,
+            methods=dict(self.OPTIMIZERS),
             learning_rate=self.LEARNING_RATE,
             schedule=fdl.Config(
                 Schedule,
@@ -130,6 +137,7 @@ class LanguageTraining(LanguageData):
             parametrization=fdl.Config(Parametrization, **dataclasses.asdict(self.parametrization)),
             beta1=self.BETA1,
             beta2=self.BETA2,
+            **(self.muon() if "muon" in {self.OPTIMIZER, *self.OPTIMIZERS.values()} else {}),
             epsilon=self.ADAM_EPSILON,
             scale_epsilon=self.OPTIMIZER == "adamw" and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
@@ -140,3 +148,8 @@ class LanguageTraining(LanguageData):
             decay_roles=self.DECAY_ROLES,
             no_decay=self.NO_DECAY,
         )
+
+    def muon(self) -> dict[str, Any]:
+        """Returns the fields of the optimizer that Muon reads."""
+        scale = "rms" if self.parametrization.rule == "standard" else "spectral"
+        return {"muon_beta": self.MUON_BETA, "muon_scale": self.MUON_SCALE or scale}

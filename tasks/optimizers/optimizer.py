@@ -1,6 +1,7 @@
 """Optimizers: optax transformations built from the weight table."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from layers.errors import UsageError
 from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
+from tasks.optimizers.muon import MuonScale, matrix_of, scale_by_muon
 from tasks.optimizers.precision import keep_master, store_moments
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
@@ -49,9 +51,16 @@ class RoleFactors:
     bias: float = 1.0
 
 
+MethodName = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
+RowMethod = Literal["adamw", "adafactor", "lion", "muon", "sgd", "none"]  # "none": the weight is not trained
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optax optimizer with clipping, schedule, per-role learning rates and decoupled weight decay.
+    """Optax optimizers with clipping, schedule, per-role learning rates and decoupled weight decay.
+
+    Each weight has one method: `methods` of its name, of the letters of its dimensions or of its role, else `method`.
+    Muon updates matrices between hidden layers only; other weights have adamw, unless `methods` names them.
 
     One update clips the gradient, scales it by the method, multiplies it by the learning rate and adds weight decay.
     The learning rate is peak * schedule * the weight's factor (`rate`: the role's factor times the parametrization's).
@@ -67,12 +76,15 @@ class Optimizer:
     clipping: Clipping  # limits on the gradient
     role_factors: RoleFactors  # factors on the learning rate by role
     parametrization: Parametrization = Parametrization()  # factors on the learning rate by role and width
-    method: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    method: MethodName = "adamw"
+    methods: Mapping[str, RowMethod] = dataclasses.field(default_factory=dict)  # of a name, letters ("_mnd") or role
     beta1: float = 0.9  # decay of the first moment; momentum of sgd
     beta2: float = 0.95  # decay of the second moment; for lion, of its momentum (0.99 in the paper)
+    muon_beta: float = 0.95  # decay of muon's momentum
+    muon_scale: MuonScale = "rms"  # size of muon's updates: see tasks.optimizers.muon.Matrix
     epsilon: float = 1e-8  # added to the root of adamw's second moment
     scale_epsilon: bool = False  # multiply epsilon by the weight's factor on the learning rate
-    moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, sgd)
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, muon, sgd)
     second_moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
     master_weights: bool = False  # keep and update float32 copies; the model's weights are cast from them
     weight_decay: float = 0.0
@@ -82,36 +94,64 @@ class Optimizer:
     min_dim_size_to_factor: int = 128  # adafactor: full second moments if one of the two dimensions is smaller
 
     def __post_init__(self):
-        if self.method == "sgd" and self.parametrization.rule != "standard":
+        rule, used = self.parametrization.rule, {self.method, *self.methods.values()}
+        if "sgd" in used and rule != "standard":
             raise UsageError(
-                f"PARAMETRIZATION = {self.parametrization.rule} has learning rates for adaptive optimizers only (got "
-                f"OPTIMIZER = sgd). Set OPTIMIZER to adamw, lion or adafactor."
+                f"PARAMETRIZATION = {rule} has learning rates for adaptive optimizers only (got OPTIMIZER = sgd). Set "
+                f"OPTIMIZER to adamw, lion, muon or adafactor."
             )
-        if self.scale_epsilon and (self.method != "adamw" or self.parametrization.rule == "standard"):
+        if "muon" in used and rule != "standard" and self.muon_scale != "spectral":
             raise UsageError(
-                f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = "
-                f"{self.parametrization.rule})."
+                f"MUON_SCALE = {self.muon_scale} does not work with PARAMETRIZATION = {rule}: its updates change "
+                f"outputs more in wider layers. Set MUON_SCALE=none."
             )
-
-        if self.second_moment_dtype != "float32" and self.method != "adamw":
+        has_adamw = not used.isdisjoint({"adamw", "muon"})
+        if self.scale_epsilon and (not has_adamw or rule == "standard"):
+            raise UsageError(f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = {rule}).")
+        if self.second_moment_dtype != "float32" and not has_adamw:
             raise UsageError(f"SECOND_MOMENT_DTYPE needs OPTIMIZER = adamw (got {self.method}).")
 
-    def rate(self, role: str, fan_in: int) -> float:
-        """Returns the factor on a weight's learning rate."""
-        relative = self.method == "adafactor"
-        return getattr(self.role_factors, role, 1.0) * self.parametrization.rate(role, fan_in, relative)
+    def assign(self, row: WeightRow) -> WeightRow:
+        """Returns the row of a weight with its method, its factor on the learning rate, and whether it decays.
 
-    def decays(self, role: str, key: str = "") -> bool:
-        """Returns whether weight decay acts on a weight of this role and name."""
-        return self.weight_decay != 0 and role in self.decay_roles and key not in self.no_decay
+        Raises:
+          UsageError: `methods` gives Muon to a weight, by its name or letters, that is no matrix.
+        """
+        method = self._method_of(row) if row.learned else "none"
+        if method == "none":
+            return dataclasses.replace(row, method=method)
+        # The scale of muon's updates has the factor of the width already.
+        relative: dict[str, Literal["rms", "spectral"]] = {"adafactor": "rms", "muon": "spectral"}
+        rate = self.parametrization.rate(row.role, row.fan_in, relative.get(method))
+        return dataclasses.replace(
+            row,
+            method=method,
+            rate=getattr(self.role_factors, row.role, 1.0) * rate,
+            decay=self.weight_decay != 0 and row.role in self.decay_roles and row.key not in self.no_decay,
+        )
+
+    def _method_of(self, row: WeightRow) -> str:
+        for name in (row.key, f"_{row.letters}"):
+            if name in self.methods:
+                if self.methods[name] == "muon" and matrix_of(row) is None:
+                    raise UsageError(
+                        f"OPTIMIZERS.{name} = muon needs a matrix (got {row.path}, whose shape is {row.shape}). Set it "
+                        f"to adamw."
+                    )
+                return self.methods[name]
+        of_role = self.methods.get(row.role)
+        method = of_role or self.method
+        if method == "muon" and (matrix_of(row) is None or (of_role is None and row.role != "hidden")):
+            return "adamw"
+        return method
 
     def learning_rate_at(self, step: Any) -> jax.Array:
         """Returns the learning rate of update `step`, counted from 0."""
         return self.learning_rate * self.schedule(step)
 
     def build(self, table: WeightTable) -> optax.GradientTransformation:
-        """Returns the optax transformation for the weights of `table` (its "params" part)."""
-        params = table.tree(lambda row: row)["params"]
+        """Returns the optax transformation for the trained weights of `table`."""
+        params = table.params
         factors = jax.tree.map(lambda row: row.rate, params)
         even = set(jax.tree.leaves(factors)) == {1.0}
         times = lambda tree: optax.stateless(lambda updates, _: jax.tree.map(lambda u, f: u * f, updates, tree))
@@ -119,7 +159,8 @@ class Optimizer:
         chain = self.clipping.build()
         if self.scale_epsilon:
             # g / (|g| + c epsilon) is h / (|h| + epsilon) with h = g / c.
-            chain.append(times(jax.tree.map(lambda factor: 1 / factor if factor else 1.0, factors)))
+            inverse = lambda row: 1 / row.rate if row.rate and row.method == "adamw" else 1.0
+            chain.append(times(jax.tree.map(inverse, params)))
         chain += self._scale(params)
         if self.weight_decay and self.decay_scale == "learning_rate":
             chain.append(decay)
@@ -137,12 +178,24 @@ class Optimizer:
         return keep_master(optax.chain(*chain)) if self.master_weights else optax.chain(*chain)
 
     def _scale(self, rows: Any) -> list[optax.GradientTransformation]:
-        if self.method == "adamw":
+        """Returns the methods of the rows: one as it is, several each for its weights."""
+        methods = jax.tree.map(lambda row: row.method, rows)
+        names = sorted(set(jax.tree.leaves(methods)))
+        if len(names) < 2:
+            return [part for name in names for part in self._method(name, rows)]
+        own = lambda name: jax.tree.map(lambda row: row if row.method == name else optax.MaskedNode(), rows)
+        parts: dict[Any, Any] = {name: optax.chain(*self._method(name, own(name))) for name in names}
+        return [optax.partition(parts, methods)]
+
+    def _method(self, name: str, rows: Any) -> list[optax.GradientTransformation]:
+        if name == "adamw":
             adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
             return [store_moments(adam, self.moment_dtype, self.second_moment_dtype)]
-        if self.method == "lion":  # Chen et al. 2023, algorithm 2
+        if name == "muon":
+            return scale_by_muon(rows, self.muon_beta, self.muon_scale, self.moment_dtype)
+        if name == "lion":  # Chen et al. 2023, algorithm 2
             return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
-        if self.method == "sgd":
+        if name == "sgd":
             return [optax.trace(self.beta1, accumulator_dtype=self.moment_dtype)] if self.beta1 else []
         # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
@@ -154,20 +207,31 @@ class Optimizer:
         A slot has its row's `slot_spec`, a factored slot the same without the reduced dimension; counters are
         replicated.
         """
-        rows = {tuple(row.path.split("/")[1:]): row for row in table if row.path.startswith("params/")}
+        return jax.tree.unflatten(jax.tree.structure(state), [spec for _, _, spec in self.slots(table, state)])
 
-        def spec(path: Any, leaf: Any) -> P:
+    def slots(self, table: WeightTable, state: Any) -> Iterator[tuple[WeightRow | None, Any, P]]:
+        """Yields every leaf of `state`, the state of `build(table)`, with its spec and the row whose slot it is.
+
+        The row is None for counters.
+        """
+        rows = {tuple(row.path.split("/")[1:]): row for row in table if row.trained}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             names = tuple(str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
-            for start in range(len(names)):
-                for end in (len(names), -1):  # the slot of a weight, or one of its several slots
-                    if names[start:end] in rows:
-                        return self._slot_spec(rows[names[start:end]], names[end:])
-            return P(*[None] * len(leaf.shape))
-
-        return jax.tree_util.tree_map_with_path(spec, state)
+            # The slot of a weight, or one of its several slots.
+            ends = [(start, end) for start in range(len(names)) for end in (len(names), len(names) - 1)]
+            found = next(((rows[names[a:b]], names[b:]) for a, b in ends if names[a:b] in rows), None)
+            yield (
+                (None, leaf, P(*[None] * len(leaf.shape)))
+                if found is None
+                else (
+                    found[0],
+                    leaf,
+                    self._slot_spec(*found),
+                )
+            )
 
     def _slot_spec(self, row: WeightRow, slot: tuple[str, ...]) -> P:
-        dims = factored_dims(row, self.min_dim_size_to_factor)
+        dims = factored_dims(row, self.min_dim_size_to_factor) if row.method == "adafactor" else None
         if dims is None or slot not in (("row",), ("column",)):
             return row.slot_spec
         reduced = dims[slot == ("column",)]

@@ -118,7 +118,7 @@ def exchanged(update: Update, mesh: Mapping[str, int]) -> Iterator[Exchanged]:
     zero, placement = update.task.zero, update.task.batch_placement["tokens_bs"]
     of_rows = tuple(axis for entry in placement for axis in axes_of(entry) if mesh[axis] > 1)
     for row in update.table:
-        if not row.learned or row.path not in update.with_gradient:
+        if not row.trained or row.path not in update.with_gradient:
             continue
         if zero is None:
             yield from _by_compiler(row, of_rows, update)

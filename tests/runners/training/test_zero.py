@@ -69,6 +69,15 @@ VARIANTS = {
     ),
     "adafactor": ({"OPTIMIZER": "adafactor", "CLIP_VALUE": None, "MODEL_DIM": 128, "NUM_HEADS": 8}, None),
     "lion": ({"OPTIMIZER": "lion", "LEARNING_RATE": 1e-4}, None),
+    "muon, weights not trained": (
+        {
+            "OPTIMIZER": "muon",
+            "OPTIMIZERS": {"embedding": "none", "key_mkd": "none"},
+            "DEVICE_MESH_SHAPE": (4, 2),
+            "CLIP_VALUE": None,
+        },
+        None,
+    ),
     "heads split": ({"DEVICE_MESH_SHAPE": (4, 2)}, None),
     "heads split, rows by two and in pieces": ({"DEVICE_MESH_SHAPE": (2, 4), "TBPTT_LEN": 8}, None),
     "fully sharded by its table": ({"LAYOUT": "fully_sharded"}, None),

@@ -66,8 +66,8 @@ def wrong_rate(role, factor):
     """A parametrization whose rates of one role are off by a power of m."""
     right = Parametrization.rate
 
-    def rate(self, of, fan_in, relative_updates=False):
-        return right(self, of, fan_in, relative_updates) * (self.multiple**factor if of == role else 1)
+    def rate(self, of, fan_in, relative=None):
+        return right(self, of, fan_in, relative) * (self.multiple**factor if of == role else 1)
 
     return rate
 

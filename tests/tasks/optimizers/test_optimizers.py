@@ -1,3 +1,5 @@
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,7 @@ import optax
 import pytest
 
 from layers.specs import P
-from tasks.optimizers.optimizer import Clipping, Optimizer, RoleFactors
+from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors
 from tasks.optimizers.schedules import Schedule
 from tests.support.references.models import task_of, variables_of
 
@@ -27,10 +29,7 @@ def one_update(chosen, gradient_scale=1.0):
 
 
 def task_of_table(chosen):
-    from tasks.batch import empty_batch
-    from tasks.weight_table import WeightTable
-
-    return WeightTable(jax.eval_shape(TASK.init, jax.random.key(0), empty_batch(1, 1)), chosen.decays, chosen.rate)
+    return TABLE.mapped(chosen.assign)
 
 
 REFERENCES = {
@@ -93,8 +92,9 @@ def test_slots_follow_their_weight():
 
 def test_factored_slots_drop_the_reduced_dimension():
     chosen = optimizer("adafactor", min_dim_size_to_factor=4)
-    state = jax.eval_shape(chosen.build(TABLE).init, TABLE.abstract["params"])
-    specs = chosen.state_specs(TABLE, state)
+    table = task_of_table(chosen)
+    state = jax.eval_shape(chosen.build(table).init, table.abstract["params"])
+    specs = chosen.state_specs(table, state)
     slots, spec = (tree.slots["stack"]["block"]["ffn"] for tree in (state[0], specs[0]))
     for name, row, column in (
         ("ffn_in_mf", P(None, "data"), P(None, "model")),  # (2, 16, 32): rows keep m, columns keep f
@@ -108,12 +108,13 @@ def test_factored_slots_drop_the_reduced_dimension():
     assert (norm.row, norm.full) == (None, P(None, None))
 
 
-@pytest.mark.parametrize("method", ["adamw", "adafactor", "lion", "sgd"])
+@pytest.mark.parametrize("method", typing.get_args(MethodName))
 @pytest.mark.parametrize("smallest", [4, 128])
 def test_every_slot_can_be_placed_on_a_mesh(method, smallest):
     chosen = optimizer(method, min_dim_size_to_factor=smallest)
-    state = jax.eval_shape(chosen.build(TABLE).init, TABLE.abstract["params"])
+    table = task_of_table(chosen)
+    state = jax.eval_shape(chosen.build(table).init, table.abstract["params"])
     mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
-    for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(chosen.state_specs(TABLE, state)), strict=True):
+    for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(chosen.state_specs(table, state)), strict=True):
         assert len(spec) == len(leaf.shape)
         jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape)  # raises where it cannot be split
