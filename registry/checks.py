@@ -106,7 +106,7 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
     for key, method in task.optimizer.methods.items():
         if key not in found:
             raise UsageError(
-                f"OPTIMIZERS of {name} names '{key}', which is no weight, role or `_` with letters of a weight. "
+                f"OPTIMIZERS of {name} names '{key}', which no weight has as its name, role, or letters after `_`. "
                 f"{did_you_mean(key, found)}"
             )
         if method not in found[key]:

@@ -96,6 +96,6 @@ def _weights(a: Snapshot, b: Snapshot) -> list[Difference]:
         one, two = left.get(path), right.get(path)
         if one is None or two is None:
             rows.append({"path": path, "a": one, "b": two, "changed": ["only in " + ("b" if one is None else "a")]})
-        elif one != two:
-            rows.append({"path": path, "a": one, "b": two, "changed": [key for key in one if one[key] != two.get(key)]})
+        elif changed := [key for key in one if key in two and one[key] != two[key]]:  # earlier records have fewer keys
+            rows.append({"path": path, "a": one, "b": two, "changed": changed})
     return rows

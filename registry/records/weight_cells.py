@@ -32,10 +32,10 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["role"],
         row["init"],
         f"{row['stddev']:.4g}",
-        row["method"],
+        row.get("method", ""),  # records of earlier versions have neither a method nor slots
         f"{row['rate']:.4g}",
         "yes" if row["decay"] else "no",
         size(row["bytes"]),
         size(row["bytes_per_device"]),
-        size(row["slot_bytes_per_device"]),
+        size(row["slot_bytes_per_device"]) if "slot_bytes_per_device" in row else "",
     )

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from registry.pages.page import environment, page, script_json
+from registry.records import weight_cells
 from registry.records.quantities import amount, mesh_text, size
 from registry.site.records import Record
 
@@ -19,8 +20,7 @@ RUNS_LINK = {"Runs": "runs.html"}  # of a site with runs
 SIZES = ("below 10 M", "10 M to 100 M", "100 M to 1 B", "1 B to 10 B", "10 B to 100 B", "100 B and more")
 DEVICES = ("1", "2 to 8", "9 to 64", "65 to 512", "513 and more")
 KINDS = (("weights", ""), ("gradients", "gradient_"), ("optimizer state", "optimizer_"))  # name, prefix in the totals
-WEIGHT_COLUMNS = ("shape", "spec", "per device", "bytes", "dtype", "role", "init", "std", "rate", "decay")
-WEIGHT_NUMBERS = ("shape", "std", "rate", "bytes", "per device")
+WEIGHT_COLUMNS = weight_cells.COLUMNS[1:]  # the name of the weight is the header of its row
 INDEX_COLUMNS = ("name", "parameters", "devices", "mixer", "feed-forward")
 
 
@@ -175,21 +175,10 @@ def memory(totals: Mapping[str, int]) -> list[dict[str, Any]]:
             for name, of in held.items()]  # fmt: skip
 
 
-def weight_cells(weight: Mapping[str, Any]) -> list[tuple[str, str]]:
+def aligned_cells(weight: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the cells of a weight under WEIGHT_COLUMNS, each with the class that aligns it."""
-    cells = (
-        " x ".join(f"{number:,}" for number in weight["shape"]),
-        weight["spec"],
-        size(weight["bytes_per_device"]),
-        size(weight["bytes"]),
-        weight["dtype"],
-        weight["role"],
-        weight["init"],
-        f"{weight['stddev']:.4g}",
-        f"{weight['rate']:.4g}",
-        "yes" if weight["decay"] else "no",
-    )
-    return [(cell, "n" if name in WEIGHT_NUMBERS else "") for name, cell in zip(WEIGHT_COLUMNS, cells, strict=True)]
+    cells = zip(WEIGHT_COLUMNS, weight_cells.cells(weight)[1:], strict=True)
+    return [(cell, "n" if name in weight_cells.NUMBERS else "") for name, cell in cells]
 
 
 def compare_page(records: Sequence[Record], links: Mapping[str, str] = LINKS) -> str:
@@ -250,8 +239,8 @@ def _page(title: str, content: str, root: str, links: Mapping[str, str], *script
 @functools.cache
 def _loaded(name: str) -> Any:
     made = environment(HERE / "templates")
-    made.globals.update(amount=amount, size=size, weight_cells=weight_cells, weight_columns=WEIGHT_COLUMNS)
-    made.globals.update(weight_numbers=WEIGHT_NUMBERS, entry_link=entry_link)
+    made.globals.update(amount=amount, size=size, aligned_cells=aligned_cells, weight_columns=WEIGHT_COLUMNS)
+    made.globals.update(weight_numbers=weight_cells.NUMBERS, entry_link=entry_link)
     made.filters["code_marked"] = code_marked
     return made.get_template(name)
 

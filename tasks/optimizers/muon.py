@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(row: WeightRow) -> Matrix | None:
-    """Returns the matrix of a weight, from the letters of its dimensions; None for a weight that is no matrix.
+    """Returns the matrix of a weight, from the letters of its dimensions; None for vectors and other shapes.
 
     `query_mnd` has a matrix m x d for each head n, `expert_in_emf` one for each expert e, `router_me` one of m x e.
     """

@@ -115,7 +115,7 @@ class Optimizer:
         """Returns the row of a weight with its method, its factor on the learning rate, and whether it decays.
 
         Raises:
-          UsageError: `methods` gives Muon to a weight, by its name or letters, that is no matrix.
+          UsageError: `methods` gives Muon to a weight, by its name or letters, that is not a matrix.
         """
         method = self._method_of(row) if row.learned else "none"
         if method == "none":

@@ -164,6 +164,19 @@ def test_other_families_under_mup(tmp_path, name, widths, smoke):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("mu.MuTiny", {}),
+        ("tiny.StdlibTiny", {"PARAMETRIZATION": "mup", "BASE_WIDTH": 64}),
+        ("mu.MuVQStdlib", {}),
+    ],
+)
+def test_muon_under_mup(tmp_path, name, knobs):
+    assert checked(tmp_path, name, ENDS, OPTIMIZER="muon", NUM_LAYERS=2, **knobs)[0] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mix.VqMoeStdlib"])
 def test_small_forms_with_vq_under_mup(tmp_path, name):
     """One head is noisy: its deviation is 0.76 HEAD_DIM^-1/2, hence the average of three seeds."""

@@ -101,7 +101,7 @@ def test_state_of_a_layer_has_no_method():
     assert {row.method for row in task_of(MIXER="vq", POSITIONS="sinusoidal").weight_table() if not row.learned} == {"none"}
 
 
-def test_what_is_no_matrix():
+def test_vectors_have_no_matrix():
     rows = {row.key: row for row in task_of(**EXPERTS, NORM="layer", BIASES=("qkv",)).weight_table()}
     assert [key for key, row in rows.items() if row.learned and matrix_of(row) is None] == [
         key for key, row in rows.items() if row.role in ("scale", "bias")
@@ -147,7 +147,7 @@ def test_no_gradient_is_computed_of_them():
     [
         (
             {"OPTIMIZERS": {"qury_mnd": "none"}},
-            "names 'qury_mnd', which is no weight, role .* Did you mean 'query_mnd'",
+            "names 'qury_mnd', which no weight has as its name.* Did you mean 'query_mnd'",
         ),
         (
             {"OPTIMIZERS": {"norm_scale_m": "muon"}},
