@@ -131,7 +131,7 @@ def test_adafactor_moves_in_proportion_to_the_weight():
         ({"BASE_WIDTH": None}, "needs BASE_WIDTH"),
         ({"BASE_WIDTH": 24}, "BASE_WIDTH must divide MODEL_DIM = 64 .*got 24"),
         ({"BASE_WIDTH": 128}, "BASE_WIDTH must divide MODEL_DIM = 64 .*got 128"),
-        ({"OPTIMIZER": "sgd"}, "adamw, lion or adafactor"),
+        ({"OPTIMIZER": "sgd"}, "adamw, lion, muon or adafactor"),
         (
             {"OPTIMIZER": "adafactor", "UNEMBEDDING_INIT": "fan_in", "TIE_EMBEDDINGS": False},
             "Set UNEMBEDDING_INIT to inverse_fan_in or zero",
@@ -204,9 +204,9 @@ def test_epsilon_that_falls_with_the_rate():
 
 
 def test_first_moments_in_bfloat16():
-    table = task_of().weight_table()
     for method in ("adamw", "lion", "sgd"):
         task = task_of(OPTIMIZER=method, MOMENT_DTYPE="bfloat16")
+        table = task.weight_table()
         state = jax.eval_shape(task.optimizer.build(table).init, table.abstract["params"])
         kinds = [leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.shape]
         assert kinds.count("bfloat16") == len(list(table))
