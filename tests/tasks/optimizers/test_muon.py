@@ -98,7 +98,9 @@ def test_a_name_comes_before_letters_and_these_before_a_role():
 
 
 def test_state_of_a_layer_has_no_method():
-    assert {row.method for row in task_of(MIXER="vq", POSITIONS="sinusoidal").weight_table() if not row.learned} == {"none"}
+    assert {row.method for row in task_of(MIXER="vq", POSITIONS="sinusoidal").weight_table() if not row.learned} == {
+        "none"
+    }
 
 
 def test_vectors_have_no_matrix():
