@@ -14,6 +14,7 @@ from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers.muon import MuonScale
 from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod
+from tasks.optimizers.precision import SlotDtype
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
 from tasks.zero import Zero
@@ -39,8 +40,8 @@ class LanguageTraining(LanguageData):
     MUON_SCALE: MuonScale | None = None  # size of muon's updates: see tasks.optimizers.muon; None: rms, spectral if muP
     ADAM_EPSILON: float = 1e-8  # added to the root of adamw's second moment
     SCALE_EPSILON: bool = False  # scale ADAM_EPSILON by width like the learning rate, under muP
-    MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of the optimizer's first moment
-    SECOND_MOMENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of adamw's second moment
+    MOMENT_DTYPE: SlotDtype = "float32"  # dtype of the optimizer's first moment; int8 has a scale for each block
+    SECOND_MOMENT_DTYPE: SlotDtype = "float32"  # dtype of adamw's second moment
     PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored weights
     MASTER_WEIGHTS: bool = False  # keep float32 copies of narrower weights in the optimizer
     WEIGHT_DECAY: float = 0.1  # decoupled weight decay

@@ -7,6 +7,7 @@ import jax
 import optax
 from optax import contrib
 
+from tasks.optimizers.precision import SlotDtype, store_moments
 from tasks.weight_table import WeightRow
 
 BATCH_LETTERS = "nke"  # heads, heads of keys and values, experts: each has a matrix of its own
@@ -53,7 +54,7 @@ def matrix_of(row: WeightRow) -> Matrix | None:
     return Matrix(inputs, outputs, (row.used[inputs - row.stacked], row.used[outputs - row.stacked]), row.fan_in)
 
 
-def scale_by_muon(rows: Any, beta: float, scale: MuonScale, dtype: str) -> list[optax.GradientTransformation]:
+def scale_by_muon(rows: Any, beta: float, scale: MuonScale, dtype: SlotDtype) -> list[optax.GradientTransformation]:
     """Muon (Jordan et al. 2024) with Nesterov's momentum and five Newton-Schulz steps, for the weights of `rows`.
 
     Args:
@@ -68,4 +69,4 @@ def scale_by_muon(rows: Any, beta: float, scale: MuonScale, dtype: str) -> list[
     numbers = jax.tree.map(dims, matrices, is_leaf=is_matrix)
     factors = jax.tree.map(lambda matrix: matrix.scale(scale), matrices, is_leaf=is_matrix)
     times = optax.stateless(lambda updates, _: jax.tree.map(lambda u, factor: u * factor, updates, factors))
-    return [contrib.scale_by_muon(beta=beta, mu_dtype=dtype, weight_dimension_numbers=numbers), times]
+    return [store_moments(contrib.scale_by_muon(beta=beta, weight_dimension_numbers=numbers), {"mu": dtype}), times]

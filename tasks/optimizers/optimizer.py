@@ -11,7 +11,7 @@ from layers.errors import UsageError
 from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
 from tasks.optimizers.muon import MuonScale, matrix_of, scale_by_muon
-from tasks.optimizers.precision import keep_master, store_moments
+from tasks.optimizers.precision import SlotDtype, keep_master, store_moments
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
 from tasks.weight_table import WeightRow, WeightTable
@@ -84,8 +84,8 @@ class Optimizer:
     muon_scale: MuonScale = "rms"  # size of muon's updates: see tasks.optimizers.muon.Matrix
     epsilon: float = 1e-8  # added to the root of adamw's second moment
     scale_epsilon: bool = False  # multiply epsilon by the weight's factor on the learning rate
-    moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of the first moment (adamw, lion, muon, sgd)
-    second_moment_dtype: Literal["float32", "bfloat16"] = "float32"  # of adamw's second moment
+    moment_dtype: SlotDtype = "float32"  # of the first moment (adamw, lion, muon, sgd)
+    second_moment_dtype: SlotDtype = "float32"  # of adamw's second moment
     master_weights: bool = False  # keep and update float32 copies; the model's weights are cast from them
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
@@ -190,13 +190,13 @@ class Optimizer:
     def _method(self, name: str, rows: Any) -> list[optax.GradientTransformation]:
         if name == "adamw":
             adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
-            return [store_moments(adam, self.moment_dtype, self.second_moment_dtype)]
+            return [store_moments(adam, {"mu": self.moment_dtype, "nu": self.second_moment_dtype})]
         if name == "muon":
             return scale_by_muon(rows, self.muon_beta, self.muon_scale, self.moment_dtype)
         if name == "lion":  # Chen et al. 2023, algorithm 2
-            return [optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment_dtype)]
+            return [store_moments(optax.scale_by_lion(self.beta1, self.beta2), {"mu": self.moment_dtype})]
         if name == "sgd":
-            return [optax.trace(self.beta1, accumulator_dtype=self.moment_dtype)] if self.beta1 else []
+            return [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})] if self.beta1 else []
         # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]
@@ -231,6 +231,8 @@ class Optimizer:
             )
 
     def _slot_spec(self, row: WeightRow, slot: tuple[str, ...]) -> P:
+        if slot == ("scales",):  # of blocks, which shards of the last dimension may cut
+            return P(*row.slot_spec[:-1], None)
         dims = factored_dims(row, self.min_dim_size_to_factor) if row.method == "adafactor" else None
         if dims is None or slot not in (("row",), ("column",)):
             return row.slot_spec
