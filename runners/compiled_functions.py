@@ -13,7 +13,7 @@ from tasks.batch import Batch, empty_batch
 from tasks.gradients import metrics_of
 from tasks.programs import TrainProgram
 from tasks.task import Task
-from tasks.train_step import TrainState, init_state, state_of, train_step
+from tasks.train_step import TrainState, evaluated_variables, init_state, state_of, train_step
 
 
 class CompiledFunctions:
@@ -68,6 +68,15 @@ class CompiledFunctions:
         """Returns the compiled update; with `takes_rate`, it takes the learning rate as an argument after the seed."""
         rate = (jax.ShapeDtypeStruct((), np.float32),) if takes_rate else ()
         return self.lower_step(batch, self._seed, *rate).compile()
+
+    def evaluated(self, state: TrainState) -> Any:
+        """Returns the variables to evaluate, sample from and export; see tasks.train_step.evaluated_variables."""
+        return self._evaluated(state) if self._task.optimizer.averages else state.variables
+
+    @functools.cached_property
+    def _evaluated(self) -> Any:
+        shardings = self._abstract.state_shardings.variables
+        return jax.jit(functools.partial(evaluated_variables, self._task), out_shardings=shardings)
 
     @functools.cached_property
     def norm_of(self) -> Any:

@@ -44,6 +44,13 @@ def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
     return TrainState(zero, variables, carry, optimizer, task.zero_sums(), zero, zero)
 
 
+def evaluated_variables(task: Task, state: TrainState) -> Any:
+    """Returns the variables to evaluate, sample from and export: with the optimizer's average of weights, if any."""
+    table, params = task.weight_table(), state.variables["params"]
+    weights = task.optimizer.evaluated(table.trained(params), state.optimizer)
+    return {**state.variables, "params": table.with_trained(weights, params)}
+
+
 def abstract_state(task: Task, batch: Batch) -> TrainState:
     """Returns the shapes and dtypes of `init_state`, from the weight table."""
     return jax.eval_shape(lambda variables: state_of(task, variables, batch), task.weight_table().abstract)

@@ -80,6 +80,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "REMAT": ("none", "full"),
     "UNROLL": (1, 4),
     "MUON_SCALE": (None, "shape"),
+    "EMA_DECAY": (None, 0.99),
     "CLIP_VALUE": (None, 1.0),
     "Z_LOSS": (0.0, 1e-4),
     "LABEL_SMOOTHING": (0.0, 0.1),

@@ -60,8 +60,13 @@ class Run:
 
     @property
     def variables(self) -> Any:
-        """The model's variables, a tree of arrays on the devices."""
-        return self._state.variables
+        """The model's variables, a tree of arrays on the devices; the average of the weights if the run has one."""
+        return self._evaluated
+
+    @functools.cached_property
+    def _evaluated(self) -> Any:
+        with self._session.placed():
+            return self._session.functions.evaluated(self._state)
 
     def logits(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns float32 logits (S, V) of the tokens after each prefix of `ids` (S,); (B, S, V) for ids (B, S)."""

@@ -42,6 +42,8 @@ class LanguageTraining(LanguageData):
     SCALE_EPSILON: bool = False  # scale ADAM_EPSILON by width like the learning rate, under muP
     MOMENT_DTYPE: SlotDtype = "float32"  # dtype of the optimizer's first moment; int8 has a scale for each block
     SECOND_MOMENT_DTYPE: SlotDtype = "float32"  # dtype of adamw's second moment
+    EMA_DECAY: float | None = None  # of an average of the weights, which is evaluated, sampled and exported; None: off
+    SCHEDULE_FREE: bool = False  # averages weights in place of a falling rate, and evaluates the average
     PARAM_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored weights
     MASTER_WEIGHTS: bool = False  # keep float32 copies of narrower weights in the optimizer
     WEIGHT_DECAY: float = 0.1  # decoupled weight decay
@@ -143,6 +145,8 @@ class LanguageTraining(LanguageData):
             scale_epsilon=self.OPTIMIZER == "adamw" and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
             second_moment_dtype=self.SECOND_MOMENT_DTYPE,
+            average_decay=self.EMA_DECAY,
+            schedule_free=self.SCHEDULE_FREE,
             master_weights=self.PARAM_DTYPE != "float32" and self.MASTER_WEIGHTS,
             weight_decay=self.WEIGHT_DECAY,
             decay_scale=self.DECAY_SCALE,

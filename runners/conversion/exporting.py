@@ -76,7 +76,8 @@ def _tensors(options: argparse.Namespace, session: "Session", layout: "Layout") 
     with session.placed():
         which = options.checkpoint or "last"
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract.state, which)
-    flat = traverse_util.flatten_dict(jax.block_until_ready(state.variables), sep="/")
+        variables = session.functions.evaluated(state)
+    flat = traverse_util.flatten_dict(jax.block_until_ready(variables), sep="/")
     return int(state.step), layout.to_theirs(slice_of(flat))
 
 

@@ -53,7 +53,8 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
             session.abstract.state, options.checkpoint
         )
         # The step and a norm, which identifies the weights of different runs at one step.
-        norm = session.functions.norm_of(state.variables["params"]).item()
+        variables = session.functions.evaluated(state)
+        norm = session.functions.norm_of(variables["params"]).item()
         read_by = f"the weights of step {int(state.step)} (param_norm {norm:.4g})"
         memory, past_tokens, past_capacity = None, 0, 0
         if options.load_state is not None:
@@ -64,7 +65,7 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
         check_room(session, past_tokens + tokens.shape[1], options.new_tokens)
         stop_ids = vocabulary.stop_ids if options.stop else ()
         capacity = past_capacity + tokens.shape[1] + options.new_tokens
-        drawing = _Drawing(session, state.variables, options, stop_ids)
+        drawing = _Drawing(session, variables, options, stop_ids)
         texts = _Texts(vocabulary, prompts, stop_ids, streams=options.stream)
         for drawn, after in drawing.pieces(tokens, real, memory, capacity):
             memory = after

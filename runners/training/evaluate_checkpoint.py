@@ -29,7 +29,7 @@ def evaluate_checkpoint(session: Session, workdir: Place, split: str, checkpoint
         state, _ = Checkpoints(workdir, read_only=True, processes=session.processes).require(
             session.abstract.state, checkpoint
         )
-        scalars = evaluate(session, state.variables, split)
+        scalars = evaluate(session, session.functions.evaluated(state), split)
     step = int(state.step)
     print(f"{session.name} step {step} {split}: {summary(scalars)}")
     known = {(line["step"], line["split"]) for line in metrics_log.read(workdir)}
@@ -64,7 +64,7 @@ def evaluate_tasks(
         state, _ = Checkpoints(workdir, read_only=True, processes=session.processes).require(
             session.abstract.state, checkpoint
         )
-        outcome = suite.run(state.variables)
+        outcome = suite.run(session.functions.evaluated(state))
     step = int(state.step)
     print(f"{session.name} step {step}:")
     print_table(outcome.scalars)

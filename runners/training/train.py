@@ -323,14 +323,14 @@ class _Run:
         if self.suite is not None and self.evaluated != step:
             self._stop_if_bad(self.state.bad_step.item())
             self.evaluated = step
-            outcome = self.suite.run(self.state.variables)
+            outcome = self.suite.run(self.session.functions.evaluated(self.state))
             for scalars in outcome.scalars.values():
                 self.log.write(step, EVALS, scalars)
             self.progress.print(f"step {step:>6} {EVALS}  {tables.line(outcome.scalars)}")
 
     def _evaluate_loss(self, step: int) -> None:
         self._stop_if_bad(self.state.bad_step.item())
-        scalars = evaluate(self.session, self.state.variables, "validation")
+        scalars = evaluate(self.session, self.session.functions.evaluated(self.state), "validation")
         self.loss, self.loss_step = scalars["loss"], step
         self.log.write(step, "validation", scalars)
         self.progress.print(f"step {step:>6} validation  {summary(scalars)}")

@@ -110,7 +110,7 @@ class _Runs:
                 if step < steps:
                     batch, _ = next(batches)
             bad = self._diverged(state)
-            loss = None if bad else finite(evaluate(session, state.variables, "validation")["loss"])
+            loss = None if bad else finite(evaluate(session, session.functions.evaluated(state), "validation")["loss"])
         return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
 
     def _diverged(self, state: TrainState) -> int:

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from layers.errors import UsageError
 from layers.specs import P
 from tasks.optimizers.adafactor import factored_dims, scale_by_adafactor
+from tasks.optimizers.averages import keep_average
 from tasks.optimizers.muon import MuonScale, matrix_of, scale_by_muon
 from tasks.optimizers.precision import SlotDtype, keep_master, store_moments
 from tasks.optimizers.schedules import Schedule
@@ -86,6 +89,8 @@ class Optimizer:
     scale_epsilon: bool = False  # multiply epsilon by the weight's factor on the learning rate
     moment_dtype: SlotDtype = "float32"  # of the first moment (adamw, lion, muon, sgd)
     second_moment_dtype: SlotDtype = "float32"  # of adamw's second moment
+    average_decay: float | None = None  # of an exponential moving average of the weights, which is evaluated; None: off
+    schedule_free: bool = False  # momentum and decay of the rate by averaging (Defazio et al. 2024); adamw and sgd
     master_weights: bool = False  # keep and update float32 copies; the model's weights are cast from them
     weight_decay: float = 0.0
     decay_scale: Literal["learning_rate", "base_learning_rate", "schedule", "none"] = "learning_rate"
@@ -108,8 +113,31 @@ class Optimizer:
         has_adamw = not used.isdisjoint({"adamw", "muon"})
         if self.scale_epsilon and (not has_adamw or rule == "standard"):
             raise UsageError(f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = {rule}).")
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise UsageError(f"EMA_DECAY must be between 0 and 1 (got {self.average_decay}). Set 0.999, for example.")
+        if self.schedule_free:
+            self._require_schedule_free(used)
         if self.second_moment_dtype != "float32" and not has_adamw:
             raise UsageError(f"SECOND_MOMENT_DTYPE needs OPTIMIZER = adamw (got {self.method}).")
+
+    def _require_schedule_free(self, used: set[str]) -> None:
+        """Raises a UsageError unless the other settings go with averaging in place of a schedule."""
+        if others := sorted(used - {"adamw", "sgd", "none"}):
+            raise UsageError(
+                f"SCHEDULE_FREE does not work with OPTIMIZER = {others[0]}. Set OPTIMIZER to adamw or sgd."
+            )
+        if self.schedule.kind != "constant":
+            raise UsageError(
+                f"SCHEDULE_FREE replaces a falling learning rate (got SCHEDULE = {self.schedule.kind}). Set "
+                f"SCHEDULE=constant."
+            )
+        if self.average_decay is not None:
+            raise UsageError(
+                f"SCHEDULE_FREE evaluates an average of its own (got EMA_DECAY = {self.average_decay}). Set "
+                f"EMA_DECAY=none."
+            )
+        if not 0 < self.beta1 < 1:
+            raise UsageError(f"BETA1 must be between 0 and 1 with SCHEDULE_FREE (got {self.beta1}). Set BETA1=0.9.")
 
     def assign(self, row: WeightRow) -> WeightRow:
         """Returns the row of a weight with its method, its factor on the learning rate, and whether it decays.
@@ -175,7 +203,34 @@ class Optimizer:
             chain.append(optax.scale_by_learning_rate(self.learning_rate_at))
         if self.weight_decay and self.decay_scale == "none":
             chain += [optax.scale(-1), decay, optax.scale(-1)]
-        return keep_master(optax.chain(*chain)) if self.master_weights else optax.chain(*chain)
+        optimizer = optax.chain(*chain)
+        if self.schedule_free:
+            rate: Any = self.learning_rate_at
+            optimizer = contrib.schedule_free(optimizer, rate, b1=self.beta1, state_dtype=jnp.float32)
+        if self.master_weights:
+            optimizer = keep_master(optimizer)
+        return optimizer if self.average_decay is None else keep_average(optimizer, self.average_decay)
+
+    @property
+    def averages(self) -> bool:
+        """Whether other weights are evaluated than those that gradients are taken of."""
+        return self.schedule_free or self.average_decay is not None
+
+    def evaluated(self, weights: Any, state: Any) -> Any:
+        """Returns the weights to evaluate, sample from and export.
+
+        Args:
+          weights: the trained weights.
+          state: the optimizer's state.
+        """
+        if self.average_decay is not None:
+            averaged = state.weights
+        elif self.schedule_free:
+            inner, exact = (state.inner, state.weights) if self.master_weights else (state, weights)
+            averaged = contrib.schedule_free_eval_params(inner, exact)
+        else:
+            return weights
+        return jax.tree.map(lambda w, average: average.astype(w.dtype), weights, averaged)
 
     def _scale(self, rows: Any) -> list[optax.GradientTransformation]:
         """Returns the methods of the rows: one as it is, several each for its weights."""
@@ -188,6 +243,9 @@ class Optimizer:
         return [optax.partition(parts, methods)]
 
     def _method(self, name: str, rows: Any) -> list[optax.GradientTransformation]:
+        if name == "adamw" and self.schedule_free:
+            rms = optax.scale_by_rms(self.beta2, self.epsilon, eps_in_sqrt=False, bias_correction=True)
+            return [store_moments(rms, {"nu": self.second_moment_dtype})]
         if name == "adamw":
             adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
             return [store_moments(adam, {"mu": self.moment_dtype, "nu": self.second_moment_dtype})]
@@ -196,7 +254,11 @@ class Optimizer:
         if name == "lion":  # Chen et al. 2023, algorithm 2
             return [store_moments(optax.scale_by_lion(self.beta1, self.beta2), {"mu": self.moment_dtype})]
         if name == "sgd":
-            return [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})] if self.beta1 else []
+            return (
+                [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})]
+                if self.beta1 and not self.schedule_free
+                else []
+            )
         # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]
