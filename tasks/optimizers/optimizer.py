@@ -55,7 +55,7 @@ class RoleFactors:
 
 
 MethodName = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
-RowMethod = Literal["adamw", "adafactor", "lion", "muon", "sgd", "none"]  # "none": the weight is not trained
+RowMethod = Literal[MethodName, "none"]  # "none": the weight is not trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,11 +254,8 @@ class Optimizer:
         if name == "lion":  # Chen et al. 2023, algorithm 2
             return [store_moments(optax.scale_by_lion(self.beta1, self.beta2), {"mu": self.moment_dtype})]
         if name == "sgd":
-            return (
-                [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})]
-                if self.beta1 and not self.schedule_free
-                else []
-            )
+            has_momentum = self.beta1 and not self.schedule_free
+            return [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})] if has_momentum else []
         # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]
@@ -282,15 +279,10 @@ class Optimizer:
             # The slot of a weight, or one of its several slots.
             ends = [(start, end) for start in range(len(names)) for end in (len(names), len(names) - 1)]
             found = next(((rows[names[a:b]], names[b:]) for a, b in ends if names[a:b] in rows), None)
-            yield (
-                (None, leaf, P(*[None] * len(leaf.shape)))
-                if found is None
-                else (
-                    found[0],
-                    leaf,
-                    self._slot_spec(*found),
-                )
-            )
+            if found is None:
+                yield None, leaf, P(*[None] * len(leaf.shape))
+            else:
+                yield found[0], leaf, self._slot_spec(*found)
 
     def _slot_spec(self, row: WeightRow, slot: tuple[str, ...]) -> P:
         if slot == ("scales",):  # of blocks, which shards of the last dimension may cut
