@@ -103,7 +103,7 @@ def _require_used_rows(experiment: Experiment, task: Task, table: WeightTable) -
     for row in (row for row in table if row.learned):
         for key in (row.role, row.key, f"_{row.letters}"):
             found.setdefault(key, set()).add(row.method)
-    for key, method in task.optimizer.methods.items():
+    for key, method in task.optimizer.methods:
         if key not in found:
             raise UsageError(
                 f"OPTIMIZERS of {name} names '{key}', which no weight has as its name, role, or letters after `_`. "

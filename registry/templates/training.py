@@ -119,11 +119,18 @@ class LanguageTraining(LanguageData):
             raise UsageError(
                 f"{name} must be above WARMUP_STEPS = {self.WARMUP_STEPS} with SCHEDULE = {self.SCHEDULE} (got {end})."
             )
+        if self.SCHEDULE_FREE and self.PARAM_DTYPE != "float32" and not self.MASTER_WEIGHTS:
+            raise UsageError(
+                f"SCHEDULE_FREE needs float32 weights, because it adds small differences to them (got PARAM_DTYPE = "
+                f"{self.PARAM_DTYPE}, MASTER_WEIGHTS = False). Set MASTER_WEIGHTS=true."
+            )
         decay_steps = end if falls else None
+        used = {self.OPTIMIZER, *self.OPTIMIZERS.values()}
+        has_adamw = "adamw" in used or self.OPTIMIZER == "muon"
         return fdl.Config(
             Optimizer,
             method=self.OPTIMIZER,
-            methods=dict(self.OPTIMIZERS),
+            methods=tuple(self.OPTIMIZERS.items()),
             learning_rate=self.LEARNING_RATE,
             schedule=fdl.Config(
                 Schedule,
@@ -140,9 +147,9 @@ class LanguageTraining(LanguageData):
             parametrization=fdl.Config(Parametrization, **dataclasses.asdict(self.parametrization)),
             beta1=self.BETA1,
             beta2=self.BETA2,
-            **(self.muon() if "muon" in {self.OPTIMIZER, *self.OPTIMIZERS.values()} else {}),
+            **(self.muon() if "muon" in used else {}),
             epsilon=self.ADAM_EPSILON,
-            scale_epsilon=self.OPTIMIZER == "adamw" and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
+            scale_epsilon=has_adamw and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
             second_moment_dtype=self.SECOND_MOMENT_DTYPE,
             average_decay=self.EMA_DECAY,

@@ -176,9 +176,10 @@ def _grown(session: Session, growth: Growth, old: Mapping[str, jax.Array]) -> Tr
     state = state_of(session.task, variables, empty_batch(session.train.input.batch_size, 1))
     if not any(path.startswith("optimizer/") for path in old):
         return state
-    # The schedule starts with the new run: its count stays at zero.
+    # The schedule starts with the new run: its count stays at zero, and that of schedule-free averages at one.
     schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
-    taken = lambda path, new: new if schedule(new) else take("optimizer")(path, new)
+    restarts = lambda path, new: schedule(new) or getattr(path[-1], "name", "") == "step_count"
+    taken = lambda path, new: new if restarts(path, new) else take("optimizer")(path, new)
     optimizer = jax.tree_util.tree_map_with_path(taken, state.optimizer, is_leaf=schedule)
     return state.replace(optimizer=optimizer)
 

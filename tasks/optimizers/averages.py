@@ -20,7 +20,7 @@ def keep_average(inner: optax.GradientTransformation, decay: float) -> optax.Gra
     """Keeps an exponential moving average of the weights that `inner` updates (Polyak and Juditsky 1992).
 
     After update t = 0, 1, ...: average <- d average + (1 - d) weights, with d = min(decay, (1 + t) / (10 + t)), so the
-    initial weights soon have little weight.
+    initial weights soon have little weight. Weights are averaged before they are rounded to their dtype.
     """
 
     def init(params: Any) -> Any:

@@ -28,13 +28,14 @@ class Matrix(NamedTuple):
         With fan-in i and fan-out o of the matrix: "rms" 0.2 sqrt(max(i, o)), so that elements have a root mean square
         of 0.2 as those of Adam (Liu et al. 2025, arXiv 2502.16982, equation 4). "shape" sqrt(max(1, o / i)) (Jordan et
         al. 2024). "spectral" sqrt(o / i) times i / fan_in, so that outputs change equally at every width (Yang et al.
-        2023, arXiv 2310.17813, condition 1).
+        2023, arXiv 2310.17813, condition 1); of a table of embeddings sqrt(max(i, o)), so that elements change by 1.
         """
         inputs, outputs = self.shape
+        is_lookup = self.fan_in < inputs
         factors = {
             "rms": 0.2 * math.sqrt(max(inputs, outputs)),
             "shape": math.sqrt(max(1, outputs / inputs)),
-            "spectral": math.sqrt(inputs * outputs) / self.fan_in,
+            "spectral": math.sqrt(max(inputs, outputs) if is_lookup else inputs * outputs / self.fan_in**2),
         }
         return factors[kind]
 
@@ -69,4 +70,7 @@ def scale_by_muon(rows: Any, beta: float, scale: MuonScale, dtype: SlotDtype) ->
     numbers = jax.tree.map(dims, matrices, is_leaf=is_matrix)
     factors = jax.tree.map(lambda matrix: matrix.scale(scale), matrices, is_leaf=is_matrix)
     times = optax.stateless(lambda updates, _: jax.tree.map(lambda u, factor: u * factor, updates, factors))
-    return [store_moments(contrib.scale_by_muon(beta=beta, weight_dimension_numbers=numbers), {"mu": dtype}), times]
+    return [
+        store_moments(contrib.scale_by_muon(beta=beta, weight_dimension_numbers=numbers), {"mu": dtype}, rows),
+        times,
+    ]

@@ -1,7 +1,7 @@
 """Optimizers: optax transformations built from the weight table."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -80,7 +80,7 @@ class Optimizer:
     role_factors: RoleFactors  # factors on the learning rate by role
     parametrization: Parametrization = Parametrization()  # factors on the learning rate by role and width
     method: MethodName = "adamw"
-    methods: Mapping[str, RowMethod] = dataclasses.field(default_factory=dict)  # of a name, letters ("_mnd") or role
+    methods: tuple[tuple[str, RowMethod], ...] = ()  # of a name, letters ("_mnd") or role
     beta1: float = 0.9  # decay of the first moment; momentum of sgd
     beta2: float = 0.95  # decay of the second moment; for lion, of its momentum (0.99 in the paper)
     muon_beta: float = 0.95  # decay of muon's momentum
@@ -99,18 +99,18 @@ class Optimizer:
     min_dim_size_to_factor: int = 128  # adafactor: full second moments if one of the two dimensions is smaller
 
     def __post_init__(self):
-        rule, used = self.parametrization.rule, {self.method, *self.methods.values()}
+        rule, used = self.parametrization.rule, {self.method, *dict(self.methods).values()}
         if "sgd" in used and rule != "standard":
             raise UsageError(
-                f"PARAMETRIZATION = {rule} has learning rates for adaptive optimizers only (got OPTIMIZER = sgd). Set "
-                f"OPTIMIZER to adamw, lion, muon or adafactor."
+                f"PARAMETRIZATION = {rule} has learning rates for adaptive optimizers only (got "
+                f"{self._setting('sgd')}). Set it to adamw, lion, muon or adafactor."
             )
         if "muon" in used and rule != "standard" and self.muon_scale != "spectral":
             raise UsageError(
                 f"MUON_SCALE = {self.muon_scale} does not work with PARAMETRIZATION = {rule}: its updates change "
                 f"outputs more in wider layers. Set MUON_SCALE=none."
             )
-        has_adamw = not used.isdisjoint({"adamw", "muon"})
+        has_adamw = "adamw" in used or self.method == "muon"
         if self.scale_epsilon and (not has_adamw or rule == "standard"):
             raise UsageError(f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = {rule}).")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
@@ -123,9 +123,7 @@ class Optimizer:
     def _require_schedule_free(self, used: set[str]) -> None:
         """Raises a UsageError unless the other settings go with averaging in place of a schedule."""
         if others := sorted(used - {"adamw", "sgd", "none"}):
-            raise UsageError(
-                f"SCHEDULE_FREE does not work with OPTIMIZER = {others[0]}. Set OPTIMIZER to adamw or sgd."
-            )
+            raise UsageError(f"SCHEDULE_FREE does not work with {self._setting(others[0])}. Set it to adamw or sgd.")
         if self.schedule.kind != "constant":
             raise UsageError(
                 f"SCHEDULE_FREE replaces a falling learning rate (got SCHEDULE = {self.schedule.kind}). Set "
@@ -136,8 +134,17 @@ class Optimizer:
                 f"SCHEDULE_FREE evaluates an average of its own (got EMA_DECAY = {self.average_decay}). Set "
                 f"EMA_DECAY=none."
             )
+        if self.moment_dtype != "float32":
+            raise UsageError(
+                f"SCHEDULE_FREE has no first moment (got MOMENT_DTYPE = {self.moment_dtype}). Set MOMENT_DTYPE=float32."
+            )
         if not 0 < self.beta1 < 1:
             raise UsageError(f"BETA1 must be between 0 and 1 with SCHEDULE_FREE (got {self.beta1}). Set BETA1=0.9.")
+
+    def _setting(self, method: str) -> str:
+        """Returns the setting that names a method: `OPTIMIZER = sgd` or `OPTIMIZERS.hidden = sgd`."""
+        key = next((f"OPTIMIZERS.{key}" for key, value in self.methods if value == method), "OPTIMIZER")
+        return f"{'OPTIMIZER' if self.method == method else key} = {method}"
 
     def assign(self, row: WeightRow) -> WeightRow:
         """Returns the row of a weight with its method, its factor on the learning rate, and whether it decays.
@@ -159,18 +166,19 @@ class Optimizer:
         )
 
     def _method_of(self, row: WeightRow) -> str:
+        methods = dict(self.methods)
         for name in (row.key, f"_{row.letters}"):
-            if name in self.methods:
-                if self.methods[name] == "muon" and matrix_of(row) is None:
+            if name in methods:
+                if methods[name] == "muon" and matrix_of(row) is None:
                     raise UsageError(
                         f"OPTIMIZERS.{name} = muon needs a matrix (got {row.path}, whose shape is {row.shape}). Set it "
                         f"to adamw."
                     )
-                return self.methods[name]
-        of_role = self.methods.get(row.role)
+                return methods[name]
+        of_role = methods.get(row.role)
         method = of_role or self.method
         if method == "muon" and (matrix_of(row) is None or (of_role is None and row.role != "hidden")):
-            return "adamw"
+            return "adamw" if self.method == "muon" else self.method
         return method
 
     def learning_rate_at(self, step: Any) -> jax.Array:
@@ -205,7 +213,7 @@ class Optimizer:
             chain += [optax.scale(-1), decay, optax.scale(-1)]
         optimizer = optax.chain(*chain)
         if self.schedule_free:
-            rate: Any = self.learning_rate_at
+            rate: Any = lambda count: self.learning_rate_at(count - 1)  # it counts updates from 1
             optimizer = contrib.schedule_free(optimizer, rate, b1=self.beta1, state_dtype=jnp.float32)
         if self.master_weights:
             optimizer = keep_master(optimizer)
@@ -245,17 +253,18 @@ class Optimizer:
     def _method(self, name: str, rows: Any) -> list[optax.GradientTransformation]:
         if name == "adamw" and self.schedule_free:
             rms = optax.scale_by_rms(self.beta2, self.epsilon, eps_in_sqrt=False, bias_correction=True)
-            return [store_moments(rms, {"nu": self.second_moment_dtype})]
+            return [store_moments(rms, {"nu": self.second_moment_dtype}, rows)]
         if name == "adamw":
             adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
-            return [store_moments(adam, {"mu": self.moment_dtype, "nu": self.second_moment_dtype})]
+            return [store_moments(adam, {"mu": self.moment_dtype, "nu": self.second_moment_dtype}, rows)]
         if name == "muon":
             return scale_by_muon(rows, self.muon_beta, self.muon_scale, self.moment_dtype)
         if name == "lion":  # Chen et al. 2023, algorithm 2
-            return [store_moments(optax.scale_by_lion(self.beta1, self.beta2), {"mu": self.moment_dtype})]
+            return [store_moments(optax.scale_by_lion(self.beta1, self.beta2), {"mu": self.moment_dtype}, rows)]
         if name == "sgd":
             has_momentum = self.beta1 and not self.schedule_free
-            return [store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype})] if has_momentum else []
+            momentum = store_moments(optax.trace(self.beta1), {"trace": self.moment_dtype}, rows)
+            return [momentum] if has_momentum else []
         # Weights that shrink with the width would fall below a fixed floor, so the floor shrinks with them.
         floor = lambda row: 1e-3 * self.parametrization.shrinkage(row.role)
         return [scale_by_adafactor(rows, self.min_dim_size_to_factor, scale_floor=floor)]

@@ -1,6 +1,7 @@
 """Dtypes of optimizer state. Optimizers receive gradients and weights in float32."""
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from flax import struct
 SlotDtype = Literal["float32", "bfloat16", "int8"]
 BLOCK = 256  # most elements of the last dimension that share a scale
 MIN_BLOCK = 16  # a row whose divisors are smaller is one block
-MIN_SIZE = 4096  # elements of a weight whose slots have 8 bits; smaller ones keep float32
+MIN_SIZE = 4096  # elements of a weight, of one layer, whose slots have 8 bits; smaller ones keep float32
 DECADES = 7  # powers of ten that 8 bits cover
 
 
@@ -24,7 +25,9 @@ class Quantized(struct.PyTreeNode):
     scales: jax.Array  # float32, the largest absolute value of each block: the shape with fewer elements in the last
 
 
-def store_moments(inner: optax.GradientTransformation, dtypes: Mapping[str, SlotDtype]) -> optax.GradientTransformation:
+def store_moments(
+    inner: optax.GradientTransformation, dtypes: Mapping[str, SlotDtype], rows: Any
+) -> optax.GradientTransformation:
     """Returns `inner` with fields of its state stored in other dtypes; updates are computed in float32.
 
     "int8" quantizes blocks by a dynamic table (Dettmers et al. 2022, arXiv 2110.02861, section 2).
@@ -32,10 +35,12 @@ def store_moments(inner: optax.GradientTransformation, dtypes: Mapping[str, Slot
     Args:
       inner: a transformation whose state has these fields, in the tree structure of the weights.
       dtypes: the dtype of each field. Elements of `nu` are squares.
+      rows: the WeightRows, in the tree structure of the weights.
     """
 
     def narrow(state: Any) -> Any:
-        return state._replace(**{name: _narrow(getattr(state, name), of, name == "nu") for name, of in dtypes.items()})
+        fields = {name: _narrow(rows, getattr(state, name), of, name == "nu") for name, of in dtypes.items()}
+        return state._replace(**fields)
 
     def wide(state: Any) -> Any:
         return state._replace(**{name: _wide(getattr(state, name), name == "nu") for name in dtypes})
@@ -50,10 +55,12 @@ def store_moments(inner: optax.GradientTransformation, dtypes: Mapping[str, Slot
     return optax.GradientTransformation(init, update)
 
 
-def _narrow(tree: Any, dtype: SlotDtype, squares: bool) -> Any:
+def _narrow(rows: Any, tree: Any, dtype: SlotDtype, squares: bool) -> Any:
     if dtype != "int8":
         return _cast(tree, dtype)
-    return jax.tree.map(lambda x: quantize(x, squares=squares) if x.size >= MIN_SIZE else x, tree)
+    # By the size of one layer, so that models of other depths have the same slots.
+    one = lambda row, x: quantize(x, squares=squares) if math.prod(row.used) >= MIN_SIZE else x
+    return jax.tree.map(one, rows, tree)
 
 
 def _wide(tree: Any, squares: bool) -> Any:

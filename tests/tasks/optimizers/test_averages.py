@@ -48,7 +48,9 @@ def test_schedule_free_is_that_of_optax():
     task = task_of(**FREE, LEARNING_RATE=0.01, WARMUP_STEPS=3, WEIGHT_DECAY=0.0, CLIP_NORM=None, ADAM_EPSILON=1e-8)
     weights, state = updated(task, 6)
     rate = lambda step: 0.01 * np.minimum(1.0, (step + 1) / 3)
-    reference = contrib.schedule_free_adamw(rate, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0)
+    rms = optax.scale_by_rms(0.95, 1e-8, eps_in_sqrt=False, bias_correction=True)
+    base = optax.chain(rms, optax.scale_by_learning_rate(rate))
+    reference = contrib.schedule_free(base, lambda count: rate(count - 1), b1=0.9)
     params = variables_of(task)["params"]
     expected = reference.init(params)
     for step in range(6):
@@ -60,6 +62,19 @@ def test_schedule_free_is_that_of_optax():
     averaged = task.optimizer.evaluated(weights[-1], state)
     jax.tree.map(same, averaged, contrib.schedule_free_eval_params(expected, params))
     assert any(not np.allclose(a, b) for a, b in zip(*map(jax.tree.leaves, (averaged, params)), strict=True))
+
+
+def test_schedule_free_averages_masters():
+    """The steps of the average become too small for bfloat16; masters are those of float32 weights."""
+    fields = {"LEARNING_RATE": 0.01, "WEIGHT_DECAY": 0.0, "CLIP_NORM": None, **FREE}
+    task, narrow = task_of(**fields), task_of(**fields, **MASTER)
+    averaged = []
+    for each in (task, narrow):
+        weights, state = updated(each, 8)
+        averaged.append(each.optimizer.evaluated(weights[-1], state))
+        assert state.weight_sum.dtype == "float32" if each is task else state.inner.weight_sum.dtype == "float32"
+    close = lambda a, b: np.testing.assert_allclose(a, np.asarray(b, np.float32), atol=0.02)
+    jax.tree.map(close, *averaged)
 
 
 @pytest.mark.parametrize("knobs", [{"EMA_DECAY": 0.9}, FREE], ids=["average", "schedule-free"])
@@ -98,6 +113,9 @@ def test_an_average_is_split_like_its_weight(knobs):
             "SCHEDULE_FREE replaces a falling learning rate .*got SCHEDULE = cosine.* SCHEDULE=con",
         ),
         ({**FREE, "OPTIMIZER": "muon"}, "SCHEDULE_FREE does not work with OPTIMIZER = muon"),
+        ({**FREE, "MOMENT_DTYPE": "int8"}, "SCHEDULE_FREE has no first moment .got MOMENT_DTYPE = int8"),
+        ({**FREE, "OPTIMIZERS": {"hidden": "lion"}}, "SCHEDULE_FREE does not work with OPTIMIZERS.hidden = lion"),
+        ({**FREE, "PARAM_DTYPE": "bfloat16"}, "SCHEDULE_FREE needs float32 weights, .* Set MASTER_WEIGHTS=true"),
         ({**FREE, "EMA_DECAY": 0.9}, "evaluates an average of its own .got EMA_DECAY = 0.9.. Set EMA_DECAY=none"),
     ],
 )

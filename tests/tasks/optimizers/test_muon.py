@@ -77,6 +77,15 @@ def test_an_update_orthogonalizes_each_matrix(scale):
     assert seen == set(MATRICES)
 
 
+def test_an_embedding_changes_equally_at_every_width():
+    for width in (16, 64):
+        knobs = {"MODEL_DIM": width, "OPTIMIZERS": {"embedding": "muon"}, "MUON_SCALE": "spectral"}
+        row = next(row for row in task_of(**knobs).weight_table() if row.role == "embedding")
+        matrix = matrix_of(row)
+        update = matrix.scale("spectral") * orthogonalized(np.random.default_rng(0).standard_normal(matrix.shape))
+        assert np.sqrt(np.mean(update**2)) == pytest.approx(1, rel=0.2)
+
+
 def methods(**knobs):
     """The method of each weight, by its name."""
     return {row.key: row.method for row in task_of(**knobs).weight_table()}
@@ -95,6 +104,10 @@ def test_a_name_comes_before_letters_and_these_before_a_role():
     found = methods(OPTIMIZER="adamw", OPTIMIZERS=chosen)
     assert (found["ffn_in_mf"], found["value_mkd"], found["key_mkd"]) == ("lion", "sgd", "none")
     assert (found["embedding_vm"], found["norm_scale_m"]) == ("muon", "adamw")
+
+
+def test_weights_without_a_matrix_keep_the_method_of_all():
+    assert methods(OPTIMIZER="lion", OPTIMIZERS={"hidden": "muon"})["norm_scale_m"] == "lion"
 
 
 def test_state_of_a_layer_has_no_method():
