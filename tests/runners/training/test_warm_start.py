@@ -42,7 +42,7 @@ def save(session, folder, step=7):
         state = session.functions.init()
         place = lambda i, x: jax.device_put(jax.numpy.full(x.shape, i, x.dtype) + _layer_numbers(x), x.sharding)
         leaves, tree = jax.tree.flatten((state.variables, state.optimizer))
-        variables, optimizer = jax.tree.unflatten(tree, [place(10 * i, leaf) for i, leaf in enumerate(leaves)])
+        variables, optimizer = jax.tree.unflatten(tree, [place(7 * i % 251, leaf) for i, leaf in enumerate(leaves)])
         state = state.replace(variables=variables, optimizer=optimizer, step=state.step + step)
         checkpoints = Checkpoints(folder)
         checkpoints.save(step, state, {"tokens_seen": 99, "input": {"next_batch": step}}, loss=None)
@@ -213,9 +213,19 @@ def test_the_published_runs_differ_in_layers_alone(name):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("method", ["adamw", "adafactor"])
-def test_moments_and_their_count_continue_and_the_schedule_restarts(method, tmp_path):
-    sets = [f"OPTIMIZER={method}", "task.optimizer.min_dim_size_to_factor=8", "TIE_EMBEDDINGS=true"]
+SEVERAL = ("OPTIMIZER=muon", "EMA_DECAY=0.9", "MOMENT_DTYPE=int8", "MODEL_DIM=64", "OPTIMIZERS.key_mkd=none")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["OPTIMIZER=adamw"],
+        ["OPTIMIZER=adafactor", "task.optimizer.min_dim_size_to_factor=8"],
+        pytest.param(SEVERAL, marks=pytest.mark.slow),
+    ],
+)
+def test_moments_and_their_count_continue_and_the_schedule_restarts(sets, tmp_path):
+    sets = [*sets, "TIE_EMBEDDINGS=true"]
     old = save(session_of("tiny.StdlibTiny", *sets), tmp_path)
     more = [f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true", "NUM_LAYERS=4", "DEVICE_MESH_SHAPE=8,1"]
     session = session_of("tiny.StdlibTiny", *sets, *more)
@@ -236,6 +246,19 @@ def test_moments_and_their_count_continue_and_the_schedule_restarts(method, tmp_
             assert same(grown(was, 4), now)
     assert kinds == {"schedule", "as it was", "count", "grown"}
     assert int(new.step) == 0
+    has_codes = any(leaf.dtype == np.uint8 for leaf in jax.tree.leaves(new.optimizer))
+    assert has_codes == ("MOMENT_DTYPE=int8" in sets)
+
+
+@pytest.mark.slow
+def test_the_rates_of_a_schedule_free_average_restart(tmp_path):
+    sets = ["SCHEDULE_FREE=true", "SCHEDULE=constant"]
+    save(session_of("tiny.StdlibTiny", *sets), tmp_path)
+    session = session_of("tiny.StdlibTiny", *sets, f"WARM_START={tmp_path}", "WARM_START_OPTIMIZER=true")
+    with session.placed():
+        new, _ = begin(session)
+    assert int(new.optimizer.step_count) == 1
+    assert float(new.optimizer.max_lr) > 0
 
 
 def test_growing_sends_nothing_between_devices(tmp_path):
