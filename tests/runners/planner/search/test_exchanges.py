@@ -29,7 +29,7 @@ def row(name="ffn_in_mf", spec=P(None, None, "model"), shape=(M, F), collection=
     """A table of one weight of stacked layers."""
     value = jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32)
     of: dict[str, Any] = {"key": name, "spec": spec, "role": "hidden", "init": "", "stddev": 1.0, "fan_in": M}
-    return WeightTable({collection: {name: Weight(value, used=shape, **of)}})
+    return WeightTable({collection: {name: Weight(value, used=shape, **of)}}).mapped(TASK.optimizer.assign)
 
 
 TASK = placed_task(resolve("DenseLm8B2x2", smoke=True), MESH)[0]
@@ -117,7 +117,7 @@ class Stated(type(TASK)):
 
     def weight_table(self):
         boxes = {name: Weight(jax.ShapeDtypeStruct((3,), jnp.float32), used=(3,), **OF) for name in NAMES}
-        return WeightTable({"params": boxes})
+        return WeightTable({"params": boxes}).mapped(self.optimizer.assign)
 
     def loss(self, variables, batch, state=None, rng=None, sequence_rng=None):
         params = variables["params"]
