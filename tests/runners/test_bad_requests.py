@@ -108,7 +108,10 @@ def run(capsys, *arguments):
             "BASE_WIDTH must divide MODEL_DIM = 128 under PARAMETRIZATION = mup (got 48)",
         ),
         (["--set=PARAMETRIZATION=mop"], "PARAMETRIZATION takes one of 'standard', 'mup', 'abs_mup', not 'mop'"),
-        (["--exp=MuTiny", "--smoke", "--set=OPTIMIZER=sgd"], "(got OPTIMIZER = sgd). Set it to adamw, lion, muon or adafactor"),
+        (
+            ["--exp=MuTiny", "--smoke", "--set=OPTIMIZER=sgd"],
+            "(got OPTIMIZER = sgd). Set it to adamw, lion, muon or adafactor",
+        ),
         (["--exp=MuTiny", "--smoke", "--set=SCORE_FUNCTION=squared_relo"], "Did you mean 'squared_relu'"),
         (["--exp=MuTiny", "--smoke", "--set=HEAD_DIM=24"], "HEAD_DIM must divide MODEL_DIM = 64 (got 24)"),
         (["--exp=MuTiny", "--smoke", "--set=VOCAB_SIZE=100"], "VOCAB_SIZE must be at least 256 for bytes (got 100)"),
