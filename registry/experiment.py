@@ -22,7 +22,7 @@ from registry.earlier.renamed import knob_advice
 from registry.layout import Layout
 from registry.layouts import LAYOUTS, layout_of
 from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
-from registry.values import convert
+from registry.values import convert, is_mapping
 
 REGISTRY: dict[str, type["Experiment"]] = {}
 ENTRIES, TEMPLATES = "registry.experiments.", "registry.templates."
@@ -71,8 +71,8 @@ class Experiment:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         try:
-            _protect_mappings(cls)
-            _require_valid(cls)
+            _protect_mappings(cls, types := knob_types(cls))
+            _require_valid(cls, types)
             _merge_rows(cls)
         except UsageError as error:
             _raise_or_defer(cls, error)
@@ -231,17 +231,15 @@ def _merge_rows(cls: type[Experiment]) -> None:
             setattr(cls, table, inherited | own)
 
 
-def _protect_mappings(cls: type[Experiment]) -> None:
+def _protect_mappings(cls: type[Experiment], types: dict[str, Any]) -> None:
     """Makes the dicts that a class states for knobs of type Mapping unchangeable, because subclasses share them."""
-    types = knob_types(cls)
-    for name, value in list(vars(cls).items()):
-        if isinstance(value, dict) and typing.get_origin(types.get(name)) is Mapping:
-            setattr(cls, name, MappingProxyType(value))
+    for name in [name for name, hint in types.items() if is_mapping(hint) and isinstance(vars(cls).get(name), dict)]:
+        setattr(cls, name, MappingProxyType(vars(cls)[name]))
 
 
-def _require_valid(cls: type[Experiment]) -> None:
+def _require_valid(cls: type[Experiment], types: dict[str, Any]) -> None:
     """Raises a UsageError for the first knob, row or other attribute that a class may not set."""
-    declared, types = inspect.get_annotations(cls), knob_types(cls)
+    declared = inspect.get_annotations(cls)
     known = [knob for base in cls.__mro__[1:] for knob in inspect.get_annotations(base) if knob.isupper()]
     mixins = [base for base in cls.__mro__ if not issubclass(base, Experiment) and base is not object]
     attributes = [(each, name, value) for each in (cls, *mixins) for name, value in vars(each).items()]

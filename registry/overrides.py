@@ -1,7 +1,7 @@
 """Overrides `--set PATH=VALUE`: subclasses of an experiment with changed knobs or config fields."""
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fiddle as fdl
@@ -12,7 +12,7 @@ from registry.config_paths import field_names, get_field, is_row, path_steps
 from registry.earlier.renamed import knob_advice
 from registry.experiment import Experiment, knob_types, knobs_set_by, known_rows
 from registry.user_code import building
-from registry.values import parse, read, show
+from registry.values import is_mapping, parse, read, show
 
 METHODS = {"task": "Task", "train": "Train", "test": "Test"}  # of experiments, by the first part of config paths
 
@@ -21,8 +21,8 @@ def override(cls: type[Experiment], assignments: Sequence[str]) -> type[Experime
     """Returns a subclass of `cls` with the assignments applied in order.
 
     `KNOB=VALUE` sets a knob, `WEIGHTS.row=P(...)` one row of a spec table, `OPTIMIZERS.embedding=sgd` one entry of a
-    mapping; values derived from them change accordingly.
-    `task.`, `train.` and `test.` paths set a field of the config that the method returns.
+    mapping; values derived from them change accordingly. `task.`, `train.` and `test.` paths set a field of the config
+    that the method returns.
 
     Raises:
       UsageError: an unknown knob or path, or an invalid value; the message names the closest valid name.
@@ -52,7 +52,7 @@ def _knob(cls: type[Experiment], path: str, text: str) -> dict[str, Any]:
     if types[name] is Specs:
         rows = _with_row(known_rows(cls, name), row, text, path)
         return {name: getattr(cls, name) | Specs(**{row: rows[row]})}
-    if row and typing.get_origin(types[name]) is Mapping:
+    if row and is_mapping(types[name]):
         return {name: {**getattr(cls, name), row: read(text, typing.get_args(types[name])[1], path)}}
     if row:
         raise UsageError(f"{name} is one value, {show(getattr(cls, name))}, without fields (got '{path}').")

@@ -78,9 +78,14 @@ def show_type(hint: Any) -> str:
     if origin is tuple:
         items = args[:1] if args[1:] == (...,) else args
         return f"a tuple of {' and '.join(show_type(item) for item in items)}"
-    if origin is Mapping:
+    if is_mapping(hint):
         return f"a dict of {show_type(args[0])} to {show_type(args[1])}"
     return getattr(hint, "__name__", str(hint))
+
+
+def is_mapping(hint: Any) -> bool:
+    """Returns whether a knob of this type is a mapping, whose entries are values of their own."""
+    return typing.get_origin(hint) is Mapping
 
 
 def is_per_layer(hint: Any) -> bool:
@@ -148,7 +153,7 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
         return fits and all(value > mark.bound for mark in args[1:] if isinstance(mark, Above)), value
     if origin is tuple:
         return _fit_items(value if isinstance(value, tuple | list) else (value,), args, _fit)
-    if origin is Mapping:
+    if is_mapping(hint):
         items = {key: _fit(item, args[1]) for key, item in value.items()} if isinstance(value, Mapping) else {}
         fits = isinstance(value, Mapping) and all(isinstance(key, args[0]) and fit for key, (fit, _) in items.items())
         return fits, {key: item for key, (_, item) in items.items()}

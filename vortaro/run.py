@@ -58,13 +58,9 @@ class Run:
         """Number of updates at the checkpoint."""
         return int(self._state.step)
 
-    @property
+    @functools.cached_property
     def variables(self) -> Any:
         """The model's variables, a tree of arrays on the devices; the average of the weights if the run has one."""
-        return self._evaluated
-
-    @functools.cached_property
-    def _evaluated(self) -> Any:
         with self._session.placed():
             return self._session.functions.evaluated(self._state)
 

@@ -81,12 +81,16 @@ def _placed_task(config: fdl.Config, mesh: Mapping[str, int]) -> tuple[Any, Weig
 
 def totals(task: Any, table: WeightTable, mesh: Mapping[str, int]) -> dict[str, int]:
     """Returns the sums over a task's weight table: the number of weights, and bytes of weights, gradients and slots."""
+    return _totals(task, table, mesh, _slot_bytes(task, table, mesh))
+
+
+def _totals(task: Any, table: WeightTable, mesh: Mapping[str, int], slots: Mapping[str, int]) -> dict[str, int]:
     return {
         "parameters": sum(row.size for row in table),
         "bytes": sum(row.bytes for row in table),
         "bytes_per_device": sum(row.bytes_per_device(mesh) for row in table),
         "gradient_bytes_per_device": sum(_gradient_bytes(task, row, mesh) for row in table if row.trained),
-        "optimizer_bytes_per_device": sum(_slot_bytes(task, table, mesh).values()),
+        "optimizer_bytes_per_device": sum(slots.values()),
     }
 
 
@@ -112,7 +116,7 @@ def _weight_summary(name: str, task: Any, table: WeightTable, mesh: Mapping[str,
         }
         for row in table
     ]
-    return {"experiment": name, "mesh": dict(mesh), "weights": rows, "totals": totals(task, table, mesh)}
+    return {"experiment": name, "mesh": dict(mesh), "weights": rows, "totals": _totals(task, table, mesh, slots)}
 
 
 def _gradient_bytes(task: Any, row: WeightRow, mesh: Mapping[str, int]) -> int:

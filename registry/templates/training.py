@@ -13,7 +13,7 @@ from registry.templates.language_data import LanguageData
 from registry.values import Positive
 from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers.muon import MuonScale
-from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod
+from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod, used_methods
 from tasks.optimizers.precision import SlotDtype
 from tasks.optimizers.schedules import Schedule
 from tasks.parametrization import Parametrization
@@ -125,8 +125,7 @@ class LanguageTraining(LanguageData):
                 f"{self.PARAM_DTYPE}, MASTER_WEIGHTS = False). Set MASTER_WEIGHTS=true."
             )
         decay_steps = end if falls else None
-        used = {self.OPTIMIZER, *self.OPTIMIZERS.values()}
-        has_adamw = "adamw" in used or self.OPTIMIZER == "muon"
+        used = used_methods(self.OPTIMIZER, self.OPTIMIZERS.values())
         return fdl.Config(
             Optimizer,
             method=self.OPTIMIZER,
@@ -149,7 +148,7 @@ class LanguageTraining(LanguageData):
             beta2=self.BETA2,
             **(self.muon() if "muon" in used else {}),
             epsilon=self.ADAM_EPSILON,
-            scale_epsilon=has_adamw and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
+            scale_epsilon="adamw" in used and self.parametrization.rule != "standard" and self.SCALE_EPSILON,
             moment_dtype=self.MOMENT_DTYPE,
             second_moment_dtype=self.SECOND_MOMENT_DTYPE,
             average_decay=self.EMA_DECAY,

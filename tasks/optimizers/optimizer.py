@@ -1,7 +1,7 @@
 """Optimizers: optax transformations built from the weight table."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -58,6 +58,14 @@ MethodName = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
 RowMethod = Literal[MethodName, "none"]  # "none": the weight is not trained
 
 
+def used_methods(method: str, methods: Iterable[str]) -> set[str]:
+    """Returns the methods that weights may have: that of all weights, and those of some of them.
+
+    Weights that muon does not update have adamw if muon is the method of all.
+    """
+    return {method, *methods} | ({"adamw"} if method == "muon" else set())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """Optax optimizers with clipping, schedule, per-role learning rates and decoupled weight decay.
@@ -99,7 +107,7 @@ class Optimizer:
     min_dim_size_to_factor: int = 128  # adafactor: full second moments if one of the two dimensions is smaller
 
     def __post_init__(self):
-        rule, used = self.parametrization.rule, {self.method, *dict(self.methods).values()}
+        rule, used = self.parametrization.rule, used_methods(self.method, dict(self.methods).values())
         if "sgd" in used and rule != "standard":
             raise UsageError(
                 f"PARAMETRIZATION = {rule} has learning rates for adaptive optimizers only (got "
@@ -110,14 +118,13 @@ class Optimizer:
                 f"MUON_SCALE = {self.muon_scale} does not work with PARAMETRIZATION = {rule}: its updates change "
                 f"outputs more in wider layers. Set MUON_SCALE=none."
             )
-        has_adamw = "adamw" in used or self.method == "muon"
-        if self.scale_epsilon and (not has_adamw or rule == "standard"):
+        if self.scale_epsilon and ("adamw" not in used or rule == "standard"):
             raise UsageError(f"scale_epsilon needs adamw under muP (got {self.method} under PARAMETRIZATION = {rule}).")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise UsageError(f"EMA_DECAY must be between 0 and 1 (got {self.average_decay}). Set 0.999, for example.")
         if self.schedule_free:
             self._require_schedule_free(used)
-        if self.second_moment_dtype != "float32" and not has_adamw:
+        if self.second_moment_dtype != "float32" and "adamw" not in used:
             raise UsageError(f"SECOND_MOMENT_DTYPE needs OPTIMIZER = adamw (got {self.method}).")
 
     def _require_schedule_free(self, used: set[str]) -> None:

@@ -17,7 +17,7 @@ MASTER = {"PARAM_DTYPE": "bfloat16", "MASTER_WEIGHTS": True, "DTYPE": "bfloat16"
 FREE = {"SCHEDULE_FREE": True, "SCHEDULE": "constant"}
 
 
-def updated(task, steps, seed=0):
+def updated(task, steps):
     """Weights after each of the first updates by made-up gradients, and the optimizer's state after the last."""
     table, params = task.weight_table(), variables_of(task)["params"]
     optimizer = task.optimizer.build(table)
