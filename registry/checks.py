@@ -16,13 +16,14 @@ from registry.build import build, config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
 from registry.overrides import METHODS
-from registry.unread_knobs import require_effect
+from registry.knobs.unread import require_effect
 from registry.user_code import building
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
+from tasks.train_step import abstract_state
 from tasks.weight_table import WeightTable, check_spec
 from tasks.zero import placed_table
 
@@ -70,7 +71,49 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None, platfor
             _check_mesh(placed, task, inputs, placed.mesh_shape())
         except UsageError as error:
             raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
+    if experiment.phase == 0:
+        for phase in experiment.phases[1:]:
+            _check_phase(experiment, built, phase, mesh, platform)
     return built
+
+
+def _check_phase(
+    experiment: Experiment, first: Built, phase: Experiment, mesh: Mapping[str, int] | None, platform: str
+) -> None:
+    """Validates the experiment of a later phase, whose knobs may not change the train state or the run."""
+    where = f"PHASES[{phase.phase}]"
+    try:
+        built = check(phase, mesh, platform)
+    except UsageError as error:
+        raise type(error)(f"{where}: {error}") from error.__cause__
+    shape = experiment.mesh_shape() if mesh is None else mesh
+    for sizes in (_of_run, lambda experiment, made: _of_state(made, shape)):
+        before, now = sizes(experiment, first), sizes(phase, built)
+        for name in before | now:
+            if before.get(name) != now.get(name):
+                raise UsageError(
+                    f"{where} changes {name} (got {now.get(name, 'nothing')}, in the first phase "
+                    f"{before.get(name, 'nothing')}). All phases have the same weights, slots, mesh and schedule."
+                )
+
+
+def _of_state(built: Built, mesh: Mapping[str, int]) -> dict[str, str]:
+    """Returns the shape and dtype of each array of the train state, and the placement of each weight."""
+    rows, source = placed_table(built.task, mesh), built.train.input
+    state = abstract_state(built.task, empty_batch(source.batch_size, source.seq_len))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    found = {row.path: f"{row.shape} {row.dtype} {show_spec(row.spec)} {row.method}" for row in rows}
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return found | {name(path): f"{leaf.shape} {leaf.dtype}" for path, leaf in leaves}
+
+
+def _of_run(experiment: Experiment, built: Built) -> dict[str, str]:
+    """Returns the settings that belong to the complete run."""
+    fields = {field.name: str(getattr(built.train, field.name)) for field in dataclasses.fields(built.train)}
+    own = ("SEED", "DEVICE_MESH_SHAPE", "MESH_AXES", "DCN_MESH_SHAPE", "DEVICE_ORDER", "PHASES")
+    fields |= {name: str(getattr(experiment, name, None)) for name in own}
+    schedule = {"the schedule": str(built.task.optimizer.schedule)}
+    return {name: value for name, value in fields.items() if name != "input"} | schedule
 
 
 def _check_mesh(

@@ -21,7 +21,7 @@ from registry import index
 from registry.earlier.renamed import knob_advice
 from registry.layout import Layout
 from registry.layouts import LAYOUTS, layout_of
-from registry.meshes import DeviceOrder, fitting_mesh, parse_hardware, require_across, require_mesh
+from registry.meshes import DeviceOrder, fitting_mesh, folded, parse_hardware, require_across, require_mesh
 from registry.values import convert, is_mapping
 
 REGISTRY: dict[str, type["Experiment"]] = {}
@@ -115,6 +115,13 @@ class Experiment:
         """The mesh axis that STACK names; None without a pipeline."""
         return next((axis for entry in self.STACK for axis in axes_of(entry)), None)
 
+    @property
+    def phases(self) -> "tuple[Experiment, ...]":
+        """The experiments of the run's phases, in order; itself alone if it has none."""
+        return (self,)
+
+    phase: ClassVar[int] = 0  # the number of the phase that it is the experiment of; the first one is that of the run
+
     positions_split_weights = True  # SEQUENCE_AXIS also splits what the axes of the batch's rows split of weights
 
     @property
@@ -145,14 +152,14 @@ class Experiment:
             raise UsageError(f"DEVICE_MESH_SHAPE sizes are at least 1, and at most one is -1 (got {shape}).")
         fixed = math.prod(size for size in shape if size != -1)
         if devices is not None and self.smoke and owner(type(self), "DEVICE_MESH_SHAPE") != "--set":
-            return dict(zip(axes, _fold(shape, devices), strict=True))
+            return dict(zip(axes, folded(shape, devices), strict=True))
         if devices is not None and (devices % fixed if -1 in shape else devices != fixed):
-            folded = ",".join(map(str, _fold(shape, devices)))
+            sizes = ",".join(map(str, folded(shape, devices)))
             need = f"a multiple of {fixed}" if -1 in shape else str(fixed)
             small = "" if self.smoke else "--smoke for a small form of it, --mode=plan for its cost, "
             raise UsageError(
                 f"{cls_key(type(self))} needs {need} devices (DEVICE_MESH_SHAPE = {shape}, got {devices}). Try {small}"
-                f"--host_devices={fixed} for virtual devices, or --set=DEVICE_MESH_SHAPE={folded}."
+                f"--host_devices={fixed} for virtual devices, or --set=DEVICE_MESH_SHAPE={sizes}."
             )
         rest = 1 if devices is None else devices // fixed
         return {axis: rest if size == -1 else size for axis, size in zip(axes, shape, strict=True)}
@@ -384,17 +391,3 @@ def cls_key(cls: type[Experiment]) -> str:
     """Returns `tiny.StdlibTiny` for Vortaro's own families, `their.module.Name` for a user's."""
     module = cls.__module__.removeprefix(ENTRIES)
     return f"{module.removeprefix('registry.') if module.startswith(TEMPLATES) else module}.{cls.__name__}"
-
-
-def _fold(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """Distributes the devices over the axes, each prime factor to the axis furthest below its declared size."""
-    folded = [1] * len(shape)
-    rest, factor = devices, 2
-    while rest > 1:
-        while rest % factor:
-            factor += 1
-        target = [math.inf if size == -1 else size for size in shape]
-        axis = max(range(len(shape)), key=lambda i: (target[i] / folded[i], -i))
-        folded[axis] *= factor
-        rest //= factor
-    return tuple(folded)

@@ -132,3 +132,17 @@ def _out_and_back(count: int) -> np.ndarray:
     """Returns 0, 2, 4, ..., 5, 3, 1."""
     numbers = np.arange(count)
     return np.concatenate([numbers[::2], numbers[1::2][::-1]])
+
+
+def folded(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Distributes the devices over the axes, each prime factor to the axis furthest below its declared size."""
+    sizes = [1] * len(shape)
+    rest, factor = devices, 2
+    while rest > 1:
+        while rest % factor:
+            factor += 1
+        target = [math.inf if size == -1 else size for size in shape]
+        axis = max(range(len(shape)), key=lambda i: (target[i] / sizes[i], -i))
+        sizes[axis] *= factor
+        rest //= factor
+    return tuple(sizes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
+from registry.phase import Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse(text: str) -> Any:
-    """Returns a Python literal, a `P(...)`, true/false/none, or otherwise the text itself.
+    """Returns a Python literal, a `P(...)`, a `Phase(...)`, true/false/none, or otherwise the text itself.
 
     >>> parse("2,4"), parse("1e-3"), parse("gelu_tanh")
     ((2, 4), 0.001, 'gelu_tanh')
@@ -45,12 +46,22 @@ def parse(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "P" and not tree.keywords:
-            return P(*[ast.literal_eval(argument) for argument in tree.args])
-        return ast.literal_eval(tree)
+        return _evaluated(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError):
         return text
+
+
+def _evaluated(tree: ast.expr) -> Any:
+    """Returns the value of a literal, of `P(...)` and `Phase(...)`, and of tuples of them; ValueError for others."""
+    if isinstance(tree, ast.Tuple | ast.List):
+        return tuple(map(_evaluated, tree.elts)) if isinstance(tree, ast.Tuple) else list(map(_evaluated, tree.elts))
+    if not isinstance(tree, ast.Call):
+        return ast.literal_eval(tree)
+    made = {"P": P, "Phase": Phase}.get(getattr(tree.func, "id", ""))
+    if made is None or (tree.keywords if made is P else tree.args):
+        raise ValueError("another call")
+    keywords = {keyword.arg: _evaluated(keyword.value) for keyword in tree.keywords if keyword.arg}
+    return made(*map(_evaluated, tree.args), **keywords)
 
 
 def show(value: Any) -> str:

@@ -49,7 +49,8 @@ class CompiledFunctions:
         task: Any = self._task
         if rate is not None:
             task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, learning_rate=rate))
-        return train_step(task, state, batch, seed, self._program.log_every)
+        program = self._program
+        return train_step(task, state, batch, seed, program.log_every, program.input.borders)
 
     def trace_step(self, batch: Batch, *others: Any) -> Any:
         """Returns the traced update `(state, batch, seed) -> state`, which donates the old state.

@@ -51,18 +51,19 @@ class Request:
 
         return start_of(self.flags, self.experiment)
 
-    def session(self, options: ModeOptions, *, has_checkpoint: bool = False) -> "Session":
+    def session(self, options: ModeOptions, *, checkpoint: str | None = None) -> "Session":
         """Returns the experiment on the devices, after all checks of its data and of the other processes.
 
         Args:
           options: those of the mode, whose class names the data that it reads.
-          has_checkpoint: whether the mode reads a checkpoint of the run folder.
+          checkpoint: last, best or a step, if the mode reads a checkpoint of the run folder. The session is that of the
+            phase that it ends in.
         Raises:
           UsageError: processes differ, the vocabulary has changed, or the checkpoint or data is missing.
         """
         from runners.processes.consistency import require_same_data_everywhere, require_same_run
         from runners.session import Session
-        from runners.training.checkpoints import require_checkpoints
+        from runners.training.checkpoints import require_checkpoints, session_of
         from runners.training.workdir import require_same_vocabulary
 
         folder = self.flags.workdir
@@ -70,12 +71,12 @@ class Request:
         require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
         session = Session(self.experiment, processes=self.processes)
         session.show_mesh()
-        if has_checkpoint:
+        if checkpoint is not None:
             require_checkpoints(folder)
         session.require_data(train=options.reads_train, splits=options.splits)
         inputs = session.shared_inputs(train=options.reads_train, splits=options.splits)
         require_same_data_everywhere(inputs, self.processes)
-        return session
+        return session if checkpoint is None else session_of(session, self.workdir, checkpoint)
 
     def open_workdir(self, session: "Session", **chosen: Any) -> "Place":
         """Returns the run folder, created if it does not exist (runners.training.workdir.open_workdir)."""

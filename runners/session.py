@@ -1,6 +1,8 @@
 """Sessions: an experiment on the available devices, with its mesh, programs and shardings."""
 
+import bisect
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +67,17 @@ class Session:
         self.functions = CompiledFunctions(self.task, self.train, self.seed, self.abstract)
         self.throughput = Throughput(self.task, self.mesh, self.abstract)
 
+    @functools.cached_property
+    def phases(self) -> tuple["Session", ...]:
+        """The sessions of the run's phases on the same devices, in order; itself alone if it has none."""
+        devices = list(self.mesh.devices.flat)
+        others = self.experiment.phases[1:] if self.experiment.phase == 0 else ()
+        return (self, *(Session(phase, devices, self.processes) for phase in others))
+
+    def of_update(self, step: int) -> "Session":
+        """Returns the session of the phase that has update `step`, counted from 1; the first one for 0."""
+        return self.phases[bisect.bisect_left(self.train.input.borders, step)]
+
     def require_data(self, *, train: bool, splits: Collection[str]) -> None:
         """Checks the data before they are read.
 
@@ -82,10 +95,12 @@ class Session:
                 raise UsageError(
                     f"train.input ends after {end} batches, before train.num_steps = {steps}. Lower train.num_steps."
                 )
-        for split in (split for split in splits if split in self.test.inputs):
-            self.test.inputs[split].require_data()
-            if self.test.inputs[split].num_batches() == 0:
-                raise UsageError(f"test.inputs.{split} has no batch. Give it more data or a smaller batch.")
+        for phase in self.phases:
+            inputs = {split: phase.test.inputs[split] for split in splits if split in phase.test.inputs}
+            for split, source in inputs.items():
+                source.require_data()
+                if source.num_batches() == 0:
+                    raise UsageError(f"test.inputs.{split} has no batch. Give it more data or a smaller batch.")
 
     def shared_inputs(self, *, train: bool, splits: Collection[str]) -> dict[str, Any]:
         """Returns the inputs that must be the same in all processes, by config path; arguments as in `require_data`.

@@ -1,9 +1,18 @@
 """Training and test programs: the data, number of updates and intervals that Train() and Test() configure."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tasks.inputs.indexed import IndexedInput
+
+
+def ends_window(step: Any, log_every: int, borders: Sequence[int]) -> Any:
+    """Returns whether metrics are summed up to update `step` (int or array): every so many updates, and at borders."""
+    ends = step % log_every == 0
+    for border in borders:
+        ends |= step == border
+    return ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,10 @@ class TrainProgram:
                 raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
         if self.step_timeout is not None and self.step_timeout <= 0:
             raise ValueError(f"step_timeout must be above 0 seconds (got {self.step_timeout:g}). Set none for no limit")
+
+    def ends_window(self, step: int) -> bool:
+        """Returns whether metrics are summed up to update `step`, and from zero after it."""
+        return bool(ends_window(step, self.log_every, self.input.borders))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The training update: gradient, optimizer and metrics in one pure function."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from layers.specs import P
 from tasks.batch import Batch
 from tasks.gradients import explicit_mesh, gradient_of
 from tasks.metrics import MetricSums
+from tasks.programs import ends_window
 from tasks.task import Task
 from tasks.weight_table import WeightTable
 from tasks.zero import placed_table
@@ -85,10 +87,12 @@ def state_specs(task: Task, table: WeightTable, abstract: TrainState, batch: Bat
     )
 
 
-def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log_every: int) -> TrainState:
+def train_step(
+    task: Task, state: TrainState, batch: Batch, seed: jax.Array, log_every: int, borders: Sequence[int] = ()
+) -> TrainState:
     """Returns the state after one update on `batch`. Random numbers depend only on `seed` and the step.
 
-    `state.sums` restarts from zero after every step that `log_every` divides.
+    `state.sums` restarts from zero after every step that `log_every` divides, and after those in `borders`.
     """
     first_step, carry = state.step, state.carry
     if carry is not None and batch.row_positions is not None:
@@ -122,7 +126,7 @@ def train_step(task: Task, state: TrainState, batch: Batch, seed: jax.Array, log
         carry = keep(carry, old_carry)
         skipped += jnp.where(finite, 0, 1)
     step = state.step + 1
-    fresh = state.step % log_every == 0
+    fresh = ends_window(state.step, log_every, borders)
     sums = jax.tree.map(lambda total, new: jnp.where(fresh, 0, total) + new, state.sums, metrics)
     bad_step = jnp.where((state.bad_step == 0) & ~finite, step, state.bad_step)
     return TrainState(step, variables, carry, optimizer, sums, bad_step, skipped)

@@ -12,7 +12,7 @@ from registry.resolve import resolve_recorded
 from runners.sampling.sample import check_room, prompt_ids, until_stop
 from runners.session import Session
 from runners.training import metrics_log
-from runners.training.checkpoints import Checkpoints
+from runners.training.checkpoints import Checkpoints, session_of
 from runners.training.workdir import recorded
 from tasks.decoding.generation import generate, pad_prompts
 from tasks.decoding.sampler import Sampler
@@ -35,7 +35,7 @@ class Run:
 
     @functools.cached_property
     def _session(self) -> Session:
-        return Session(self.view.experiment)
+        return session_of(Session(self.view.experiment), place(self.folder), self.checkpoint)
 
     @functools.cached_property
     def _state(self) -> Any:

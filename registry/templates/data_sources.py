@@ -103,6 +103,8 @@ class DataSources(Experiment):
             parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
             return fdl.Config(ChainedInput, sources=parts)
         config.split, config.shuffle, config.max_rows = split, False, max_rows
+        if config.first_row:
+            config.first_row = 0
         return config
 
     def token_source(self, kind: str, place: str | None) -> fdl.Config:

@@ -1,5 +1,6 @@
 """The template of language models: every choice of a part is a knob, and families are tables of knobs."""
 
+import dataclasses
 import math
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,14 +16,35 @@ from layers.positions.embeddings import LearnedPositions, ScaledSinusoidalPositi
 from layers.specs import axes_of, show_spec
 from layers.stack import Segments, Stack
 from layers.weights.initializers import Constant, Normal, Orthogonal
+from registry.experiment import Experiment
 from registry.templates import layer_patterns
 from registry.templates.feed_forward import FeedForwardKnobs
 from registry.templates.model import ADDED
 from registry.templates.parts import part_of
-from registry.templates.smoke import IfOn, smoke_knobs
+from registry.templates.phases import shortened
 from registry.values import Positive, PositiveFloat
 
 Residual = Literal["sequential", "parallel", "parallel_shared_norm", "post_norm", "sandwich_norm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class IfOn:
+    """A value that replaces the knob's, unless the knob is off (None, false or 0)."""
+
+    value: Any
+
+
+def smoke_knobs(cls: type[Experiment]) -> dict[str, Any]:
+    """Returns the knobs of the small variant: those in `smoke_table` of the class and its bases."""
+    table: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        table |= vars(base).get("smoke_table", {})
+    is_on = lambda name: getattr(cls, name) not in (None, False, 0)
+    return {
+        name: value.value if isinstance(value, IfOn) else value
+        for name, value in table.items()
+        if not isinstance(value, IfOn) or is_on(name)
+    }
 
 
 class DecoderLm(FeedForwardKnobs):
@@ -99,7 +121,8 @@ class DecoderLm(FeedForwardKnobs):
             knobs["DEVICE_MESH_SHAPE"] = tuple(2 if axis == stage else size for axis, size in mesh)
             num_layers = units = 2 * cls.PIPELINE_REPEATS
         small = small.derive(**knobs)
-        return small.derive(**layer_patterns.shortened(small, num_layers, units))
+        small = small.derive(**layer_patterns.shortened(small, num_layers, units))
+        return small.derive(PHASES=shortened(cls, small)) if cls.PHASES else small
 
     @classmethod
     def of_width(cls, width: int) -> type[Self]:

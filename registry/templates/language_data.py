@@ -5,7 +5,9 @@ from typing import Any, Literal, Self
 import fiddle as fdl
 
 from layers.errors import UsageError
+from registry.phase import Phase
 from registry.templates.data_sources import PAPER_DATA, Data, DataSources
+from registry.templates.phases import Phases
 from registry.values import Positive
 from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.masked import MaskedInput
@@ -18,7 +20,7 @@ from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, S
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 
 
-class LanguageData(DataSources):
+class LanguageData(Phases, DataSources):
     """The data knobs of the template: documents as tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Data
@@ -51,6 +53,7 @@ class LanguageData(DataSources):
 
     # Optimization
     NUM_STEPS: Positive = 1000  # number of updates
+    PHASES: tuple[Phase, ...] = ()  # parts of the run with learning rates and knobs of their own: see registry.phase
 
     # Computation
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
@@ -92,7 +95,7 @@ class LanguageData(DataSources):
     def Train(self) -> fdl.Config:
         return fdl.Config(
             TrainProgram,
-            input=self.in_tbptt_chunks(self.with_length_curriculum(self.train_input())),
+            input=self.run_input(),
             num_steps=self.NUM_STEPS,
             log_every=self.LOG_EVERY,
             eval_every=self.EVAL_EVERY,
@@ -111,6 +114,9 @@ class LanguageData(DataSources):
         """Returns the tasks that run with every evaluation."""
         amounts = {"limit": self.EVAL_LIMIT, "num_fewshot": self.EVAL_FEWSHOT}
         return fdl.Config(EvalTasks, names=self.EVAL_TASKS, path=self.EVAL_TASK_PATH, **amounts)
+
+    def phase_input(self) -> fdl.Config:
+        return self.in_tbptt_chunks(self.with_length_curriculum(self.train_input()))
 
     def in_tbptt_chunks(self, source: fdl.Config) -> fdl.Config:
         """Returns the input, in chunks if back-propagation is truncated (TBPTT, Williams and Peng 1990)."""
@@ -221,6 +227,8 @@ class LanguageData(DataSources):
     def test_input(self, split: str) -> fdl.Config:
         """Returns one pass over held-out data of the source of Train(), whatever overrides it has."""
         config = self.Train().input
+        if self.PHASES:
+            config = config.phases[self.phase]
         wrapped = self.TBPTT_LEN is not None or self.STAGED_STEPS is not None
         config = config.source if wrapped else config  # evaluation uses full rows
         return self.hold_out(config, split)

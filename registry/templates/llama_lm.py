@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from registry.templates.decoder import DecoderLm
-from registry.templates.smoke import IfOn
+from registry.templates.decoder import DecoderLm, IfOn
 
 
 class LlamaLm(DecoderLm):

@@ -1,6 +1,7 @@
 """The training part of the template: objective, optimizer and ZeRO."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers.muon import MuonScale
 from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod, used_methods
 from tasks.optimizers.precision import SlotDtype
-from tasks.optimizers.schedules import Schedule
+from tasks.optimizers.schedules import PhasedSchedule, Schedule, Segment
 from tasks.parametrization import Parametrization
 from tasks.zero import Zero
 
@@ -131,8 +132,7 @@ class LanguageTraining(LanguageData):
             method=self.OPTIMIZER,
             methods=tuple(self.OPTIMIZERS.items()),
             learning_rate=self.LEARNING_RATE,
-            schedule=fdl.Config(
-                Schedule,
+            schedule=self.in_segments(
                 kind=self.SCHEDULE,
                 warmup_steps=self.WARMUP_STEPS,
                 decay_steps=decay_steps,
@@ -159,6 +159,30 @@ class LanguageTraining(LanguageData):
             decay_roles=self.DECAY_ROLES,
             no_decay=self.NO_DECAY,
         )
+
+    def in_segments(self, **fields: Any) -> fdl.Config:
+        """Returns the config of a schedule with these fields, continued by the schedules that phases state."""
+        starts = list(itertools.accumulate(self.steps_of_phases, initial=0))
+        segments = []
+        for number, phase in enumerate(self.PHASES):
+            if phase.schedule is None and segments:
+                raise UsageError(
+                    f"PHASES[{number}] has no schedule, but PHASES[{number - 1}] has one. Set schedule='constant' to "
+                    f"keep its last learning rate."
+                )
+            if phase.schedule is None:
+                continue
+            end = self.END_FACTOR if phase.end_factor is None else phase.end_factor
+            ends = {} if phase.schedule == "constant" else {"end_factor": end}
+            span = {"first": starts[number], "steps": starts[number + 1] - starts[number]}
+            segments.append(fdl.Config(Segment, **span, kind=phase.schedule, **ends))
+        if not segments:
+            return fdl.Config(Schedule, **fields)
+        if self.SCHEDULE_FREE:
+            raise UsageError(
+                f"SCHEDULE_FREE replaces a falling learning rate (got schedules of PHASES = {self.PHASES}). Remove them."
+            )
+        return fdl.Config(PhasedSchedule, **fields, segments=tuple(segments))
 
     def muon(self) -> dict[str, Any]:
         """Returns the fields of the optimizer that Muon reads."""

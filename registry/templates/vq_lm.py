@@ -3,8 +3,7 @@
 from typing import Any, ClassVar
 
 from layers.specs import P, Specs
-from registry.templates.decoder import DecoderLm
-from registry.templates.smoke import IfOn
+from registry.templates.decoder import DecoderLm, IfOn
 
 
 class VQLm(DecoderLm):

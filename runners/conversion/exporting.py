@@ -21,13 +21,14 @@ def run(options: argparse.Namespace) -> int:
     from runners.conversion.name_maps import name_map
     from runners.conversion.renaming import Layout, name_of
     from runners.session import Session
-    from runners.training.checkpoints import require_checkpoints
+    from runners.training.checkpoints import require_checkpoints, session_of
     from runners.training.workdir import recorded
+    from tasks.storage.files import place
 
     require_checkpoints(options.workdir)
     experiment = resolve_recorded(recorded(options.workdir), options.set, imports=options.imports)
     check_module_flags(options)
-    session = Session(experiment)
+    session = session_of(Session(experiment), place(options.workdir), options.checkpoint or "last")
     table = session.task.weight_table()
     family = None if is_file(options) else _family(options, session)
     names = name_map(options.format if family is None else family.model_type, [name_of(row) for row in table])

@@ -42,7 +42,7 @@ def run(request: Request, options: Options) -> int:
     tasks = chosen_tasks(request.experiment, options)
     if options.batch_tokens is not None and options.batch_tokens < 1:
         raise UsageError(f"--batch_tokens must be at least 1 (got {options.batch_tokens}).")
-    session = request.session(options, has_checkpoint=True)
+    session = request.session(options, checkpoint=options.checkpoint)
     folder = request.open_workdir(session, record=False)
     more = {"batch_tokens": options.batch_tokens, "log_samples": options.log_samples}
     return evaluate_tasks(session, folder, tasks, options.checkpoint, **more)

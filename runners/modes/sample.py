@@ -42,10 +42,10 @@ def run(request: Request, options: Options) -> int:
     from runners.session import Session
     from tasks.decoding.sampler import Sampler
 
-    session = request.session(options, has_checkpoint=True)
+    session = request.session(options, checkpoint=options.checkpoint)
     workdir = request.open_workdir(session, record=False)
     if options.window is not None:
-        session = Session(windowed(request.experiment, options.window), processes=request.processes)
+        session = Session(windowed(session.experiment, options.window), processes=request.processes)
     rules = ("temperature", "repetition_penalty", "top_k", "top_p", "typical_p", "eta")
     rows = len(options.prompt or [""]) * options.num_samples
     chosen = SampleOptions(

@@ -28,7 +28,7 @@ class Options(ModeOptions):
 def run(request: Request, options: Options) -> int:
     """Trains in the run folder; returns the exit code."""
     from runners.training.train import TrainOptions, train
-    from runners.training.warm_start import check_warm_start
+    from runners.training.origins.warm_start import check_warm_start
     from runners.training.workdir import sole_use
 
     session, flags = request.session(options), request.flags

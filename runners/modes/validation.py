@@ -21,6 +21,6 @@ def run(request: Request, options: Options) -> int:
     """Prints the metrics of the split; returns the exit code."""
     from runners.training.evaluate_checkpoint import evaluate_checkpoint
 
-    session = request.session(options, has_checkpoint=True)
+    session = request.session(options, checkpoint=options.checkpoint)
     folder = request.open_workdir(session, record=False)
     return evaluate_checkpoint(session, folder, options.splits[0], options.checkpoint)

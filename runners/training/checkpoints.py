@@ -15,6 +15,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from layers.errors import UsageError, VortaroError, first_line
 from registry.runs.folders import CHECKPOINTS as FOLDER
 from runners.processes.coordination import ProcessGroup, lost_contact
+from runners.session import Session
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
@@ -267,6 +268,17 @@ class Checkpoints:
                 f"A checkpoint cannot be written to '{self._workdir}' ({_system_error(error)}). Earlier checkpoints "
                 f"are intact. Run the same command again to resume from the last of them."
             ) from error
+
+
+def session_of(session: Session, workdir: Place, which: str) -> Session:
+    """Returns the session of the phase that a checkpoint ends in: "last", "best" or a step.
+
+    Raises:
+      UsageError: the run has phases, and no such checkpoint.
+    """
+    if len(session.phases) == 1:
+        return session
+    return session.of_update(Checkpoints(workdir, read_only=True, processes=session.processes).find(which))
 
 
 def require_checkpoints(workdir: str) -> None:

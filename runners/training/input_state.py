@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 def require_same_data(state: State | None, source: IndexedInput) -> None:
     """Raises a UsageError if a checkpoint's input read other data than `source` does now."""
-    before, now = (state or {}).get("data"), source.fingerprint
+    before, now = (state or {}).get("data"), source.fingerprint_of(int((state or {}).get("next_batch", 0)))
     if before is not None and now != before:
         raise UsageError(
             f"The training data have changed since the checkpoint (then {before}, now {now}). Training may repeat rows "

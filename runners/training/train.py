@@ -14,17 +14,16 @@ from jax.experimental import multihost_utils
 
 from layers.attention.implementations import description, recorded
 from layers.errors import UsageError, VortaroError
-from registry.experiment import owner
 from registry.records.record import load
 from registry.runs.metrics import EVALS
 from registry.runs.state import FINISHED
-from registry.values import show
 from runners.compiled_functions import Updates
 from runners.evals import tables
 from runners.evals.suite import TaskSuite
 from runners.processes.watchdog import Watchdog
 from runners.session import Session
 from runners.training import report
+from runners.training.announcement import announce
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
@@ -32,7 +31,7 @@ from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, already_finished, clock, summary
-from runners.training.warm_start import Origin, begin
+from runners.training.origins.warm_start import Origin, begin
 from tasks.batch import Batch
 from tasks.metrics import TokenCount, language_scalars
 from tasks.storage.files import Place
@@ -85,7 +84,8 @@ class _Run:
 
     def __init__(self, session: Session, workdir: Place, options: TrainOptions, watchdog: Watchdog):
         self.began = time.perf_counter()
-        self.session, self.workdir, self.program = session, workdir, session.train
+        self.session, self.complete = session, session  # that of the current phase, and that of the complete run
+        self.workdir, self.program = workdir, session.train
         self.processes, self.watchdog = session.processes, watchdog
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at must be 1 to {self.program.num_steps} (got {options.profile_at}).")
@@ -120,7 +120,6 @@ class _Run:
         self.trace = TraceWindow(workdir, options.profile_at if self.processes.primary else None, options.profile_steps)
         self.signal: int | None = None
         self.interrupted = False  # by Ctrl-C; a second one exits this process immediately
-        self.updates = Updates(session.functions)
         self.shapes = collections.Counter[tuple[int, int]]()  # batch shapes in the current window of metrics
         self.pending: tuple[int, Any, Any] | None = None  # step, shapes and metrics of a window, still on the device
         self.under_way = collections.deque[jax.Array]()  # step numbers of updates that may not have ended
@@ -128,14 +127,21 @@ class _Run:
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
         self.report_written = self.began
+        self.evaluated = -1  # step at which the tasks of the suite were run last
+
+        self._enter(self.complete.of_update(min(self.start + 1, self.program.num_steps)))
+
+    def _enter(self, session: Session) -> None:
+        """Continues with the programs of the session of a phase."""
+        self.session, self.program = session, session.train
+        self.updates = Updates(session.functions)
         evals = session.test.evals
         self.suite = None if evals is None else TaskSuite(session, evals, report=self.progress.print)
-        self.evaluated = -1  # step at which the tasks of the suite were run last
 
     def _tokens_so_far(self) -> TokenCount:
         """Returns the token count of the window of metrics in which training starts."""
         on_device = int(self.state.sums.tokens)
-        starts = self.start % self.program.log_every == 0  # the next update resets the device's count
+        starts = self.start == 0 or self.program.ends_window(self.start)  # the next update resets the device's count
         # Checkpoints of earlier versions have only the device's count.
         total = self.extra.pop("window_tokens", 0 if starts else on_device % 2**32)
         return TokenCount(total, 0 if starts else on_device)
@@ -146,7 +152,7 @@ class _Run:
         handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             with self.progress:
-                self._announce()
+                announce(self.session, self.start, self.workdir, self.origin, self.progress.print)
                 self._loop()
             return self._finish()
         finally:
@@ -174,23 +180,8 @@ class _Run:
             self.signal = signal.SIGINT if self.interrupted else signal.SIGTERM
         return self.signal is not None
 
-    def _announce(self) -> None:
-        table = self.session.task.weight_table()
-        mesh = " ".join(f"{axis}={size}" for axis, size in self.session.mesh_shape.items())
-        device = jax.devices()[0].device_kind
-        self.progress.print(f"{self.session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({device})")
-        if self.session.experiment.smoke:
-            cls = type(self.session.experiment)
-            small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
-            self.progress.print(f"Set by --smoke: {' '.join(small)}")
-        self.progress.print(f"Data: {self.program.input.describe()}")
-        if self.start:
-            self.progress.print(f"Resumed at step {self.start} from {self.workdir}")
-        if self.origin is not None:
-            self.progress.print(self.origin.sentence)
-
     def _loop(self) -> None:
-        batches = self.session.host_batches.iterate(self.program.input, own(self.extra["input"]))
+        batches = self.complete.host_batches.iterate(self.complete.train.input, own(self.extra["input"]))
         if self.start >= self.program.num_steps:
             return
         batch, position = next(batches)
@@ -198,6 +189,9 @@ class _Run:
         seed = self.session.seed
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         for step in range(self.start + 1, self.program.num_steps + 1):
+            if (phase := self.complete.of_update(step)) is not self.session:
+                self._report()  # with the programs of the phase that has ended
+                self._enter(phase)
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
@@ -210,11 +204,12 @@ class _Run:
             self.unread += batch.inputs.size
             if self.unread >= READ_TOKENS:
                 self._read_tokens()
-            if step % self.program.log_every == 0 or step == self.program.num_steps:
+            if self.program.ends_window(step) or step == self.program.num_steps:
                 self._ask(step)
-            if self.program.eval_every and step % self.program.eval_every == 0:
+            is_border = step in self.program.input.borders
+            if is_border or (self.program.eval_every and step % self.program.eval_every == 0):
                 self._beside(self._evaluate, step)
-            if step % self.program.save_every == 0 and step < self.program.num_steps:
+            if is_border or (step % self.program.save_every == 0 and step < self.program.num_steps):
                 self._beside(self._save, step)
             if self._asked_to_stop(step):
                 self._report()
@@ -242,8 +237,11 @@ class _Run:
         self.session.throughput.mfu({batch.inputs.shape: 1}, 1.0)
         self._flops_with(collections.Counter([batch.inputs.shape]))
         seconds = time.perf_counter() - began
-        if self.program.input.short_batches:
-            length = batch.inputs.shape[1]
+        rows, length = batch.inputs.shape
+        if self.complete.phases[1:]:
+            phase = f"Phase {self.session.experiment.phase} from step {step}: {rows} rows of {length} positions"
+            self.progress.print(f"{phase} (compiled in {seconds:.1f} s)")
+        elif self.program.input.short_batches:
             self.progress.print(f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)")
         else:
             found = self.session.describe(description(decisions))
@@ -292,7 +290,7 @@ class _Run:
         self.extra["flops"] = self._flops_with(shapes)
         if self.extra["flops"] is not None:
             scalars["flops"] = self.extra["flops"]
-        if self.program.input.short_batches:
+        if self.program.input.short_batches or self.program.input.borders:
             scalars["sequence_length"] = list(shapes)[-1][1]
         if self.session.task.non_finite == "skip":
             scalars["skipped_updates"] = skipped.item()
@@ -344,7 +342,7 @@ class _Run:
         self._stop_if_bad(self.state.bad_step.item())
         self.log.flush()  # a run that resumes here needs all lines up to here
         is_finished = step == self.program.num_steps and self.signal is None
-        state, is_reported = self.state, is_finished or step % self.program.log_every == 0
+        state, is_reported = self.state, is_finished or self.program.ends_window(step)
         if is_reported:  # a run that resumes with another LOG_EVERY must not count them again
             state = state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
         else:

@@ -83,6 +83,16 @@ class IndexedInput(abc.ABC):
         """A string that changes when the data change under the same names; None if data are synthetic or unknown."""
         return None
 
+    def fingerprint_of(self, batches: int) -> str | None:
+        """Returns the fingerprint of the data that the first `batches` batches are read from."""
+        del batches
+        return self.fingerprint
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Numbers of batches after which another phase of the run begins, ascending; empty without phases."""
+        return ()
+
     @property
     def byte_counts(self) -> "ByteCounts | None":
         """Bytes of the split; None if the vocabulary counts them exactly, or if they are unknown."""
@@ -114,8 +124,8 @@ class IndexedInput(abc.ABC):
         """Checks before the first batch that there is enough data to read; raises a UsageError otherwise."""
         return
 
-    def snapshot(self, shard: Shard) -> dict[str, Any]:
-        """Returns JSON-serializable state that speeds up resuming at the next batch; empty if none is needed."""
+    def snapshot(self, shard: Shard, next_batch: int) -> dict[str, Any]:
+        """Returns JSON-serializable state that speeds up resuming at `next_batch`; empty if none is needed."""
         return {}
 
     def resume(self, state: dict[str, Any], shard: Shard) -> None:
@@ -158,8 +168,8 @@ class WrappedInput(IndexedInput):
     def texts(self) -> Iterator[str]:
         return self.source.texts()
 
-    def snapshot(self, shard: Shard) -> dict[str, Any]:
-        return self.source.snapshot(shard)
+    def snapshot(self, shard: Shard, next_batch: int) -> dict[str, Any]:
+        return self.source.snapshot(shard, next_batch)
 
     def resume(self, state: dict[str, Any], shard: Shard) -> None:
         self.source.resume(state, shard)
@@ -212,9 +222,9 @@ class InputIterator(Iterator[Batch]):
 
         Without a snapshot if there are several shards: inputs that need one are then read from the start.
         """
-        data = self._source.fingerprint
+        data = self._source.fingerprint_of(self._next)
         known = {} if data is None else {"data": data}
-        snapshot = self._source.snapshot(self._shards[0]) if len(self._shards) == 1 else {}
+        snapshot = self._source.snapshot(self._shards[0], self._next) if len(self._shards) == 1 else {}
         return {"next_batch": self._next, **known, **snapshot}
 
     def restore(self, state: dict[str, Any]) -> None:

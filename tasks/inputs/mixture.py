@@ -51,11 +51,7 @@ class MixtureInput(RowInput):
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """Rows of each source in every thousand: int (sources,)."""
-        exact = np.asarray(self.weights) / sum(self.weights) * PERIOD
-        shares = np.floor(exact).astype(int)
-        for index in np.argsort(shares - exact, kind="stable")[: PERIOD - shares.sum()]:
-            shares[index] += 1
-        return shares
+        return _shares(self.weights)
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns the index of the source of row `number`, and the row's number in that source."""
@@ -105,6 +101,22 @@ class MixtureInput(RowInput):
     @property
     def fingerprint(self) -> str | None:
         return _joined(self.sources)
+
+
+def rows_of_each(weights: Sequence[float], seed: int, rows: int) -> list[int]:
+    """Returns how many of the first `rows` rows of a MixtureInput are of each source."""
+    shares = _shares(weights)
+    periods, rest = divmod(rows, PERIOD)
+    begun = _order(seed, periods, tuple(shares.tolist()))[:rest]
+    return (periods * shares + np.bincount(begun, minlength=len(shares))).tolist()
+
+
+def _shares(weights: Sequence[float]) -> np.ndarray:
+    exact = np.asarray(weights) / sum(weights) * PERIOD
+    shares = np.floor(exact).astype(int)
+    for index in np.argsort(shares - exact, kind="stable")[: PERIOD - shares.sum()]:
+        shares[index] += 1
+    return shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

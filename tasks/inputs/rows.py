@@ -38,6 +38,12 @@ class TokensInput(RowInput):
     shuffle: bool = True
     seed: int = 0
     max_rows: int | None = None  # without shuffling: number of rows, evenly spaced over the split; None is all
+    first_row: int = 0  # with shuffling: number of the row that row 0 is; an earlier phase has read those before
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.first_row < 0 or (self.first_row and not self.shuffle):
+            raise ValueError(f"first_row must be at least 0, and 0 without shuffling (got {self.first_row})")
 
     @functools.cached_property
     def tokens(self) -> Tokens:
@@ -102,7 +108,7 @@ class TokensInput(RowInput):
     def row(self, number: int) -> Batch:
         offset, length = 0, self.seq_len
         if self.shuffle:
-            epoch, place = divmod(number, self._whole_rows)
+            epoch, place = divmod(self.first_row + number, self._whole_rows)
             if self.rows == "cut":
                 offset, order = _windows(self.seed, epoch, min(length, len(self.tokens) - length), self._whole_rows)
                 chosen = shuffled(place, self._whole_rows, self.seed, epoch) if order is None else int(order[place])

@@ -45,3 +45,41 @@ class Schedule:
         done = jnp.clip((t - self.warmup_steps) / (end - self.warmup_steps), 0.0, 1.0)
         left = 1 - done if self.kind == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
         return rise * (self.end_factor + (1 - self.end_factor) * left)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of a schedule, from the factor at its first update to `end_factor`.
+
+    With x the fraction of its updates that are completed, (t - first) / steps, the factor has completed of its way:
+    "linear" x; "cosine" (1 - cos(pi x)) / 2; "sqrt" sqrt(x) (Haegele et al. 2024, "1-sqrt"). "constant" does not move.
+    """
+
+    first: int  # its first update, counted from 0
+    steps: int  # number of updates
+    kind: Literal["constant", "linear", "cosine", "sqrt"]
+    end_factor: float = 0.0  # without effect if constant
+
+    def factor(self, t: jax.Array, start: jax.Array) -> jax.Array:
+        """Returns the factor at update `t`, from `start` at the first one; the last value after the last update."""
+        if self.kind == "constant":
+            return jnp.broadcast_to(start, t.shape)
+        x = jnp.clip((t - self.first) / self.steps, 0.0, 1.0)
+        way = {"linear": lambda: x, "cosine": lambda: 0.5 * (1 - jnp.cos(jnp.pi * x)), "sqrt": lambda: jnp.sqrt(x)}
+        return start + (self.end_factor - start) * way[self.kind]()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhasedSchedule(Schedule):
+    """A schedule that segments continue from the first update of the first of them on."""
+
+    segments: tuple[Segment, ...]  # in order, each from the end of the one before
+
+    def __call__(self, step: jax.Array | int) -> jax.Array:
+        t = jnp.asarray(step, jnp.float32)
+        factor = super().__call__(t)
+        held = super().__call__(self.segments[0].first)
+        for segment in self.segments:
+            factor = jnp.where(t >= segment.first, segment.factor(t, held), factor)
+            held = held if segment.kind == "constant" else jnp.float32(segment.end_factor)
+        return factor

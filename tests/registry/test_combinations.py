@@ -10,7 +10,7 @@ from layers.errors import VortaroError
 from layers.specs import P
 from registry.experiment import Experiment
 from registry.records.snapshot import flat_config
-from registry.stated_knobs import reads_of
+from registry.knobs.stated import reads_of
 from runners.compiled_functions import Updates
 from runners.session import Session
 from runners.training.checkpoints import Checkpoints

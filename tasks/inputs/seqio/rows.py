@@ -169,7 +169,8 @@ class SeqioInput(IndexedInput):
         fields = repr(sorted(dataclasses.asdict(self).items())) + repr(shard)
         return hashlib.sha256(fields.encode()).hexdigest()[:16]
 
-    def snapshot(self, shard: Shard) -> dict[str, Any]:
+    def snapshot(self, shard: Shard, next_batch: int) -> dict[str, Any]:
+        del next_batch  # the cursor knows it
         cursor = self._cursors.get(shard if self.num_epochs is None else Shard())
         snapshot = None if cursor is None else cursor.snapshot()
         return {"snapshot": None if snapshot is None else snapshot | {"of": self._fingerprint(shard)}}

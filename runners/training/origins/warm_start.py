@@ -15,7 +15,7 @@ from registry.values import is_per_layer, parse
 from runners.session import Session
 from runners.stacked_arrays import StackedArrays
 from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints, shapes_by_path
-from runners.training.growth import Growth
+from runners.training.origins.growth import Growth
 from runners.training.history import parent_run
 from runners.training.workdir import vocabulary_record
 from tasks.batch import empty_batch

@@ -3,11 +3,12 @@
 import pytest
 
 from layers.errors import UsageError
-from registry import index, unread_knobs
+from registry import index
+from registry.knobs import unread
 from registry.checks import check
 from registry.experiment import knob_types
 from registry.resolve import resolve
-from registry.unread_knobs import require_effect
+from registry.knobs.unread import require_effect
 from tests.conftest import ROOT
 from tests.support.references.models import Small
 
@@ -53,7 +54,7 @@ def test_a_knob_that_nothing_reads_is_refused():
     with pytest.raises(UsageError) as caught:
         check(Typo())
     text = str(caught.value)
-    assert "NUM_LAYRES of tests.registry.test_unread_knobs.Typo has no effect (Typo, tests/registry/" in text
+    assert "NUM_LAYRES of tests.registry.knobs.test_unread.Typo has no effect (Typo, tests/registry/" in text
     assert "nothing reads it. Did you mean 'NUM_LAYERS'" in text
 
     class Later(Typo):
@@ -105,4 +106,4 @@ def test_our_own_knobs_are_read():
     ours = {name: type(resolve(name)) for name in index.entries()}
     knobs = {knob for cls in ours.values() for knob in knob_types(cls)}
     files = [file for folder in ("registry", "runners") for file in (ROOT / folder).rglob("*.py")]
-    assert knobs == set().union(*(unread_knobs._read_in(file, knobs) for file in files))
+    assert knobs == set().union(*(unread._read_in(file, knobs) for file in files))

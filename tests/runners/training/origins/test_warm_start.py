@@ -20,8 +20,8 @@ from runners.stacked_arrays import StackedArrays
 from runners.training import warm_start
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate
-from runners.training.growth import Growth, sources
-from runners.training.warm_start import begin, check_warm_start
+from runners.training.origins.growth import Growth, sources
+from runners.training.origins.warm_start import begin, check_warm_start
 from tests.support.references.models import same
 
 SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]

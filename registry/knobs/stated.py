@@ -53,7 +53,8 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
     derived = cls.__mro__[: cls.__mro__.index(entry)]
     recorded = [place for place, base in enumerate(derived) if "is_recorded" in vars(base)]
     derived = derived[: recorded[0]] if recorded else derived  # an earlier version may have accepted what a run states
-    by_flag = {name for base in derived if vars(base).get("set_by") == "--set" for name in vars(base)}
+    flags = ("--set", "PHASES[")
+    by_flag = {name for base in derived if vars(base).get("set_by", "").startswith(flags) for name in vars(base)}
     mixins = [base for base in entry.__bases__ if not issubclass(base, Experiment)]
     by_entry = {name for base in (entry, *mixins) for name in vars(base)} - set(inspect.get_annotations(entry))
     by_entry = set() if entry.__module__.startswith(TEMPLATES) else by_entry  # of a family: for its entries
@@ -63,7 +64,7 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
         unread = stated - reads if complete else set()
         for knob in sorted(unread - _read_elsewhere() if unread else ()):
             setter = owner(of, knob)
-            place = setter if setter == "--set" else where_set(next(b for b in of.__mro__ if knob in vars(b)), knob)
+            place = setter if setter.startswith(flags) else where_set(next(b for b in of.__mro__ if knob in vars(b)), knob)
             raise UsageError(f"{knob} = {show(getattr(of, knob))} has no effect{_reason(of, knob)} (set by {place}).")
 
 

@@ -1,0 +1,1 @@
+"""Knobs of an experiment that have no effect."""

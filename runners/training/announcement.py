@@ -1,0 +1,35 @@
+"""What a run prints before its first update: the model, the devices, the data and the origin of its weights."""
+
+from collections.abc import Callable
+
+import jax
+
+from registry.experiment import owner
+from registry.values import show
+from runners.session import Session
+from runners.training.origins.warm_start import Origin
+from tasks.storage.files import Place
+
+
+def announce(session: Session, start: int, workdir: Place, origin: Origin | None, line: Callable[[str], None]) -> None:
+    """Prints the experiment on its devices, the knobs that --smoke has set, the data, and where training begins.
+
+    Args:
+      session: the session of the run, or of the phase in which it begins.
+      start: number of updates done before.
+      workdir: the run folder.
+      origin: of weights taken from another run, if any.
+      line: prints a line.
+    """
+    table = session.task.weight_table()
+    mesh = " ".join(f"{axis}={size}" for axis, size in session.mesh_shape.items())
+    line(f"{session.name}: {sum(row.size for row in table):,} parameters on {mesh} ({jax.devices()[0].device_kind})")
+    if session.experiment.smoke:
+        cls = type(session.experiment)
+        small = [f"{name}={show(value)}" for name, value in cls.knobs().items() if owner(cls, name) == "Smoke()"]
+        line(f"Set by --smoke: {' '.join(small)}")
+    line(f"Data: {session.train.input.describe()}")
+    if origin is not None:
+        line(origin.sentence)
+    elif start:
+        line(f"Resumed at step {start} from {workdir}")
