@@ -15,8 +15,8 @@ from layers.stack import stacks_of
 from registry.build import build, config_of
 from registry.config_paths import walk
 from registry.experiment import Experiment, cls_key, stated_rows
-from registry.overrides import METHODS
 from registry.knobs.unread import require_effect
+from registry.overrides import METHODS
 from registry.user_code import building
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of

@@ -35,15 +35,31 @@ class TrainProgram:
     save_every: int = 500  # steps between two checkpoints; one is saved at the end in any case
     keep_last: int = 2  # checkpoints kept for resuming
     keep_best: int = 1  # further checkpoints kept, those of lowest validation loss
+    keep_every: int | None = None  # steps between two checkpoints that are saved and kept for good; None: none
+    save_minutes: float | None = None  # minutes after a checkpoint until a temporary one is saved; None: none
     warm_start: WarmStart | None = None  # None starts from initial weights
     step_timeout: float | None = 1800.0  # seconds after which a hung update ends the run; None never
 
     def __post_init__(self):
-        for name in ("num_steps", "log_every", "save_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
+        for name in ("num_steps", "log_every", "save_every", "keep_last", "keep_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 (got {value})")
+        if self.save_minutes is not None and not self.save_minutes > 0:
+            raise ValueError(f"save_minutes must be above 0 (got {self.save_minutes:g}). Set none for none")
         if self.step_timeout is not None and self.step_timeout <= 0:
             raise ValueError(f"step_timeout must be above 0 seconds (got {self.step_timeout:g}). Set none for no limit")
+
+    def evaluates_at(self, step: int) -> bool:
+        """Returns whether the validation split is evaluated after a step: every `eval_every`, and at ends of phases."""
+        return step in self.input.borders or (bool(self.eval_every) and step % (self.eval_every or 1) == 0)
+
+    def is_milestone(self, step: int) -> bool:
+        """Returns whether the checkpoint of a step is kept for good: at the end of a phase, and every `keep_every`."""
+        return step in self.input.borders or (self.keep_every is not None and step % self.keep_every == 0)
+
+    def is_temporary(self, step: int) -> bool:
+        """Returns whether the checkpoint of a step is there only until the next one."""
+        return not (step % self.save_every == 0 or step == self.num_steps or self.is_milestone(step))
 
     def ends_window(self, step: int) -> bool:
         """Returns whether metrics are summed up to update `step`, and from zero after it."""

@@ -64,7 +64,9 @@ def require_stated_knobs_act(experiment: Experiment) -> None:
         unread = stated - reads if complete else set()
         for knob in sorted(unread - _read_elsewhere() if unread else ()):
             setter = owner(of, knob)
-            place = setter if setter.startswith(flags) else where_set(next(b for b in of.__mro__ if knob in vars(b)), knob)
+            place = (
+                setter if setter.startswith(flags) else where_set(next(b for b in of.__mro__ if knob in vars(b)), knob)
+            )
             raise UsageError(f"{knob} = {show(getattr(of, knob))} has no effect{_reason(of, knob)} (set by {place}).")
 
 

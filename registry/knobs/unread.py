@@ -13,8 +13,8 @@ from layers.errors import UsageError, did_you_mean, file_line
 from layers.roots import FOLDER, is_ours
 from registry.experiment import Experiment, cls_key, is_written, knob_types
 from registry.explain import where_set
-from registry.overrides import METHODS
 from registry.knobs.stated import recorder_of, require_stated_knobs_act
+from registry.overrides import METHODS
 from registry.user_code import package_files
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from registry.records.phase_cells import sentence
 from registry.records.record import Snapshot, made_by
 
 Difference = dict[str, Any]
@@ -21,6 +22,7 @@ def diff(a: Snapshot, b: Snapshot, plans: Sequence[Mapping[str, Any]] | None = N
         "b": _title(b),
         "knobs": _knobs(a["knobs"], b["knobs"]),
         "config": _config(a["config"], b["config"]),
+        "phases": _phases(a.get("phases", []), b.get("phases", [])),
         "weights": _weights(a, b),
         "totals": {
             key: {"a": a["totals"][key], "b": b["totals"][key]}
@@ -41,7 +43,7 @@ def _code(a: Snapshot, b: Snapshot) -> Difference:
 
 def is_equal(difference: Difference) -> bool:
     """Returns whether nothing differs."""
-    return not any(difference[key] for key in ("knobs", "config", "weights", "totals", "mesh", "plan"))
+    return not any(difference[key] for key in ("knobs", "config", "phases", "weights", "totals", "mesh", "plan"))
 
 
 def _title(side: Snapshot) -> str:
@@ -87,6 +89,12 @@ def _knobs(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
 
 def _config(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
     return [{"path": path, "a": left, "b": right} for path, (left, right) in differing_config([a, b]).items()]
+
+
+def _phases(a: list[Any], b: list[Any]) -> list[Difference]:
+    sides = [(number, sentence(number, a), sentence(number, b)) for number in range(max(len(a), len(b)))]
+    same = lambda number: a[number : number + 1] == b[number : number + 1]
+    return [{"phase": number, "a": one, "b": two} for number, one, two in sides if not same(number)]
 
 
 def _weights(a: Snapshot, b: Snapshot) -> list[Difference]:

@@ -16,6 +16,7 @@ from registry.build import build, config_of, from_json
 from registry.config_paths import field_text, is_row, walk
 from registry.experiment import Experiment, cls_key, owner
 from registry.overrides import METHODS
+from registry.records.phases import phase_records
 from registry.records.record import Snapshot
 from registry.user_code import building
 from registry.values import show
@@ -27,12 +28,15 @@ def snapshot(experiment: Experiment, mesh: Mapping[str, int] | None = None) -> S
     """Returns the resolved experiment as plain data; `mesh` for the available devices, by default as declared."""
     cls = type(experiment)
     knobs = {name: {"value": show(value), "owner": owner(cls, name)} for name, value in cls.knobs().items()}
+    config = flat_config(experiment)
+    phases = phase_records(experiment, config, [flat_config(phase) for phase in experiment.phases[1:]])
     return {
         "experiment": cls_key(cls),
         "smoke": experiment.smoke,
         "overrides": list(experiment.overrides),
         "knobs": knobs,
-        "config": flat_config(experiment),
+        "config": config,
+        **({"phases": phases} if phases else {}),
         **{key: value for key, value in weight_summary(experiment, mesh).items() if key != "experiment"},
     }
 
@@ -182,6 +186,6 @@ def rebuilt(stored: Snapshot) -> Snapshot:
       UsageError: they cannot be read or built.
     """
     configs = stored_configs(stored)
-    decided = {key: stored[key] for key in ("experiment", "smoke", "overrides", "knobs")}
+    decided = {key: stored[key] for key in ("experiment", "smoke", "overrides", "knobs", "phases") if key in stored}
     weights = _weight_summary(stored["experiment"], *_placed_task(configs["task"], stored["mesh"]), stored["mesh"])
     return {**decided, "config": _flat_configs(configs), **weights}

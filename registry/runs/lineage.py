@@ -79,6 +79,8 @@ def _file(parent: Mapping[str, Any]) -> Ancestor:
 
 def _by(child: Run, source: Run | None, parent: Mapping[str, Any]) -> str:
     """Returns how a run took the weights of another one."""
+    if parent.get("branch"):
+        return "branch"
     what = "warm start with its optimizer" if parent.get("optimizer") else "warm start"
     if source is None:
         return what

@@ -49,6 +49,7 @@ def _record(experiment: Experiment) -> Record:
         "mixer": kinds(getattr(cls, "MIXER", ())),
         "feed_forward": kinds(getattr(cls, "FFN", ())),
         "config": data["config"],
+        "phases": data.get("phases", []),
         "mesh": data["mesh"],
         "weights": [{**row, "cut": [list(axes_of(entry)) for entry in parse(row["spec"])]} for row in data["weights"]],
         "totals": data["totals"],

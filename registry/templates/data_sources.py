@@ -103,7 +103,7 @@ class DataSources(Experiment):
             parts = tuple(self.held_out(source, split, max_rows) for source in config.sources)
             return fdl.Config(ChainedInput, sources=parts)
         config.split, config.shuffle, config.max_rows = split, False, max_rows
-        if config.first_row:
+        if getattr(config, "first_row", 0):  # of a later phase
             config.first_row = 0
         return config
 

@@ -8,7 +8,7 @@ from layers.errors import UsageError
 from registry.phase import Phase
 from registry.templates.data_sources import PAPER_DATA, Data, DataSources
 from registry.templates.phases import Phases
-from registry.values import Positive
+from registry.values import Positive, PositiveFloat
 from tasks.inputs.length_curriculum import LengthCurriculumInput
 from tasks.inputs.masked import MaskedInput
 from tasks.inputs.seqio.rows import SeqioInput
@@ -59,6 +59,10 @@ class LanguageData(Phases, DataSources):
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
+    KEEP_EVERY: Positive | None = (
+        None  # updates between two checkpoints that are kept for good; None keeps the last ones
+    )
+    SAVE_MINUTES: PositiveFloat | None = None  # minutes until a temporary checkpoint, which the next one replaces
     EVAL_TASKS: tuple[
         str, ...
     ] = ()  # tasks of lm-evaluation-harness, run with every evaluation: docs/howto/evaluate.md
@@ -100,6 +104,8 @@ class LanguageData(Phases, DataSources):
             log_every=self.LOG_EVERY,
             eval_every=self.EVAL_EVERY,
             save_every=self.SAVE_EVERY,
+            keep_every=self.KEEP_EVERY,
+            save_minutes=self.SAVE_MINUTES,
             warm_start=self.warm_start(),
             step_timeout=self.STEP_TIMEOUT,
         )

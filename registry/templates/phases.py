@@ -1,6 +1,5 @@
 """Phases of a run: an experiment for each, which continues the data of those before, and the complete input."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
@@ -40,6 +39,12 @@ class Phases(Experiment):
           UsageError: a phase states a knob that does not exist or fit, or the first one states knobs.
         """
         run = self.of_run or type(self)
+        if run.PHASES and run.PHASES[0].knobs:
+            name, value = run.PHASES[0].knobs[0]
+            raise UsageError(
+                f"PHASES[0] sets {name}, but the first phase has the knobs of {cls_key(run)}. Set {name} = {value!r} "
+                f"there, and its later values in the other phases."
+            )
         return tuple(self if number == self.phase else _in_phase(run, number) for number in range(len(run.PHASES) or 1))
 
     @property
@@ -59,18 +64,11 @@ class Phases(Experiment):
 
 
 def _in_phase(run: type[Any], number: int) -> Any:
-    phase = run.PHASES[number]
     if number == 0:
-        if phase.knobs:
-            name, value = phase.knobs[0]
-            raise UsageError(
-                f"PHASES[0] sets {name}, but the first phase has the knobs of {cls_key(run)}. Set {name} = {value!r} "
-                f"there, and its later values in the other phases."
-            )
         return run()
     try:
         with knobs_set_by(f"PHASES[{number}]"):
-            return run.derive(phase=number, of_run=run, **ONLY_FIRST | dict(phase.knobs))()
+            return run.derive(phase=number, of_run=run, **ONLY_FIRST | dict(run.PHASES[number].knobs))()
     except UsageError as error:
         raise UsageError(f"PHASES[{number}]: {error}") from error
 
@@ -140,7 +138,7 @@ def shortened(cls: type[Any], small: type[Experiment]) -> tuple[Phase, ...]:
                 knobs[name] = value
             elif isinstance(value, int) and isinstance(before, int) and isinstance(now, int) and before > 0:
                 knobs[name] = max(1, round(now * value / before))
-        open_steps = phase.steps is None or all(one.steps is not None for one in cls.PHASES) and not phases
+        open_steps = phase.steps is None or (all(one.steps is not None for one in cls.PHASES) and not phases)
         fields = {"schedule": phase.schedule, "end_factor": phase.end_factor}
         phases.append(Phase(steps=None if open_steps else 2, **fields, **knobs))
     return tuple(phases)

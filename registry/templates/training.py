@@ -180,7 +180,7 @@ class LanguageTraining(LanguageData):
             return fdl.Config(Schedule, **fields)
         if self.SCHEDULE_FREE:
             raise UsageError(
-                f"SCHEDULE_FREE replaces a falling learning rate (got schedules of PHASES = {self.PHASES}). Remove them."
+                f"SCHEDULE_FREE replaces a falling learning rate (got PHASES = {self.PHASES}). Remove the schedules."
             )
         return fdl.Config(PhasedSchedule, **fields, segments=tuple(segments))
 

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.tree import Tree
 
-from registry.records import weight_cells
+from registry.records import phase_cells, weight_cells
 from registry.records.diff import is_equal
 from registry.records.quantities import amount, mesh_text, size
 from registry.records.record import checkout_text, own_knobs
@@ -118,6 +118,7 @@ def summary(
         if rows:
             flexible = {"value": 16, "meaning": None}
             out.print(table(("knob", "value", "meaning", "set by"), rows, title=group, flexible=flexible))
+    _phases(data, out)
     if is_complete:
         out.print(_config_table(data))
     out.print(_totals(data))
@@ -131,8 +132,16 @@ def experiment(data: dict[str, Any], out: Console | None = None) -> None:
     out = out or console()
     knobs = [(name, knob["value"], knob["owner"]) for name, knob in data["knobs"].items()]
     out.print(table(("knob", "value", "set by"), knobs, title=data["experiment"], flexible={"value": 16}))
+    _phases(data, out)
     out.print(_config_table(data))
     out.print(_totals(data))
+
+
+def _phases(data: dict[str, Any], out: Console) -> None:
+    """Prints the table of phases of a snapshot, if it has phases."""
+    if rows := phase_cells.table_cells(data):
+        columns, right = phase_cells.COLUMNS, phase_cells.NUMBERS
+        out.print(table(columns, rows, title="Phases", right=right, flexible={"sets": None}))
 
 
 def _config_table(data: dict[str, Any]) -> Table:
@@ -188,6 +197,9 @@ def difference(data: dict[str, Any], out: Console | None = None) -> None:
     if data["config"]:
         rows = [(r["path"], r["a"] or "(absent)", r["b"] or "(absent)") for r in data["config"]]
         out.print(table(("path", "a", "b"), rows, title="Config fields that differ", flexible=flexible))
+    if data["phases"]:
+        rows = [(str(r["phase"]), r["a"] or "(absent)", r["b"] or "(absent)") for r in data["phases"]]
+        out.print(table(("phase", "a", "b"), rows, title="Phases that differ", right=("phase",), flexible=flexible))
     if data["mesh"]:
         out.print(f"Mesh: {mesh_text(data['mesh'][0])} -> {mesh_text(data['mesh'][1])}\n")
     if data["weights"]:

@@ -17,6 +17,7 @@ from registry.experiment import Experiment
 from registry.pages import figures, page
 from tasks.batch import Batch
 from tasks.inputs.indexed import IndexedInput
+from tasks.inputs.phased import PhasedInput
 from tasks.inputs.rows import TokensInput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.storage.files import Place, make_folder, write_whole
@@ -62,13 +63,13 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
     vocabulary: Vocabulary = build(config_of(experiment, "task").vocabulary, "task.vocabulary")
     train: TrainProgram = build(config_of(experiment, "train"), "train")
     test: TestProgram = build(config_of(experiment, "test"), "test")
-    inputs = {"train": train.input, **test.inputs}
+    inputs = {**_by_phase(train.input), **test.inputs}
     samples = []
     for split, source in inputs.items():
         try:
             source.require_data()
         except UsageError as error:
-            if split == "train":
+            if split not in test.inputs:
                 raise
             print(f"{split}: {error}", flush=True)
             continue
@@ -79,6 +80,13 @@ def inspect_data(experiment: Experiment, workdir: Place) -> int:
     write_whole(workdir / PAGE, _page(type(experiment).__name__, samples, vocabulary))
     print(f"Page: {workdir / PAGE}", flush=True)
     return 0
+
+
+def _by_phase(source: IndexedInput) -> dict[str, IndexedInput]:
+    """Returns the training input of each phase of a run; of a run without phases, its only one."""
+    if not isinstance(source, PhasedInput):
+        return {"train": source}
+    return {f"train, phase {number}": phase for number, phase in enumerate(source.phases)}
 
 
 def sample_split(split: str, source: IndexedInput, vocabulary: Vocabulary) -> SplitSample:

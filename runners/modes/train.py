@@ -23,20 +23,33 @@ class Options(ModeOptions):
         default=None,
     )
     profile_steps: int = option("updates under the profiler", default=10)
+    branch: str | None = option(
+        "continue from a checkpoint of another run, which has the same updates up to there",
+        metavar="RUN@STEP",
+        advice="WARM_START takes the weights of another run only.",
+        default=None,
+    )
 
 
 def run(request: Request, options: Options) -> int:
     """Trains in the run folder; returns the exit code."""
-    from runners.training.train import TrainOptions, train
+    from runners.training.checkpoints import resumes
+    from runners.training.origins.branch import check_branch
     from runners.training.origins.warm_start import check_warm_start
+    from runners.training.train import TrainOptions, train
     from runners.training.workdir import sole_use
 
     session, flags = request.session(options), request.flags
-    check_warm_start(session, flags.workdir, allow_changes=flags.allow_changes)
+    is_new = not resumes(flags.workdir)
+    if is_new and options.branch is not None:
+        check_branch(session, options.branch, allow_changes=flags.allow_changes)
+    elif is_new:
+        check_warm_start(session, allow_changes=flags.allow_changes)
     chosen = TrainOptions(
         start=request.start,
         tensorboard=flags.tensorboard,
         wandb=flags.wandb,
+        branch=options.branch,
         profile_at=options.profile_at,
         profile_steps=options.profile_steps,
         allow_changes=flags.allow_changes,

@@ -17,7 +17,9 @@ Key = dict[str, Any]
 
 def experiment_hash(experiment: Experiment) -> str:
     """Hash of the complete config, which excludes the mesh: 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(flat_config(experiment), sort_keys=True).encode()).hexdigest()[:16]
+    first, *others = (flat_config(phase) for phase in experiment.phases)
+    config = [first, *others] if others else first
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_folder(folder: Place) -> None:
@@ -33,9 +35,10 @@ def make_folder(folder: Place) -> None:
 
 
 def title(record: Mapping[str, Any]) -> str:
-    """Returns the experiment's name with its overrides, as on a command line."""
+    """Returns the experiment's name with its overrides, as on a command line, and the phase that a plan is of."""
     sets = "".join(f" --set={override}" for override in record["overrides"])
-    return f"{record['experiment']}{' --smoke' if record['smoke'] else ''}{sets}"
+    phase = f", phase {record['phase']}" if "phase" in record else ""
+    return f"{record['experiment']}{' --smoke' if record['smoke'] else ''}{sets}{phase}"
 
 
 class Results:

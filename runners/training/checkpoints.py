@@ -1,9 +1,11 @@
 """Checkpoints of a run: the last k and the best, written asynchronously during training."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.session import Session
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
+from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
 
@@ -33,24 +36,46 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+@dataclasses.dataclass
+class _Kept(managers.PreservationPolicy):
+    """Keeps the milestones of a program, its last checkpoints, and the newest one, which may be temporary."""
+
+    program: TrainProgram
+
+    def should_preserve(
+        self, checkpoints: Sequence[managers.PolicyCheckpointInfo], *, context: managers.PreservationContext
+    ) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        lasting = [step for step in steps if not self.program.is_temporary(step)]
+        last = {*lasting[-self.program.keep_last :], *steps[-1:]}
+        return [step in last or self.program.is_milestone(step) for step in steps]
+
+
 class Checkpoints:
-    """The checkpoints in a run folder. Each is written under a temporary name and renamed when complete."""
+    """The checkpoints in a run folder. Each is written under a temporary name and renamed when complete.
+
+    Args:
+      workdir: the run folder.
+      program: the training that saves them, which selects those to keep; None keeps the last one only.
+      read_only: whether nothing is saved or moved.
+      processes: the processes of the run; None if this one runs alone.
+    """
 
     def __init__(
         self,
         workdir: Place,
-        keep_last: int = 1,
-        keep_best: int = 0,
+        program: TrainProgram | None = None,
         *,
         read_only: bool = False,
         processes: ProcessGroup | None = None,
     ):
         self._workdir, self._read_only, self._processes = workdir, read_only, processes or ProcessGroup()
-        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep_last)]
-        if keep_best:
+        self._program, self._saved = program, time.monotonic()
+        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=1) if program is None else _Kept(program)]
+        if program is not None and program.keep_best:
             # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
             best = managers.BestN(
-                get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False
+                get_metric_fn=_loss, reverse=True, n=program.keep_best, keep_checkpoints_without_metrics=False
             )
             policies.append(best)
         options = ocp.CheckpointManagerOptions(
@@ -93,9 +118,20 @@ class Checkpoints:
           VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full.
         """
         extra = extra | {CHECKSUMS: _checksums(state)}
+        self._saved = time.monotonic()
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
         with self._writing():
             self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the program saves a checkpoint after an update; the same in all processes."""
+        assert self._program is not None
+        minutes = self._program.save_minutes
+        if step == self._program.num_steps:  # saved after the last evaluation
+            return False
+        if minutes is None or not self._program.is_temporary(step) or not self._program.ends_window(step):
+            return not self._program.is_temporary(step)
+        return self._processes.broadcast(time.monotonic() - self._saved > 60 * minutes)
 
     def check(self) -> None:
         """Raises a VortaroError if the checkpoint being saved cannot be written."""
@@ -268,6 +304,12 @@ class Checkpoints:
                 f"A checkpoint cannot be written to '{self._workdir}' ({_system_error(error)}). Earlier checkpoints "
                 f"are intact. Run the same command again to resume from the last of them."
             ) from error
+
+
+def resumes(workdir: str) -> bool:
+    """Returns whether a run folder has a checkpoint, from which training resumes."""
+    folder = place(workdir) / FOLDER
+    return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
 
 
 def session_of(session: Session, workdir: Place, which: str) -> Session:

@@ -29,9 +29,10 @@ from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog
+from runners.training.origins.branch import branch
+from runners.training.origins.warm_start import Origin, begin
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, already_finished, clock, summary
-from runners.training.origins.warm_start import Origin, begin
 from tasks.batch import Batch
 from tasks.metrics import TokenCount, language_scalars
 from tasks.storage.files import Place
@@ -54,6 +55,7 @@ class TrainOptions:
 
     tensorboard: bool = True
     wandb: str | None = None  # W&B project
+    branch: str | None = None  # RUN@STEP, of which the run is a continuation
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
     allow_changes: bool = False  # resumes although the data have changed
@@ -89,18 +91,19 @@ class _Run:
         self.processes, self.watchdog = session.processes, watchdog
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at must be 1 to {self.program.num_steps} (got {options.profile_at}).")
-        self.checkpoints = Checkpoints(
-            workdir, self.program.keep_last, self.program.keep_best, processes=self.processes
-        )
+        self.checkpoints = Checkpoints(workdir, self.program, processes=self.processes)
         restored = self.checkpoints.restore(session.abstract.state)
-        self.origin: Origin | None = None  # of weights taken from another run
-        if restored is None:
-            self.extra: dict[str, Any] = {"tokens_seen": 0, "flops": 0, "input": None}
-            self.state, self.origin = begin(session)
-        else:
+        self.origin: Origin | None = None  # of weights or the complete state, taken from another run
+        self.extra: dict[str, Any] = {"tokens_seen": 0, "flops": 0, "input": None}
+        if restored is not None:
             self.state, self.extra = restored
             if not options.allow_changes:
                 require_same_data(self.extra["input"], self.program.input)
+        elif options.branch is None:
+            self.state, self.origin = begin(session)
+        else:
+            taken = branch(session, options.branch, workdir, allow_changes=options.allow_changes)
+            self.state, self.extra, self.origin = taken
         self.start = int(self.state.step)
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
@@ -184,6 +187,8 @@ class _Run:
         batches = self.complete.host_batches.iterate(self.complete.train.input, own(self.extra["input"]))
         if self.start >= self.program.num_steps:
             return
+        if self.start and self.saved != self.start:
+            self._save(self.start)  # of a branch: the run can resume without the other one
         batch, position = next(batches)
         self._compile(self.start + 1, batch)
         seed = self.session.seed
@@ -206,10 +211,9 @@ class _Run:
                 self._read_tokens()
             if self.program.ends_window(step) or step == self.program.num_steps:
                 self._ask(step)
-            is_border = step in self.program.input.borders
-            if is_border or (self.program.eval_every and step % self.program.eval_every == 0):
+            if self.program.evaluates_at(step):
                 self._beside(self._evaluate, step)
-            if is_border or (step % self.program.save_every == 0 and step < self.program.num_steps):
+            if self.checkpoints.is_due(step):
                 self._beside(self._save, step)
             if self._asked_to_stop(step):
                 self._report()

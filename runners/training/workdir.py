@@ -27,12 +27,12 @@ from tasks.storage.locks import locked
 NOT_LEARNED = (
     *("MESH_AXES", "DEVICE_MESH_SHAPE", "DCN_MESH_SHAPE", "MESHES", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
     *("SEQUENCE_AXIS", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
-    *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "NUM_STEPS"),
+    *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "KEEP_EVERY", "SAVE_MINUTES", "NUM_STEPS"),
     *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
 )
 NOT_LEARNED_PATHS = (
     *("task.zero", "train.step_timeout", "train.log_every", "train.eval_every", "train.save_every"),
-    *("train.keep_last", "train.keep_best", "train.num_steps", "test.tasks"),
+    *("train.keep_last", "train.keep_best", "train.keep_every", "train.save_minutes", "train.num_steps", "test.tasks"),
 )
 TEST = "test"  # path of the class that Test() builds, which depends on whether there are tasks
 TOKENIZER = "tokenizer"  # folder of a run folder with the files of an imported tokenizer
@@ -201,7 +201,7 @@ def _vocabulary_settings(config: Mapping[str, str]) -> dict[str, str]:
     return {path: value for path, value in config.items() if path.startswith("task.vocabulary")}
 
 
-def _is_placement(path: str) -> bool:
+def is_placement(path: str) -> bool:
     """Returns whether a config path is the placement of an activation, or part of a pipeline."""
     steps = path.split(".")
     return steps[-2:-1] in (["activations"], ["batch_placement"]) or not {"pipeline", "placement"}.isdisjoint(steps)
@@ -222,7 +222,7 @@ def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: 
     free = {row["knob"]: row for row in difference["knobs"] if row["knob"] in NOT_LEARNED}
     free |= {row["path"]: row for row in difference["config"] if row["path"] in following}
     paths = [row for row in difference["config"] if row["path"] not in (*following, TEST)]
-    paths = [row for row in paths if not _is_placement(row["path"])]
+    paths = [row for row in paths if not is_placement(row["path"])]
     difference["config"] = [row for row in paths if not row["path"].startswith(NOT_LEARNED_PATHS)]
     other = before["experiment"] != now["experiment"]
     learned, has = before.get("vocabulary"), now["vocabulary"]

@@ -79,7 +79,8 @@ class _Runs:
         self.experiment = experiment
         self.session = Session(experiment)  # errors at any width are raised before anything is written
         self.session.require_data(train=True, splits=("validation",))
-        self.updates = Updates(self.session.functions, takes_rate=True)  # compiled by the first run
+        # By phase; compiled by the first run.
+        self.updates = [Updates(phase.functions, takes_rate=True) for phase in self.session.phases]
         # The sweep sets the first knob and ignores the others.
         unread = {"LEARNING_RATE": 1.0, "EVAL_EVERY": None, "SAVE_EVERY": 1}
         known = {name: value for name, value in unread.items() if name in experiment.knobs()}
@@ -101,8 +102,10 @@ class _Runs:
             key = jax.random.key(self.experiment.SEED + seed)
             state, curve, value = session.functions.init(key), [], np.float32(rate)
             for step in range(1, steps + 1):
-                state = session.settle(self.updates.of(batch)(state, batch, key, value))
-                if step % session.train.log_every == 0 or step == steps:
+                phase = session.of_update(step)
+                update = self.updates[phase.experiment.phase].of(batch)
+                state = session.settle(update(state, batch, key, value))
+                if session.train.ends_window(step) or step == steps:
                     sums = fetch(state.sums)
                     curve.append((step, finite(sums["loss"] / max(sums["weight"], 1e-9))))
                     if self._diverged(state):
@@ -110,7 +113,8 @@ class _Runs:
                 if step < steps:
                     batch, _ = next(batches)
             bad = self._diverged(state)
-            loss = None if bad else finite(evaluate(session, session.functions.evaluated(state), "validation")["loss"])
+            last = session.phases[-1]
+            loss = None if bad else finite(evaluate(last, last.functions.evaluated(state), "validation")["loss"])
         return {"loss": loss, "bad_step": bad or None, "train": curve, "seconds": time.perf_counter() - began}
 
     def _diverged(self, state: TrainState) -> int:

@@ -9,8 +9,8 @@ import pytest
 from layers.errors import VortaroError
 from layers.specs import P
 from registry.experiment import Experiment
-from registry.records.snapshot import flat_config
 from registry.knobs.stated import reads_of
+from registry.records.snapshot import flat_config
 from runners.compiled_functions import Updates
 from runners.session import Session
 from runners.training.checkpoints import Checkpoints

@@ -27,6 +27,8 @@ def open_results(
             f"{flag} compares with a chip's memory and speed. Name a chip with --chip=v3, or a machine with "
             "--topology=v3:8x8."
         )
+    if len(experiment.phases) > 1:
+        print(f"{flag} plans the first phase. --mode=plan without it plans all of them.", flush=True)
     devices = machine.devices(experiment)
     make_folder(folder)
     placed = on_devices(machine.placed(experiment, len(devices)), devices)

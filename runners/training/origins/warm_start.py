@@ -14,9 +14,9 @@ from registry.records.record import EXPERIMENT, load
 from registry.values import is_per_layer, parse
 from runners.session import Session
 from runners.stacked_arrays import StackedArrays
-from runners.training.checkpoints import FOLDER, Checkpoints, path_name, require_checkpoints, shapes_by_path
-from runners.training.origins.growth import Growth
+from runners.training.checkpoints import Checkpoints, path_name, require_checkpoints, shapes_by_path
 from runners.training.history import parent_run
+from runners.training.origins.growth import Growth
 from runners.training.workdir import vocabulary_record
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
@@ -56,15 +56,13 @@ def begin(session: Session) -> tuple[TrainState, Origin | None]:
     return state, Origin(sentence, parent_run(warm.workdir, step) | {"optimizer": warm.optimizer})
 
 
-def check_warm_start(session: Session, workdir: str, *, allow_changes: bool = False) -> None:
-    """Checks the warm start of a new run before its folder is created.
+def check_warm_start(session: Session, *, allow_changes: bool = False) -> None:
+    """Checks the warm start of a new run, if it has one, before its folder is created.
 
     Raises:
       UsageError: the other run lacks the checkpoint, its weights do not fit, or its vocabulary differs.
     """
-    folder = place(workdir) / FOLDER
-    resumes = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
-    if session.train.warm_start is not None and not resumes:
+    if session.train.warm_start is not None:
         _find(session, session.train.warm_start)
         _check_vocabulary(session, session.train.warm_start.workdir, allow_changes)
 

@@ -4,11 +4,11 @@ import pytest
 
 from layers.errors import UsageError
 from registry import index
-from registry.knobs import unread
 from registry.checks import check
 from registry.experiment import knob_types
-from registry.resolve import resolve
+from registry.knobs import unread
 from registry.knobs.unread import require_effect
+from registry.resolve import resolve
 from tests.conftest import ROOT
 from tests.support.references.models import Small
 

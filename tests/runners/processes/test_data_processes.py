@@ -58,6 +58,9 @@ def kinds(tmp_path_factory):
     kinds["function"] = ["DATA=function", "DATASET=own_documents:documents", "ROWS=truncate"]
     parts = [[f"jsonl:{folder}/jsonl/*.jsonl", 3], [f"lines:{folder}/lines/a.txt", 1], ["text:", 1]]
     kinds["mixture"] = ["DATA=mixture", f"MIXTURE={tuple(map(tuple, parts))!r}"]
+    other = tuple((name, 6 - weight) for name, weight in map(tuple, parts))
+    phases = f"PHASES=(Phase(steps=2), Phase(steps=2, MIXTURE={other!r}, SEQ_LEN=8))"
+    kinds["phases, the second after the checkpoint"] = [*kinds["mixture"], "NUM_STEPS=4", phases]
     byte_pairs(folder / "pairs")
     sentence_piece(folder / "words.model")
     larger = ["VOCAB_SIZE=290", "ROWS=pack"]

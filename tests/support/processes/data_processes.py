@@ -7,6 +7,7 @@ it resumes from the checkpoint; it saves one at SAVED. Prints, by kind, digests 
 the batch of the reader's snapshot that it resumed from.
 """
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -40,7 +41,7 @@ COMPILED = {}
 def _update(session: Session, batch):
     """The compiled update, one for all kinds whose models and batches have the same arrays."""
     shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(session.abstract.state)]
-    key = str((shapes, jax.tree.structure(batch)))
+    key = str((shapes, batch.inputs.shape, jax.tree.structure(batch)))
     if key not in COMPILED:
         COMPILED[key] = session.functions.compile_step(batch)
     return COMPILED[key]
@@ -54,7 +55,8 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int,
     experiment = type(experiment).derive(CACHE_DIR=f"{workdir}/cache")()  # without effect on data that is not cached
     session = Session(experiment, processes=processes)
     session.require_data(train=True, splits=("validation",))
-    checkpoints = Checkpoints(workdir / name.replace(" ", "_"), keep_last=4, processes=processes)
+    program = dataclasses.replace(session.train, save_every=1, keep_last=4)
+    checkpoints = Checkpoints(workdir / name.replace(" ", "_"), program, processes=processes)
     read, saved = [], {"input": None}
     with session.placed():
         if first:

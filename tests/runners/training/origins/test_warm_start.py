@@ -326,7 +326,7 @@ def test_a_run_reads_the_other_one_once(trained, tmp_path, capsys):
 )
 def test_what_does_not_fit(trained, tmp_path, sets, message):
     session = session_of("tiny.StdlibTiny", f"WARM_START={trained}", *sets)
-    for call in (lambda: begin(session), lambda: check_warm_start(session, str(tmp_path))):
+    for call in (lambda: begin(session), lambda: check_warm_start(session)):
         with pytest.raises(UsageError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
@@ -373,14 +373,14 @@ def test_tokens_that_encode_other_text(trained, tmp_path, capsys):
 
 def test_tokens_that_encode_no_text_are_not_compared(trained, tmp_path):
     ids = with_vocabulary(trained, tmp_path / "ids", is_text=False)
-    check_warm_start(session_of("tiny.StdlibTiny", f"WARM_START={ids}"), str(tmp_path))
+    check_warm_start(session_of("tiny.StdlibTiny", f"WARM_START={ids}"))
     older = with_vocabulary(trained, tmp_path / "older")
     experiment = json.loads((older / "experiment.json").read_text())
     del experiment["vocabulary"]["is_text"]
     (older / "experiment.json").write_text(json.dumps(experiment))
     session = session_of("tiny.StdlibTiny", f"WARM_START={older}")
     with pytest.raises(UsageError, match="has the tokens of SentencePiece"):
-        check_warm_start(session, str(tmp_path))
+        check_warm_start(session)
     del experiment["vocabulary"]
     (older / "experiment.json").write_text(json.dumps(experiment))
-    check_warm_start(session, str(tmp_path))
+    check_warm_start(session)

@@ -1,0 +1,119 @@
+"""Branches: a run that continues from a checkpoint of another run as if its own updates had led there."""
+
+import bisect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from layers.errors import UsageError
+from registry.build import build
+from registry.records.record import EXPERIMENT, Snapshot, load
+from registry.records.snapshot import snapshot, stored_configs, with_todays_fields
+from registry.runs.folders import METRICS
+from runners.session import Session
+from runners.training import metrics_log
+from runners.training.checkpoints import Checkpoints, require_checkpoints
+from runners.training.history import parent_run
+from runners.training.input_state import require_same_data
+from runners.training.origins.warm_start import Origin
+from runners.training.workdir import is_placement
+from tasks.storage.files import Place, make_folder, place, write_whole
+from tasks.train_step import TrainState
+
+SCHEDULE = "task.optimizer.schedule"
+
+
+def check_branch(session: Session, source: str, *, allow_changes: bool = False) -> tuple[str, int]:
+    """Returns the run folder and the step that `--branch=RUN@STEP` names, after all checks.
+
+    Args:
+      session: the new run.
+      source: RUN@STEP, with a step, last or best; RUN alone is its last checkpoint.
+      allow_changes: accept other updates before the step.
+    Raises:
+      UsageError: the checkpoint does not exist or is too late, or the other run was trained up to there in another way
+        than this run would be.
+    """
+    folder, at, which = source.rpartition("@")
+    folder, which = (folder, which) if at else (source, "last")
+    where = f"--branch={source}"
+    try:
+        require_checkpoints(folder)
+        if not (place(folder) / EXPERIMENT).exists():
+            raise UsageError(f"'{folder}' has no {EXPERIMENT}. Branch from a run folder.")
+        step = Checkpoints(place(folder), read_only=True, processes=session.processes).find(which)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    if step >= session.train.num_steps:
+        raise UsageError(
+            f"{where} begins at step {step}, and this run ends at NUM_STEPS = {session.train.num_steps}. Raise it."
+        )
+    stored = with_todays_fields(load(place(folder)))
+    change = _first_change(stored, session, step)
+    if change and not allow_changes:
+        raise UsageError(
+            f"{where} needs the same updates up to step {step} in both runs ({change}). Set what differs in a phase "
+            f"that begins at step {step}, or add --allow_changes."
+        )
+    return folder, step
+
+
+def branch(
+    session: Session, source: str, workdir: Place, *, allow_changes: bool = False
+) -> tuple[TrainState, dict[str, Any], Origin]:
+    """Returns the state and the host's state of a checkpoint of another run, and their origin; copies its metrics.
+
+    Raises:
+      UsageError: as `check_branch`.
+    """
+    folder, step = check_branch(session, source, allow_changes=allow_changes)
+    checkpoints = Checkpoints(place(folder), read_only=True, processes=session.processes)
+    state, extra = checkpoints.require(session.abstract.state, str(step))
+    if not allow_changes:
+        require_same_data(extra["input"], session.train.input)
+    if session.processes.primary:
+        make_folder(workdir)
+        lines = (json.dumps(line) for line in metrics_log.read(place(folder)) if line["step"] <= step)
+        write_whole(workdir / METRICS, "".join(f"{line}\n" for line in lines))
+    return state, extra, Origin(f"Continued from {folder} (step {step})", parent_run(folder, step) | {"branch": True})
+
+
+def _first_change(stored: Snapshot, session: Session, step: int) -> str:
+    """Returns the first difference between the updates up to a step of two runs, as text; empty if there is none."""
+    now = snapshot(session.experiment, session.mesh_shape)
+    ends = [{last for _, last in _spans(record)} for record in (stored, now)]
+    for update in sorted({end for of in ends for end in of if end < step} | {step}):
+        before, after = _settings(stored, update), _settings(now, update)
+        for path in sorted(before.keys() | after.keys()):
+            if before.get(path) != after.get(path):
+                return f"{path} is {before.get(path, 'missing')} there and {after.get(path, 'missing')} here"
+    old = build(stored_configs(stored)["task"], "task").optimizer.schedule
+    steps = jnp.arange(step)
+    theirs, ours = (np.asarray(schedule(steps)) for schedule in (old, session.task.optimizer.schedule))
+    if (different := np.flatnonzero(theirs != ours)).size:
+        at = int(different[0])
+        return f"the learning rate of update {at + 1} is {theirs[at]:.4g} of the peak there and {ours[at]:.4g} here"
+    return ""
+
+
+def _spans(record: Snapshot) -> list[tuple[int, int]]:
+    """Returns the first and last update of each phase; the last one of a run without phases is NUM_STEPS."""
+    phases = record.get("phases")
+    return [(1, int(record["config"]["train.num_steps"]))] if not phases else [tuple(p["updates"]) for p in phases]
+
+
+def _settings(record: Snapshot, update: int) -> dict[str, Any]:
+    """Returns the config of the task and the input of one update, without schedule and placement."""
+    config: Mapping[str, Any] = record["config"]
+    phases = record.get("phases")
+    prefix = "train.input"
+    if phases:
+        number = min(bisect.bisect_left([phase["updates"][1] for phase in phases], update), len(phases) - 1)
+        prefix, config = f"train.input.phases.{number}", {**config, **phases[number]["config"]}
+    is_same = lambda path: path.startswith((SCHEDULE, "task.zero")) or is_placement(path)
+    task = {path: value for path, value in config.items() if path.startswith("task") and not is_same(path)}
+    inside = {path.removeprefix(prefix): value for path, value in config.items() if path.startswith(prefix)}
+    return {**task, **{f"train.input{path}": value for path, value in inside.items()}}
