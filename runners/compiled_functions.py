@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -83,6 +84,25 @@ class CompiledFunctions:
     def norm_of(self) -> Any:
         """The jitted global norm of a tree of arrays: one program instead of one per operation."""
         return jax.jit(optax.global_norm)
+
+    @functools.cached_property
+    def copies_of(self) -> Any:
+        """The jitted copy of a tree of arrays: one program instead of one per array."""
+        return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+    @functools.cached_property
+    def changes_of(self) -> Any:
+        """The jitted norms of the weights before an update, and of the update over them: float32 (arrays, 2)."""
+
+        def changes(before: Any, after: Any) -> jax.Array:
+            norm = lambda array: jnp.linalg.norm(array.astype(jnp.float32).ravel())
+            pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+            wide = lambda array: array.astype(jnp.float32)
+            norms = jnp.stack([norm(old) for old, _ in pairs])
+            updates = jnp.stack([norm(wide(new) - wide(old)) for old, new in pairs])
+            return jnp.stack([norms, updates / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)], axis=1)
+
+        return jax.jit(changes)
 
     @functools.cached_property
     def metrics_of(self) -> Any:

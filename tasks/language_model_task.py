@@ -18,6 +18,7 @@ from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers.optimizer import Optimizer
+from tasks.spikes import Spikes
 from tasks.task import LossOutput
 from tasks.vocabularies.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
@@ -45,6 +46,7 @@ class LanguageModelTask:
     non_finite: Literal["stop", "skip"] = (
         "stop"  # on a loss, gradient or new weight that is not finite: end the run, or drop the update
     )
+    spikes: Spikes | None = None  # drop updates of much higher loss or gradient norm than those before; None: none
 
     def __post_init__(self):
         if self.gradient_accumulation < 1 or (self.loss_chunk is not None and self.loss_chunk < 1):

@@ -36,6 +36,7 @@ class TrainProgram:
     keep_last: int = 2  # checkpoints kept for resuming
     keep_best: int = 1  # further checkpoints kept, those of lowest validation loss
     keep_every: int | None = None  # steps between two checkpoints that are saved and kept for good; None: none
+    weight_metrics: bool = False  # log norms and update ratios of all weights, of the last update of every window
     save_minutes: float | None = None  # minutes after a checkpoint until a temporary one is saved; None: none
     warm_start: WarmStart | None = None  # None starts from initial weights
     step_timeout: float | None = 1800.0  # seconds after which a hung update ends the run; None never

@@ -10,6 +10,7 @@ from layers.specs import Specs
 from tasks.batch import Batch
 from tasks.metrics import MetricSums
 from tasks.optimizers.optimizer import Optimizer
+from tasks.spikes import Spikes
 from tasks.vocabularies.vocabulary import Vocabulary
 from tasks.weight_table import WeightTable
 from tasks.zero import Zero
@@ -51,6 +52,9 @@ class Task(Protocol):
 
     @property
     def non_finite(self) -> str: ...
+
+    @property
+    def spikes(self) -> Spikes | None: ...
 
     def init(self, rng: jax.Array, batch: Batch) -> Any: ...
 

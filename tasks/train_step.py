@@ -29,7 +29,8 @@ class TrainState(struct.PyTreeNode):
     optimizer: Any  # the optimizer's state
     sums: MetricSums  # metrics since the last report
     bad_step: jax.Array  # int32: first step with a loss, gradient or new weight that is not finite, 0 for none
-    skipped: jax.Array  # int32: updates dropped for that reason
+    skipped: jax.Array  # int32: updates dropped for that reason, or as spikes
+    recent: Any = None  # loss and gradient norm of the last updates (tasks.spikes), if spikes are dropped; or None
 
 
 def init_state(task: Task, rng: jax.Array, batch: Batch) -> TrainState:
@@ -43,7 +44,8 @@ def state_of(task: Task, variables: Any, batch: Batch) -> TrainState:
     optimizer = task.optimizer.build(table).init(table.trained(variables["params"]))
     zero = jnp.int32(0)
     carry = _no_carry(task, batch.inputs.shape[0])
-    return TrainState(zero, variables, carry, optimizer, task.zero_sums(), zero, zero)
+    recent = None if task.spikes is None else task.spikes.unknown()
+    return TrainState(zero, variables, carry, optimizer, task.zero_sums(), zero, zero, recent)
 
 
 def evaluated_variables(task: Task, state: TrainState) -> Any:
@@ -118,18 +120,27 @@ def train_step(
     params = table.with_trained(_placed(task, "spec", params), every)
     variables = apply_updates({**state.variables, "params": params}, output.updates)
     metrics = output.metrics.replace(grad_norm=norm, steps=jnp.int32(1))
-    skipped, old_carry, carry = state.skipped, carry, output.state
+    drop, keeps, recent = jnp.bool_(False), task.non_finite == "skip" or task.spikes is not None, None
+    if task.spikes is not None:
+        values = jnp.stack([metrics.objective / metrics.normalizer, norm])
+        drop = task.spikes.is_spike(state.recent, values)
+        recent = task.spikes.noted(state.recent, state.step, values)
     if task.non_finite == "skip":
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-        variables, optimizer = keep(variables, state.variables), keep(optimizer, state.optimizer)
-        metrics = keep(metrics, task.zero_sums())
-        carry = keep(carry, old_carry)
-        skipped += jnp.where(finite, 0, 1)
+        drop |= ~finite
+        metrics = jax.tree.map(lambda new: jnp.where(finite, new, jnp.zeros_like(new)), metrics)
+    skipped, old_carry, carry = state.skipped, carry, output.state
+    if keeps:
+        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(drop, o, n), new, old)
+        variables, carry = keep(variables, state.variables), keep(carry, old_carry)
+        schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)  # counts dropped updates too
+        kept = lambda new, old: new if schedule(new) else keep(new, old)
+        optimizer = jax.tree.map(kept, optimizer, state.optimizer, is_leaf=schedule)
+        skipped += jnp.where(drop, 1, 0)
     step = state.step + 1
     fresh = ends_window(state.step, log_every, borders)
     sums = jax.tree.map(lambda total, new: jnp.where(fresh, 0, total) + new, state.sums, metrics)
     bad_step = jnp.where((state.bad_step == 0) & ~finite, step, state.bad_step)
-    return TrainState(step, variables, carry, optimizer, sums, bad_step, skipped)
+    return TrainState(step, variables, carry, optimizer, sums, bad_step, skipped, recent)
 
 
 def _placed(task: Task, which: str, params: Any) -> Any:

@@ -8,14 +8,15 @@ from typing import Any
 from registry.pages.figures import SCRIPTS as FIGURES
 from registry.pages.page import ASSETS, render
 from registry.runs import metrics
-from registry.runs.metrics import EVALS, TRAIN
+from registry.runs.metrics import EVALS, TRAIN, WEIGHTS
 from registry.runs_pages.task_results import is_result
 
 SCRIPTS = (*FIGURES, f"{ASSETS}/curves.js")  # for `scripts` of a page with curves
 AXES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "time"}  # their labels
 SCALARS = {axis: scalar for axis, scalar in metrics.AXES.items() if axis != "step"}  # of lines of training
 MOST_POINTS = 2000  # of a curve; of more, the lowest and highest in each of equally many buckets
-MOST_TASKS = 30  # curves of evaluation tasks; a group like mmlu has hundreds
+MOST = 30  # curves of evaluation tasks, of which a group like mmlu has hundreds, and of weights
+RATIO = "update_ratio/"  # before the name of a weight
 
 MAIN = {
     "loss": "loss (nats per token)",
@@ -120,12 +121,14 @@ def groups(runs: Iterable[Mapping[str, Any]], *, tasks: str = "") -> list[Group]
             found.setdefault(name, set()).update(splits)
             lengths[name] = max(lengths.get(name, 0), *(len(set(steps)) for steps, _ in splits.values()))
     of_tasks = [name for name, splits in found.items() if splits == {EVALS} and is_result(name) and lengths[name] > 1]
-    of_layers = [name for name, splits in found.items() if name not in {**MAIN, **MORE} and splits != {EVALS}]
+    of_layers = [n for n, splits in found.items() if n not in {**MAIN, **MORE} and splits not in ({EVALS}, {WEIGHTS})]
+    ratios = [name for name, splits in found.items() if splits == {WEIGHTS} and name.startswith(RATIO)]
     made = [
         Group(title="Curves", curves={name: label for name, label in MAIN.items() if name in found}),
         Group(title="Reported by layers", curves={name: name.replace("_", " ") for name in of_layers}, is_small=True),
+        Group(title="Evaluation tasks", curves={name: name for name in of_tasks[:MOST]}, is_small=True, before=tasks),
         Group(
-            title="Evaluation tasks", curves={name: name for name in of_tasks[:MOST_TASKS]}, is_small=True, before=tasks
+            title="Update ratios of weights", curves={n: n.removeprefix(RATIO) for n in ratios[:MOST]}, is_small=True
         ),
         Group(
             title="Speed and more", curves={name: label for name, label in MORE.items() if name in found}, is_small=True

@@ -57,6 +57,7 @@ class LanguageData(Phases, DataSources):
 
     # Computation
     LOG_EVERY: Positive = 50  # updates between two lines of metrics
+    WEIGHT_METRICS: bool = False  # log the norm of each weight and of its update over it, every LOG_EVERY updates
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
     KEEP_EVERY: Positive | None = (
@@ -102,6 +103,7 @@ class LanguageData(Phases, DataSources):
             input=self.run_input(),
             num_steps=self.NUM_STEPS,
             log_every=self.LOG_EVERY,
+            weight_metrics=self.WEIGHT_METRICS,
             eval_every=self.EVAL_EVERY,
             save_every=self.SAVE_EVERY,
             keep_every=self.KEEP_EVERY,

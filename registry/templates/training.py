@@ -11,13 +11,14 @@ import fiddle as fdl
 from layers.errors import UsageError
 from layers.specs import axes_of, show_spec
 from registry.templates.language_data import LanguageData
-from registry.values import Positive
+from registry.values import Positive, PositiveFloat
 from tasks.language_model_task import LanguageModelTask
 from tasks.optimizers.muon import MuonScale
 from tasks.optimizers.optimizer import Clipping, MethodName, Optimizer, RoleFactors, RowMethod, used_methods
 from tasks.optimizers.precision import SlotDtype
 from tasks.optimizers.schedules import PhasedSchedule, Schedule, Segment
 from tasks.parametrization import Parametrization
+from tasks.spikes import Spikes
 from tasks.zero import Zero
 
 
@@ -55,6 +56,10 @@ class LanguageTraining(LanguageData):
     CLIP_VALUE: float | None = None  # limit on the absolute value of each gradient entry
     GRADIENT_ACCUMULATION: Positive = 1  # micro-batches per update
     GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored gradients
+    SPIKE_WINDOW: Positive | None = (
+        None  # drop updates of much higher loss or gradient norm than so many before; None: off
+    )
+    SPIKE_DEVIATIONS: PositiveFloat = 6.0  # standard deviations above the mean of SPIKE_WINDOW updates
     LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets or all positions
     Z_LOSS: float = 0.0  # weight of log(Z)^2 in the objective
     LABEL_SMOOTHING: float = 0.0  # weight of the uniform distribution in the target
@@ -81,7 +86,14 @@ class LanguageTraining(LanguageData):
             gradient_dtype=self.GRADIENT_DTYPE,
             zero=None if self.ZERO_STAGE is None else self.zero(),
             carry_length=None if self.TBPTT_LEN is None else self.SEQ_LEN,
+            spikes=self.spikes(),
         )
+
+    def spikes(self) -> fdl.Config | None:
+        """Returns the config of dropped updates, or None."""
+        if self.SPIKE_WINDOW is None:
+            return None
+        return fdl.Config(Spikes, window=self.SPIKE_WINDOW, deviations=self.SPIKE_DEVIATIONS)
 
     @property
     def positions_split_weights(self) -> bool:

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import multihost_utils
 
 from layers.attention.implementations import description, recorded
 from layers.errors import UsageError, VortaroError
 from registry.records.record import load
-from registry.runs.metrics import EVALS
+from registry.runs.metrics import EVALS, WEIGHTS
 from registry.runs.state import FINISHED
 from runners.compiled_functions import Updates
 from runners.evals import tables
@@ -33,8 +34,9 @@ from runners.training.origins.branch import branch
 from runners.training.origins.warm_start import Origin, begin
 from runners.training.profile import TraceWindow
 from runners.training.progress import TrainingProgress, already_finished, clock, summary
+from runners.training.window import weight_scalars, window_scalars
 from tasks.batch import Batch
-from tasks.metrics import TokenCount, language_scalars
+from tasks.metrics import TokenCount
 from tasks.storage.files import Place
 
 # Signals that request a run to save and stop. mpirun forwards SIGUSR1 immediately, and SIGTERM late.
@@ -202,6 +204,8 @@ class _Run:
             self.trace.before(step, self.state)
             self.watchdog.expect("Update", step)
             self._keep_up()
+            ends_window = self.program.ends_window(step) or step == self.program.num_steps
+            before = self._weights() if ends_window and self.program.weight_metrics else None
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
@@ -209,8 +213,8 @@ class _Run:
             self.unread += batch.inputs.size
             if self.unread >= READ_TOKENS:
                 self._read_tokens()
-            if self.program.ends_window(step) or step == self.program.num_steps:
-                self._ask(step)
+            if ends_window:
+                self._ask(step, before)
             if self.program.evaluates_at(step):
                 self._beside(self._evaluate, step)
             if self.checkpoints.is_due(step):
@@ -251,11 +255,17 @@ class _Run:
             found = self.session.describe(description(decisions))
             self.progress.print(f"Compiled in {seconds:.1f} s{found}")
 
-    def _ask(self, step: int) -> None:
+    def _weights(self) -> Any:
+        """Returns a copy of the weights, which the next update overwrites."""
+        return self.session.settle(self.session.functions.copies_of(self.state.variables["params"]))
+
+    def _ask(self, step: int, before: Any) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
         # Settled like an update: its collectives must not run concurrently with those of the next one.
-        params = self.session.settle(self.session.functions.norm_of(self.state.variables["params"]))
-        values = (self.state.sums, self.state.bad_step, self.state.skipped, params)
+        settle, functions, params = self.session.settle, self.session.functions, self.state.variables["params"]
+        norm = settle(functions.norm_of(params))
+        changes = None if before is None else settle(functions.changes_of(before, params))
+        values = (self.state.sums, self.state.bad_step, self.state.skipped, norm, changes)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
         self.shapes, self.unread = collections.Counter(), 0
 
@@ -270,7 +280,7 @@ class _Run:
             return
         self.watchdog.expect("Update", self.processes.step, updates=AHEAD + 1)  # all queued updates
         self.checkpoints.check()
-        step, shapes, (sums, bad_step, skipped, param_norm) = self.pending
+        step, shapes, (sums, bad_step, skipped, param_norm, changes) = self.pending
         self.pending = None
         totals = fetch(sums)
         self._stop_if_bad(bad_step.item())
@@ -281,26 +291,13 @@ class _Run:
         self.tokens.read(totals["tokens"])
         self.extra["tokens_seen"] += self.tokens.total
         self.tokens = TokenCount()
-        positions = sum(count * rows * length for (rows, length), count in shapes.items())
-        scalars = {
-            **language_scalars(totals, self.program.input.byte_ratio),
-            "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
-            "param_norm": param_norm.item(),
-            "learning_rate": self.session.task.optimizer.learning_rate_at(step - 1).item(),
-            "tokens_seen": self.extra["tokens_seen"],
-            "tokens_per_second": positions / seconds,
-            "steps_per_second": steps / seconds,
-        }
         self.extra["flops"] = self._flops_with(shapes)
-        if self.extra["flops"] is not None:
-            scalars["flops"] = self.extra["flops"]
-        if self.program.input.short_batches or self.program.input.borders:
-            scalars["sequence_length"] = list(shapes)[-1][1]
-        if self.session.task.non_finite == "skip":
-            scalars["skipped_updates"] = skipped.item()
-        utilization = self.session.throughput.mfu(shapes, seconds)
-        if utilization is not None:
-            scalars["mfu"] = utilization
+        counts = {"tokens_seen": self.extra["tokens_seen"], "flops": self.extra["flops"], "skipped": skipped.item()}
+        scalars = window_scalars(
+            self.session, totals, shapes, step=step, steps=steps, seconds=seconds, norm=param_norm.item(), **counts
+        )
+        if changes is not None:
+            self.log.write(step, WEIGHTS, weight_scalars(self.state.variables["params"], np.asarray(changes)))
         self.log.write(step, "train", scalars)
         self.progress.report(step, scalars)
 

@@ -27,11 +27,18 @@ from tasks.storage.locks import locked
 NOT_LEARNED = (
     *("MESH_AXES", "DEVICE_MESH_SHAPE", "DCN_MESH_SHAPE", "MESHES", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
     *("SEQUENCE_AXIS", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
-    *("LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "KEEP_EVERY", "SAVE_MINUTES", "NUM_STEPS"),
+    *("WEIGHT_METRICS", "LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "KEEP_EVERY", "SAVE_MINUTES", "NUM_STEPS"),
     *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
 )
 NOT_LEARNED_PATHS = (
-    *("task.zero", "train.step_timeout", "train.log_every", "train.eval_every", "train.save_every"),
+    *(
+        "task.zero",
+        "task.weight_metrics",
+        "train.step_timeout",
+        "train.log_every",
+        "train.eval_every",
+        "train.save_every",
+    ),
     *("train.keep_last", "train.keep_best", "train.keep_every", "train.save_minutes", "train.num_steps", "test.tasks"),
 )
 TEST = "test"  # path of the class that Test() builds, which depends on whether there are tasks
