@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
       UsageError: an unknown flag or mode, a flag of another mode, or a value of the wrong type.
     """
-    mode = _mode(arguments)
+    began, mode = time.time(), _mode(arguments)
     _refuse_flags_of_other_modes(arguments, mode)
     options = parse_with_modules(partial(mode_parser, mode), arguments)
     chosen = from_flags(mode_module(mode).Options, options)
@@ -46,7 +47,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.workdir = chosen.default_workdir(options.exp)
     if not options.workdir and (chosen.needs_workdir or options.exp is None):
         raise UsageError("A run folder is needed. Give --workdir=runs/NAME.")
-    options.command = ("python", "-m", "runners.main", *arguments)
+    options.command, options.began = ("python", "-m", "runners.main", *arguments), began
     return options
 
 

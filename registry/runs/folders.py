@@ -10,6 +10,7 @@ from registry.records.record import EXPERIMENT
 from tasks.storage.files import Place, file_system, is_remote, place, reached
 
 METRICS = "metrics.jsonl"  # scalars, a line for each report
+TIMES = "times.jsonl"  # the time of each start and report, of all processes that have trained in the folder
 CHECKPOINTS = "checkpoints"  # a folder for each saved step
 LOCK = ".lock"  # locked while a process trains in a local folder
 

@@ -14,6 +14,7 @@ from registry.records.json_values import value
 from registry.records.record import EXPERIMENT, Snapshot, load
 from registry.runs import metrics, state
 from registry.runs.folders import find
+from registry.runs.goodput import Goodput, goodput, times_of
 from tasks.storage.files import Place, is_remote, reached
 
 THREADS = 16  # that read run folders on object stores
@@ -134,6 +135,11 @@ class Run:
         running = self.state == state.RUNNING
         return state.seconds_of(self.folder, self.record, now=time.time(), is_running=running)
 
+    @functools.cached_property
+    def goodput(self) -> Goodput:
+        """The seconds since its first start, by what was done in them."""
+        return goodput(times_of(self.folder))
+
     def __getitem__(self, name: str) -> Any:
         """Returns a figure in FIGURES, a setting, or the last scalar of validation or of tasks; None without it."""
         if name in FIGURES:
@@ -152,6 +158,7 @@ FIGURES: dict[str, Any] = {
     "tokens": lambda run: run.summary.train.get("tokens_seen"),
     "flops": lambda run: run.summary.train.get("flops"),
     "seconds": lambda run: run.seconds,
+    "goodput": lambda run: run.goodput.share,
     "parameters": lambda run: run.record.get("totals", {}).get("parameters"),
     "started": lambda run: (run.record.get("starts") or [{}])[-1].get("started"),
     "train_loss": lambda run: run.summary.train.get("loss"),

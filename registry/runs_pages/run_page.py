@@ -9,6 +9,7 @@ from registry.pages.weights import weights
 from registry.records import phase_cells
 from registry.records.quantities import amount, duration, mesh_text
 from registry.records.record import own_knobs
+from registry.runs.goodput import Goodput
 from registry.runs.metrics import TRAIN, VALIDATION, Summary
 from registry.runs_pages import task_results
 from registry.runs_pages.curves import EVALS, SCRIPTS, Line, curves, groups, panel
@@ -30,6 +31,7 @@ def run_page(
     links: Mapping[str, str] | None = None,
     content: Mapping[str, Any] | None = None,
     summary: Summary | None = None,
+    spent: Goodput | None = None,
 ) -> str:
     """Returns the page of a run.
 
@@ -45,6 +47,7 @@ def run_page(
       links: pages in the header.
       content: what `curves` returns for the lines, if it is known.
       summary: the last lines, if they are known.
+      spent: the seconds since its first start.
     """
     content = content or curves(lines)
     last = summary or Summary(dict(last_line(lines, TRAIN)), dict(last_line(lines, VALIDATION)), {}, {})
@@ -60,6 +63,7 @@ def run_page(
         _live("samples", _samples(samples)),
         *_knobs(record["knobs"]),
         _phases(record),
+        _time(spent),
         f"<h2>Weights</h2>{weights(dict(record))}" if "weights" in record else "",
         "<details><summary>Full config</summary>",
         table(("path", "value"), record.get("config", {}).items()),
@@ -145,6 +149,14 @@ def _knobs(knobs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
 def _phases(record: Mapping[str, Any]) -> str:
     rows = phase_cells.table_cells(dict(record))
     return f"<h2>Phases</h2>{table(phase_cells.COLUMNS, rows, phase_cells.NUMBERS)}" if rows else ""
+
+
+def _time(spent: Goodput | None) -> str:
+    if spent is None or not spent.wall:
+        return ""
+    columns = ("time", "duration", "share")
+    note = f"<p class=note>{duration(spent.wall)} since the first start.</p>"
+    return f"<h2>Goodput</h2>{note}{_live('goodput', table(columns, spent.parts(), columns[1:]))}"
 
 
 def _tasks(results: Sequence[Sequence[str]]) -> str:

@@ -115,6 +115,7 @@ class RunPages:
             links=links,
             content=content,
             summary=run.summary,
+            spent=run.goodput,
         )
         write_changed(self.out / FOLDER / f"{file}.html", made.encode())
         return row

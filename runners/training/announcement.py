@@ -33,3 +33,23 @@ def announce(session: Session, start: int, workdir: Place, origin: Origin | None
         line(origin.sentence)
     elif start:
         line(f"Resumed at step {start} from {workdir}")
+
+
+def compiled(run: Session, session: Session, step: int, shape: tuple[int, int], seconds: float, decided: str) -> str:
+    """Returns the sentence on a compiled update: its rows if they change in the run, else how it is computed.
+
+    Args:
+      run: the session of the complete run.
+      session: that of the phase of the update.
+      step: the first update.
+      shape: rows and positions of its batch.
+      seconds: the time of compilation.
+      decided: what has been decided for the program, `Session.describe`.
+    """
+    rows, length = shape
+    if len(run.phases) > 1:
+        phase = f"Phase {session.experiment.phase} from step {step}: {rows} rows of {length} positions"
+        return f"{phase} (compiled in {seconds:.1f} s{decided})"
+    if session.train.input.short_batches:
+        return f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)"
+    return f"Compiled in {seconds:.1f} s{decided}"

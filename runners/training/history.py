@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ class Start:
     """A command that uses a run folder."""
 
     command: tuple[str, ...] = ()  # the command line
+    began: float = dataclasses.field(default_factory=time.time)  # time of the command, in seconds since 1970
     modules: tuple[str, ...] = ()  # modules whose code is recorded: those of --import, and the experiment's
 
     def made(self) -> dict[str, Any]:
@@ -35,7 +37,8 @@ class Start:
 
 def start_of(options: argparse.Namespace, experiment: Experiment) -> Start:
     """Returns the start of a command line."""
-    return Start(tuple(options.command), (*options.imports, type(experiment).__module__))
+    modules = (*options.imports, type(experiment).__module__)
+    return Start(command=tuple(options.command), began=options.began, modules=modules)
 
 
 def first_record(before: Mapping[str, Any] | None, start: Start, parent: Mapping[str, Any] | None) -> dict[str, Any]:

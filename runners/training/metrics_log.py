@@ -3,11 +3,13 @@
 import importlib
 import importlib.util
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from registry.runs.folders import METRICS
+from registry.runs.folders import METRICS, TIMES
+from registry.runs.metrics import TRAIN
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
@@ -18,9 +20,21 @@ class MetricsLog:
     """Writes scalars as one JSON object per line, to TensorBoard in a separate thread, and to W&B."""
 
     def __init__(
-        self, workdir: Place, *, resume_at: int, tensorboard: bool, wandb: str | None, config: Mapping[str, Any]
+        self,
+        workdir: Place,
+        *,
+        resume_at: int,
+        began: float,
+        tensorboard: bool,
+        wandb: str | None,
+        config: Mapping[str, Any],
     ):
-        """Resumes after step `resume_at`: lines of later steps, written before a crash, are dropped."""
+        """Resumes after step `resume_at`: lines of later steps, written before a crash, are dropped.
+
+        `began` is the time at which this process started, in seconds since 1970.
+        """
+        self._step, self._times = resume_at, LineFile(workdir / TIMES, read_lines(workdir / TIMES))
+        self._times.write({"time": began, "step": resume_at, "starts": True})
         self._file = LineFile(workdir / METRICS, (line for line in read(workdir) if line["step"] <= resume_at))
         self._events = StagedFolder(workdir / "tensorboard")
         self._worker = ThreadPoolExecutor(1)
@@ -37,16 +51,32 @@ class MetricsLog:
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a split at a step."""
         self._file.write({"step": step, "split": split, **scalars})
+        if split == TRAIN:
+            self._note_time(step, (step - self._step) / scalars["steps_per_second"])
         self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
         if self._wandb is not None:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
 
-    def flush(self) -> None:
-        """Writes all buffered lines, so that a checkpoint saved afterwards resumes with them."""
+    def _note_time(self, step: int, seconds: float) -> None:
+        self._times.write({"time": time.time(), "step": step, "updates": seconds})
+        self._step = step
+
+    def flush(self, step: int, seconds: float) -> None:
+        """Writes all buffered lines, so that a checkpoint saved afterwards resumes with them.
+
+        Args:
+          step: the last update.
+          seconds: time of updates since the last line of training.
+        """
+        if step > self._step:
+            self._note_time(step, seconds)
         self._file.flush()
+        self._times.flush()
 
     def close(self) -> None:
         """Waits until everything is written, and closes all files."""
+        self._times.write({"time": time.time(), "step": self._step})
+        self._times.close()
         self._worker.shutdown()
         if self._opened is not None and (error := self._opened.exception()) is not None:
             print(f"TensorBoard events could not be written ({error}).", flush=True)
@@ -79,7 +109,7 @@ class NullMetricsLog:
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Does nothing."""
 
-    def flush(self) -> None:
+    def flush(self, step: int, seconds: float) -> None:
         """Does nothing."""
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from runners.evals.suite import TaskSuite
 from runners.processes.watchdog import Watchdog
 from runners.session import Session
 from runners.training import report
-from runners.training.announcement import announce
+from runners.training.announcement import announce, compiled
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
@@ -107,6 +107,7 @@ class _Run:
             taken = branch(session, options.branch, workdir, allow_changes=options.allow_changes)
             self.state, self.extra, self.origin = taken
         self.start = int(self.state.step)
+        self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
         record_start(workdir, session, options.start, step=self.start, parent=parent)
@@ -116,6 +117,7 @@ class _Run:
             else MetricsLog(
                 workdir,
                 resume_at=self.start,
+                began=options.start.began,
                 tensorboard=options.tensorboard,
                 wandb=options.wandb,
                 config=load(workdir)["config"],
@@ -189,12 +191,12 @@ class _Run:
         batches = self.complete.host_batches.iterate(self.complete.train.input, own(self.extra["input"]))
         if self.start >= self.program.num_steps:
             return
-        if self.start and self.saved != self.start:
-            self._save(self.start)  # of a branch: the run can resume without the other one
         batch, position = next(batches)
         self._compile(self.start + 1, batch)
         seed = self.session.seed
-        self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
+        self.window_began = time.perf_counter()
+        if self.start and self.saved != self.start:
+            self._beside(self._save, self.start)  # of a branch: the run can resume without the other one
         for step in range(self.start + 1, self.program.num_steps + 1):
             if (phase := self.complete.of_update(step)) is not self.session:
                 self._report()  # with the programs of the phase that has ended
@@ -245,15 +247,8 @@ class _Run:
         self.session.throughput.mfu({batch.inputs.shape: 1}, 1.0)
         self._flops_with(collections.Counter([batch.inputs.shape]))
         seconds = time.perf_counter() - began
-        rows, length = batch.inputs.shape
-        if self.complete.phases[1:]:
-            phase = f"Phase {self.session.experiment.phase} from step {step}: {rows} rows of {length} positions"
-            self.progress.print(f"{phase} (compiled in {seconds:.1f} s)")
-        elif self.program.input.short_batches:
-            self.progress.print(f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)")
-        else:
-            found = self.session.describe(description(decisions))
-            self.progress.print(f"Compiled in {seconds:.1f} s{found}")
+        decided = self.session.describe(description(decisions))
+        self.progress.print(compiled(self.complete, self.session, step, batch.inputs.shape, seconds, decided))
 
     def _weights(self) -> Any:
         """Returns a copy of the weights, which the next update overwrites."""
@@ -341,7 +336,7 @@ class _Run:
             return
         self.watchdog.rest()
         self._stop_if_bad(self.state.bad_step.item())
-        self.log.flush()  # a run that resumes here needs all lines up to here
+        self._flush(step)  # a run that resumes here needs all lines up to here
         is_finished = step == self.program.num_steps and self.signal is None
         state, is_reported = self.state, is_finished or self.program.ends_window(step)
         if is_reported:  # a run that resumes with another LOG_EVERY must not count them again
@@ -353,6 +348,9 @@ class _Run:
         extra["flops"] = self._flops_with(self.shapes)
         self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
         self.saved = step
+
+    def _flush(self, step: int) -> None:
+        self.log.flush(step, time.perf_counter() - self.window_began - self.aside)
 
     def _stop_if_bad(self, bad_step: int) -> None:
         if bad_step and self.session.task.non_finite == "stop":
@@ -367,7 +365,7 @@ class _Run:
 
     def _write_report(self) -> None:
         if self.processes.primary:
-            self.log.flush()
+            self._flush(int(self.state.step))
             try:
                 report.write(self.workdir)
             except VortaroError as error:  # a run does not end because of its page
