@@ -3,11 +3,13 @@
 import contextlib
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
 
 from registry.resolve import resolve, resolve_recorded
+from registry.runs.run import Run as RunFolder
 from runners.main import main
 from runners.session import Session
 from runners.training.profile import TraceWindow
@@ -95,6 +97,7 @@ def test_stopped_and_killed_in_every_phase_and_at_every_border_it_ends_in_the_sa
         before(self, step, state)
 
     monkeypatch.setattr(TraceWindow, "before", ending)
+    began = time.time()
     for end_at[0], resumes_at in ends:
         is_killed[0] = end_at[0] != resumes_at
         with pytest.raises(Killed) if is_killed[0] else contextlib.nullcontext():
@@ -105,6 +108,9 @@ def test_stopped_and_killed_in_every_phase_and_at_every_border_it_ends_in_the_sa
     assert main([*FLAGS, STAGES, f"--workdir={tmp_path}"]) == 0
     assert "Done: 12 steps (resumed at step 11)" in capsys.readouterr().out
     assert launches.differences(calm, tmp_path) == []
+    spent = RunFolder(tmp_path).goodput
+    assert spent.wall == pytest.approx(time.time() - began, rel=0.01), "all seconds of ten starts are counted"
+    assert min(spent.useful, spent.repeated, spent.overhead) > 0
 
 
 @pytest.mark.slow
