@@ -10,6 +10,7 @@ from layers.specs import P
 from registry.checks import check
 from registry.experiment import Experiment, knob_types
 from registry.layouts import LAYOUTS
+from registry.phase import Phase
 from registry.templates.decoder import DecoderLm
 from registry.templates.parts import FEED_FORWARDS, MIXERS
 from registry.values import listed_values
@@ -22,6 +23,7 @@ LEFT_OUT = {"VOCABULARY", "DATA", "SENTENCEPIECE_MODEL", "FUNCTION_SPLITS", "SEQ
     "WARM_START_OPTIMIZER",
     "DEVICE_ORDER",
     "STAGED_ROWS",
+    "WEIGHT_METRICS",
 }
 # Values of knobs whose type does not list them.
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -74,6 +76,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "LAYER_DROPOUT": (0.0, 0.1),
     "TBPTT_LEN": (None, 8),
     "STAGED_STEPS": (None, 4),
+    "PHASES": ((), (Phase(), Phase(steps=4, schedule="sqrt", Z_LOSS=1e-3))),
+    "SPIKE_WINDOW": (None, 8),
     "GRADIENT_ACCUMULATION": (1, 2),
     "ZERO_STAGE": (None, 0, 1, 2, 3),
     "LOSS_CHUNK": (None, 8),

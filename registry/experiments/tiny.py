@@ -1,6 +1,7 @@
 """Small models that learn real text on a laptop."""
 
 from registry.experiment import register
+from registry.phase import Phase
 from registry.templates.decoder import DecoderLm
 
 
@@ -43,6 +44,14 @@ class StdlibTinyLlama(StdlibTiny):
     FFN = "gated"
     FFN_DIM = 352  # 8/3 of the width, rounded up to a multiple of 32: as many weights as the plain layer
     NUM_KV_HEADS = 2
+
+
+@register
+class StdlibTinyPhases(StdlibTiny):
+    """StdlibTiny at a constant learning rate, which falls to zero in the last 200 updates, on rows twice as long."""
+
+    SCHEDULE = "constant"
+    PHASES = (Phase(), Phase(steps=200, schedule="sqrt", end_factor=0, SEQ_LEN=512, BATCH_SIZE=2, ROTARY_BASE=40_000.0))
 
 
 @register

@@ -1,7 +1,7 @@
 """Phases of a run: an experiment for each, which continues the data of those before, and the complete input."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import fiddle as fdl
 
@@ -22,9 +22,10 @@ ONLY_FIRST = {"STAGED_STEPS": None, "LENGTH_STAGES": (), "LENGTH_START": None}
 class Phases(Experiment):
     """The experiments of the phases of a run, and its complete input."""
 
-    PHASES: tuple[Phase, ...]
-    NUM_STEPS: int
-    TBPTT_LEN: int | None
+    if TYPE_CHECKING:  # knobs that LanguageData declares
+        PHASES: tuple[Phase, ...]
+        NUM_STEPS: int
+
     of_run: ClassVar[type[Self] | None] = None  # the experiment of the complete run, of which this is a phase
 
     def phase_input(self) -> fdl.Config:
