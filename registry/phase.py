@@ -19,7 +19,7 @@ class Phase:
     SCHEDULE = "constant" and `PHASES = (Phase(), Phase(steps=200, schedule="sqrt", end_factor=0))`.
 
     Args:
-      steps: number of updates. One phase may leave it out: it has the rest of NUM_STEPS.
+      steps: number of updates. None: what the other phases leave of NUM_STEPS; of one phase at most.
       schedule: how the learning rate goes from its value at the end of the phase before to `end_factor`: see
         tasks.optimizers.schedules.Segment. "constant" keeps it. None follows SCHEDULE.
       end_factor: learning rate at the end over the peak; None is END_FACTOR.
@@ -74,7 +74,9 @@ def phase_steps(phases: Sequence[Phase], total: int) -> tuple[int, ...]:
     known = sum(phase.steps or 0 for phase in phases)
     open_ones = [number for number, phase in enumerate(phases) if phase.steps is None]
     if len(open_ones) > 1:
-        raise UsageError(f"PHASES[{open_ones[0]}] and PHASES[{open_ones[1]}] have no steps. One may leave them out.")
+        raise UsageError(
+            f"PHASES[{open_ones[0]}] and PHASES[{open_ones[1]}] have no steps. One of them needs a number."
+        )
     if open_ones and known >= total:
         raise UsageError(
             f"NUM_STEPS must be above {known}, the updates of the other phases, because PHASES[{open_ones[0]}] has the "

@@ -30,7 +30,7 @@ def table_cells(record: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def sentence(number: int, phases: list[dict[str, Any]]) -> str | None:
-    """Returns a phase in words, for differences; None if there is no phase of that number."""
+    """Returns a phase in words, for differences; None without a phase of that number."""
     if number >= len(phases):
         return None
     _, updates, rows, positions, _, rate, knobs = cells(number, phases[number])

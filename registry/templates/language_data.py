@@ -6,7 +6,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.phase import Phase
-from registry.templates.data_sources import PAPER_DATA, Data, DataSources
+from registry.templates.data_sources import PAPER_DATA, Data
 from registry.templates.phases import Phases
 from registry.values import Positive, PositiveFloat
 from tasks.inputs.length_curriculum import LengthCurriculumInput
@@ -20,7 +20,7 @@ from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, S
 from tasks.vocabularies.vocabulary import ByteVocabulary, IdVocabulary
 
 
-class LanguageData(Phases, DataSources):
+class LanguageData(Phases):
     """The data knobs of the template: documents as tokens, rows of a seqio task, or synthetic packed rows."""
 
     # Data
@@ -60,9 +60,7 @@ class LanguageData(Phases, DataSources):
     WEIGHT_METRICS: bool = False  # log the norm of each weight and of its update over it, every LOG_EVERY updates
     EVAL_EVERY: int | None = 250  # updates between two evaluations; None: only at the end
     SAVE_EVERY: Positive = 250  # updates between two checkpoints
-    KEEP_EVERY: Positive | None = (
-        None  # updates between two checkpoints that are kept for good; None keeps the last ones
-    )
+    KEEP_EVERY: Positive | None = None  # updates between two checkpoints that are kept for good; None: none
     SAVE_MINUTES: PositiveFloat | None = None  # minutes until a temporary checkpoint, which the next one replaces
     EVAL_TASKS: tuple[
         str, ...

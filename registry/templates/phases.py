@@ -8,6 +8,7 @@ import fiddle as fdl
 from layers.errors import UsageError
 from registry.experiment import Experiment, cls_key, knobs_set_by
 from registry.phase import Phase, phase_steps
+from registry.templates.data_sources import DataSources
 from tasks.inputs.mixture import MixtureInput, rows_of_each
 from tasks.inputs.phased import PhasedInput
 from tasks.inputs.rows import TokensInput
@@ -19,7 +20,7 @@ from tasks.inputs.tbptt_chunks import TbpttInput
 ONLY_FIRST = {"STAGED_STEPS": None, "LENGTH_STAGES": (), "LENGTH_START": None}
 
 
-class Phases(Experiment):
+class Phases(DataSources):
     """The experiments of the phases of a run, and its complete input."""
 
     if TYPE_CHECKING:  # knobs that LanguageData declares

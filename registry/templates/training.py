@@ -56,9 +56,7 @@ class LanguageTraining(LanguageData):
     CLIP_VALUE: float | None = None  # limit on the absolute value of each gradient entry
     GRADIENT_ACCUMULATION: Positive = 1  # micro-batches per update
     GRADIENT_DTYPE: Literal["float32", "bfloat16"] = "float32"  # dtype of stored gradients
-    SPIKE_WINDOW: Positive | None = (
-        None  # drop updates of much higher loss or gradient norm than so many before; None: off
-    )
+    SPIKE_WINDOW: Positive | None = None  # drop updates of much higher loss or norm than so many before; None: off
     SPIKE_DEVIATIONS: PositiveFloat = 6.0  # standard deviations above the mean of SPIKE_WINDOW updates
     LOSS_NORMALIZER: Literal["weights", "positions"] = "weights"  # the loss is a mean over targets or all positions
     Z_LOSS: float = 0.0  # weight of log(Z)^2 in the objective

@@ -35,7 +35,7 @@ def test_outliers_among_the_last_values():
         recent = SPIKES.noted(recent, jnp.int32(step), jnp.asarray(pair))
     assert found == wanted
     assert all(found[step] for step in (20, 33, 40, 47))
-    assert not found[25], "a value that is not finite is no spike"
+    assert not found[25], "a value that is not finite is not a spike"
     assert sum(found) < 15
 
 
@@ -55,7 +55,7 @@ def test_settings_that_mean_nothing_are_refused(field, value):
         Spikes(**{"window": 8, "deviations": 2.0, field: value})
 
 
-def test_a_spike_leaves_weights_and_slots_and_the_schedule_goes_on():
+def test_a_spike_leaves_weights_and_slots_and_the_schedule_continues():
     """One batch of targets that the model finds much less probable than all others."""
     made = resolve("tiny.StdlibTiny", ["SPIKE_WINDOW=8", "SPIKE_DEVIATIONS=4"], smoke=True)
     built = check(made)

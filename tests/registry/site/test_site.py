@@ -55,7 +55,7 @@ def user_module(tmp_path):
 def test_a_pattern_selects_what_is_written(inside, tmp_path):
     done = inside("registry", "site", "--out=pages", "tiny.*")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.match(r"4 experiments, \d+ files, [\d.]+ MiB, [\d.]+ s\nWritten: pages/index\.html\n", done.stdout)
+    assert re.match(r"5 experiments, \d+ files, [\d.]+ MiB, [\d.]+ s\nWritten: pages/index\.html\n", done.stdout)
     names = {file.name for file in (tmp_path / "pages" / "experiments").iterdir()}
     assert names == {f"{key}.html" for key in entries() if key.startswith("tiny.")}
     inside("registry", "site", "--out=pages", "tiny.stdlibtin[y]")

@@ -136,18 +136,18 @@ def test_branches_of_a_stable_checkpoint_equal_complete_runs(tmp_path, capsys):
     assert launches.saved_steps(tmp_path / "stable") == [2, 4, 6, 8, 9]
     for step in (6, 8):
         ends = [f"--set=NUM_STEPS={step + 4}", f"--set=PHASES=(Phase(), {LONG})"]
-        assert main([*flags, *ends, f"--workdir={tmp_path}/whole-{step}"]) == 0
+        assert main([*flags, *ends, f"--workdir={tmp_path}/complete-{step}"]) == 0
         branch = [f"--branch={tmp_path}/stable@{step}", f"--workdir={tmp_path}/branch-{step}"]
         capsys.readouterr()
         assert main([*flags, *ends, *branch]) == 0
         assert f"Continued from {tmp_path}/stable (step {step})" in capsys.readouterr().out
         assert launches.saved_steps(tmp_path / f"branch-{step}")[0] == step, "it resumes without the other run"
-        whole, branched = (tmp_path / f"{kind}-{step}" for kind in ("whole", "branch"))
-        a, b = launches.last_state(whole), launches.last_state(branched)
+        complete, branched = (tmp_path / f"{kind}-{step}" for kind in ("complete", "branch"))
+        a, b = launches.last_state(complete), launches.last_state(branched)
         assert a.keys() == b.keys()
         assert [name for name in a if not np.array_equal(a[name], b[name])] == []
         after = lambda folder, step=step: [line for line in launches.metrics(folder) if line["step"] > step]
-        assert after(whole) == after(branched)
+        assert after(complete) == after(branched)
         assert recorded(str(branched))["parent"]["branch"] is True
         assert main([*flags, *ends, *branch]) == 0, "a run that has a checkpoint resumes"
         assert "already finished" in capsys.readouterr().out

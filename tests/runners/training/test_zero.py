@@ -87,7 +87,13 @@ VARIANTS = {
 
 
 # Stage 3 includes the exchanges of the others; a few variants cover their differences from it.
-LESS = ("accumulated", "rows that do not divide", "heads split", "fully sharded by its table", "muon, weights not trained")
+LESS = (
+    "accumulated",
+    "rows that do not divide",
+    "heads split",
+    "fully sharded by its table",
+    "muon, weights not trained",
+)
 
 
 @functools.cache
