@@ -112,8 +112,8 @@ def _of_run(experiment: Experiment, built: Built) -> dict[str, str]:
     fields = {field.name: str(getattr(built.train, field.name)) for field in dataclasses.fields(built.train)}
     own = ("SEED", "DEVICE_MESH_SHAPE", "MESH_AXES", "DCN_MESH_SHAPE", "DEVICE_ORDER", "PHASES")
     fields |= {name: str(getattr(experiment, name, None)) for name in own}
-    schedule = {"the schedule": str(built.task.optimizer.schedule)}
-    return {name: value for name, value in fields.items() if name != "input"} | schedule
+    shared = {"the schedule": str(built.task.optimizer.schedule), "the vocabulary": str(built.task.vocabulary)}
+    return {name: value for name, value in fields.items() if name != "input"} | shared
 
 
 def _check_mesh(

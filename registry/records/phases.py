@@ -25,13 +25,13 @@ def phase_records(experiment: Experiment, config: Config, other_configs: list[Co
     if not other_configs:
         return []
     stated: tuple[Phase, ...] = type(experiment).knobs()["PHASES"]
-    optimizer = build(config_of(experiment, "task"), "task").optimizer
+    optimizers = [build(config_of(phase, "task").optimizer, "task.optimizer") for phase in experiment.phases]
     source = build(config_of(experiment, "train"), "train").input
     found, last = [], 0
     for number, theirs in enumerate([config, *other_configs]):
         first, last = last + 1, last + source.steps[number]
         changed = {path for path in theirs if theirs[path] != config.get(path)} | (config.keys() - theirs.keys())
-        rates = [float(optimizer.learning_rate_at(step - 1)) for step in (first, last)]
+        rates = [float(optimizers[number].learning_rate_at(step - 1)) for step in (first, last)]
         found.append(
             {
                 "updates": [first, last],

@@ -34,14 +34,16 @@ class Options(ModeOptions):
 def run(request: Request, options: Options) -> int:
     """Trains in the run folder; returns the exit code."""
     from runners.training.checkpoints import resumes
-    from runners.training.origins.branch import check_branch
+    from runners.training.origins.branch import check_branch, require_branch_of
     from runners.training.origins.warm_start import check_warm_start
     from runners.training.train import TrainOptions, train
     from runners.training.workdir import sole_use
 
     session, flags = request.session(options), request.flags
     is_new = not resumes(flags.workdir)
-    if is_new and options.branch is not None:
+    if options.branch is not None and not is_new:
+        require_branch_of(options.branch, flags.workdir)
+    elif options.branch is not None:
         check_branch(session, options.branch, allow_changes=flags.allow_changes)
     elif is_new:
         check_warm_start(session, allow_changes=flags.allow_changes)

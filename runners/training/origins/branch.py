@@ -19,7 +19,7 @@ from runners.training.checkpoints import Checkpoints, require_checkpoints
 from runners.training.history import parent_run
 from runners.training.input_state import require_same_data
 from runners.training.origins.warm_start import Origin
-from runners.training.workdir import is_placement
+from runners.training.workdir import is_placement, vocabulary_record
 from tasks.storage.files import Place, make_folder, place, write_whole
 from tasks.train_step import TrainState
 
@@ -37,8 +37,7 @@ def check_branch(session: Session, source: str, *, allow_changes: bool = False) 
       UsageError: the checkpoint does not exist or is too late, or the other run was trained up to there in another way
         than this run would be.
     """
-    folder, at, which = source.rpartition("@")
-    folder, which = (folder, which) if at else (source, "last")
+    folder, which = _parts(source)
     where = f"--branch={source}"
     try:
         require_checkpoints(folder)
@@ -81,9 +80,31 @@ def branch(
     return state, extra, Origin(f"Continued from {folder} (step {step})", parent_run(folder, step) | {"branch": True})
 
 
+def require_branch_of(source: str, workdir: str) -> None:
+    """Raises a UsageError unless the run in a folder, which has checkpoints, is a branch of the run in `source`."""
+    folder, _ = _parts(source)
+    record = load(place(workdir)) if (place(workdir) / EXPERIMENT).exists() else {}
+    parent = record.get("parent") or {}
+    if not parent.get("branch") or folder not in (parent["workdir"], parent.get("path")):
+        raise UsageError(
+            f"The workdir '{workdir}' holds a run that is not a branch of '{folder}' (--branch={source}). Choose "
+            f"another --workdir, or resume the run without --branch."
+        )
+
+
+def _parts(source: str) -> tuple[str, str]:
+    """Returns the folder and the checkpoint of RUN@STEP."""
+    folder, at, which = source.rpartition("@")
+    return (folder, which) if at else (source, "last")
+
+
 def _first_change(stored: Snapshot, session: Session, step: int) -> str:
     """Returns the first difference between the updates up to a step of two runs, as text; empty if there is none."""
-    now = snapshot(session.experiment, session.mesh_shape)
+    now, words = snapshot(session.experiment, session.mesh_shape), vocabulary_record(session.experiment)
+    learned = stored.get("vocabulary")
+    if learned and words and learned["fingerprint"] != words["fingerprint"]:
+        there, here = (of["fingerprint"][:8] for of in (learned, words))
+        return f"the vocabulary is {learned['is']} ({there}) there and {words['is']} ({here}) here"
     ends = [{last for _, last in _spans(record)} for record in (stored, now)]
     for update in sorted({end for of in ends for end in of if end < step} | {step}):
         before, after = _settings(stored, update), _settings(now, update)
@@ -106,14 +127,20 @@ def _spans(record: Snapshot) -> list[tuple[int, int]]:
 
 
 def _settings(record: Snapshot, update: int) -> dict[str, Any]:
-    """Returns the config of the task and the input of one update, without schedule and placement."""
+    """Returns the config of the task and the input of one update, without schedule and placement.
+
+    `train.input.first_row` becomes the first row of the update, which does not depend on where a phase begins.
+    """
     config: Mapping[str, Any] = record["config"]
     phases = record.get("phases")
-    prefix = "train.input"
+    prefix, begins = "train.input", 0
     if phases:
         number = min(bisect.bisect_left([phase["updates"][1] for phase in phases], update), len(phases) - 1)
         prefix, config = f"train.input.phases.{number}", {**config, **phases[number]["config"]}
+        begins = phases[number]["updates"][0] - 1
     is_same = lambda path: path.startswith((SCHEDULE, "task.zero")) or is_placement(path)
     task = {path: value for path, value in config.items() if path.startswith("task") and not is_same(path)}
     inside = {path.removeprefix(prefix): value for path, value in config.items() if path.startswith(prefix)}
+    if ".first_row" in inside:
+        inside[".first_row"] = str(int(inside[".first_row"]) + (update - 1 - begins) * int(inside[".batch_size"]))
     return {**task, **{f"train.input{path}": value for path, value in inside.items()}}
