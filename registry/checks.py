@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import fiddle as fdl
 import flax.linen as nn
@@ -21,6 +22,7 @@ from registry.user_code import building
 from tasks.batch import empty_batch
 from tasks.gradients import metrics_of
 from tasks.inputs.indexed import IndexedInput
+from tasks.inputs.phased import PhasedInput
 from tasks.programs import TestProgram, TrainProgram
 from tasks.task import Task
 from tasks.train_step import abstract_state
@@ -71,10 +73,31 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None, platfor
             _check_mesh(placed, task, inputs, placed.mesh_shape())
         except UsageError as error:
             raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
+    _require_stated_phases(experiment, train)
     if experiment.phase == 0:
         for phase in experiment.phases[1:]:
             _check_phase(experiment, built, phase, mesh, platform)
     return built
+
+
+def _require_stated_phases(experiment: Experiment, train: TrainProgram) -> None:
+    """Rejects an input of phases that differs from PHASES, because --set has changed a field that others follow."""
+    source = train.input
+    if not isinstance(source, PhasedInput):
+        return
+    phases: Any = experiment.phases
+    stated = {
+        "train.input.steps": (source.steps, phases[0].steps_of_phases),
+        "train.input.phase": (source.phase, experiment.phase),
+        "train.num_steps": (train.num_steps, sum(source.steps)),
+        **{
+            f"train.input.phases.{number}.batch_size": (part.batch_size, phases[number].BATCH_SIZE)
+            for number, part in enumerate(source.phases)
+        },
+    }
+    for path, (found, wanted) in stated.items():
+        if found != wanted:
+            raise UsageError(f"{path} must be {wanted}, as PHASES state (got {found}). Change PHASES or its knobs.")
 
 
 def _check_phase(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from layers.errors import UsageError, did_you_mean
 from layers.specs import P, show_spec
 from registry.phase import Phase
+from registry.study import Study, Uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +33,15 @@ if TYPE_CHECKING:
 else:
     PerLayer = Annotated[T | tuple[T, ...], PER_LAYER]  # one value, or a pattern that repeats over the layers
 
+CALLED = {cls.__name__: cls for cls in (P, Phase, Study, Uniform)}  # values that are written as calls
+
 _REPEATED = re.compile(r"\s*(\d+)\s*\*\s*(.+)")
 _SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse(text: str) -> Any:
-    """Returns a Python literal, a `P(...)`, a `Phase(...)`, true/false/none, or otherwise the text itself.
+    """Returns a Python literal, a call of CALLED, true/false/none, or otherwise the text itself.
 
     >>> parse("2,4"), parse("1e-3"), parse("gelu_tanh")
     ((2, 4), 0.001, 'gelu_tanh')
@@ -52,12 +55,16 @@ def parse(text: str) -> Any:
 
 
 def _evaluated(tree: ast.expr) -> Any:
-    """Returns the value of a literal, of `P(...)` and `Phase(...)`, and of tuples of them; ValueError for others."""
+    """Returns the value of a literal, of a call of CALLED, and of tuples and dicts of them; ValueError for others."""
+    if isinstance(tree, ast.Dict) and None not in tree.keys:
+        return {
+            ast.literal_eval(key): _evaluated(value) for key, value in zip(tree.keys, tree.values, strict=True) if key
+        }
     if isinstance(tree, ast.Tuple | ast.List):
         return tuple(map(_evaluated, tree.elts)) if isinstance(tree, ast.Tuple) else list(map(_evaluated, tree.elts))
     if not isinstance(tree, ast.Call):
         return ast.literal_eval(tree)
-    made = {"P": P, "Phase": Phase}.get(getattr(tree.func, "id", ""))
+    made = CALLED.get(getattr(tree.func, "id", ""))
     if made is None or (tree.keywords if made is P else tree.args):
         raise ValueError("another call")
     keywords = {keyword.arg: _evaluated(keyword.value) for keyword in tree.keywords if keyword.arg}

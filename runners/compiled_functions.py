@@ -85,6 +85,11 @@ class CompiledFunctions:
         """The jitted global norm of a tree of arrays: one program instead of one per operation."""
         return jax.jit(optax.global_norm)
 
+    def updated(self, state: TrainState) -> Any:
+        """Returns the weights that updates change: the float32 copies of weights of another dtype, if there are any."""
+        table, params = self._task.weight_table(), state.variables["params"]
+        return table.with_trained(self._task.optimizer.exact(table.trained(params), state.optimizer), params)
+
     @functools.cached_property
     def copies_of(self) -> Any:
         """The jitted copy of a tree of arrays: one program instead of one per array."""
@@ -95,11 +100,11 @@ class CompiledFunctions:
         """The jitted norms of the weights before an update, and of the update over them: float32 (arrays, 2)."""
 
         def changes(before: Any, after: Any) -> jax.Array:
-            norm = lambda array: jnp.linalg.norm(array.astype(jnp.float32).ravel())
-            pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
             wide = lambda array: array.astype(jnp.float32)
+            norm = lambda array: jnp.sqrt(jnp.sum(jnp.square(array)))  # on each device its part, unlike that of a row
+            pairs = [(wide(old), wide(new)) for old, new in zip(*map(jax.tree.leaves, (before, after)), strict=True)]
             norms = jnp.stack([norm(old) for old, _ in pairs])
-            updates = jnp.stack([norm(wide(new) - wide(old)) for old, new in pairs])
+            updates = jnp.stack([norm(new - old) for old, new in pairs])
             return jnp.stack([norms, updates / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)], axis=1)
 
         return jax.jit(changes)

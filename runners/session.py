@@ -51,6 +51,7 @@ class Session:
         processes: ProcessGroup | None = None,
     ):
         devices = jax.devices() if devices is None else devices
+        self._devices = list(devices)
         experiment = on_devices(experiment, devices)
         self.experiment, self.processes = experiment, processes or ProcessGroup()
         if self.processes.count != jax.process_count():
@@ -70,9 +71,9 @@ class Session:
     @functools.cached_property
     def phases(self) -> tuple["Session", ...]:
         """The sessions of the run's phases on the same devices, in order; itself alone if it has none."""
-        devices = list(self.mesh.devices.flat)
         others = self.experiment.phases[1:] if self.experiment.phase == 0 else ()
-        return (self, *(Session(phase, devices, self.processes) for phase in others))
+        # In the order that this session was given: that of its mesh is the result of a permutation.
+        return (self, *(Session(phase, self._devices, self.processes) for phase in others))
 
     def of_update(self, step: int) -> "Session":
         """Returns the session of the phase that has update `step`, counted from 1; the first one for 0."""
@@ -96,8 +97,21 @@ class Session:
                     f"train.input ends after {end} batches, before train.num_steps = {steps}. Lower train.num_steps."
                 )
         for phase in self.phases:
-            inputs = {split: phase.test.inputs[split] for split in splits if split in phase.test.inputs}
-            for split, source in inputs.items():
+            with phase.named():
+                phase._require_held_out(splits)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Adds the name of the phase to errors inside, if it is a later one."""
+        try:
+            yield
+        except UsageError as error:
+            number = self.experiment.phase
+            raise (type(error)(f"PHASES[{number}]: {error}") if number else error) from error.__cause__
+
+    def _require_held_out(self, splits: Collection[str]) -> None:
+        for split, source in self.test.inputs.items():
+            if split in splits:
                 source.require_data()
                 if source.num_batches() == 0:
                     raise UsageError(f"test.inputs.{split} has no batch. Give it more data or a smaller batch.")
@@ -110,7 +124,11 @@ class Session:
         if not train and not splits:
             return {}
         train_input = {"train.input": self.train.input} if train else {}
-        return train_input | {f"test.inputs.{split}": source for split, source in self.test.inputs.items()}
+        return train_input | {
+            f"test.inputs.{split}{f' of PHASES[{phase.experiment.phase}]' if phase.experiment.phase else ''}": source
+            for phase in self.phases
+            for split, source in phase.test.inputs.items()
+        }
 
     @property
     def mesh_owner(self) -> str:

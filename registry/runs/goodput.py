@@ -60,13 +60,14 @@ def goodput(lines: Sequence[Line]) -> Goodput:
     """
     spent = dict.fromkeys(("useful", "repeated", "overhead", "idle"), 0.0)
     resumes = [line["step"] if line.get("starts") else math.inf for line in lines]
+    lowest = list(itertools.accumulate(reversed(resumes), min, initial=math.inf))[::-1]  # from each line on
     for number, (before, line) in enumerate(itertools.pairwise(lines)):
         seconds = max(line["time"] - before["time"], 0.0)
         if line.get("starts"):
             spent["idle"] += seconds
             continue
         updates, steps = min(line.get("updates", 0.0), seconds), line["step"] - before["step"]
-        kept = min(resumes[number + 2 :], default=math.inf) - before["step"]
+        kept = lowest[number + 2] - before["step"]
         share = min(max(kept / steps, 0.0), 1.0) if steps > 0 else 1.0
         spent["useful"] += share * updates
         spent["repeated"] += (1 - share) * updates

@@ -11,6 +11,7 @@ from registry.runs.folders import METRICS
 from tasks.storage.files import Place, reached
 
 _STEP = re.compile(rb'"step": (\d+)')  # in a line as it is written
+_PHASE = re.compile(rb'"phase": (\d+)')
 _LOSS = re.compile(rb'"loss": (-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)')
 
 Line = dict[str, Any]  # "step", "split" and scalars
@@ -85,9 +86,13 @@ def _backwards(content: bytes, split: str) -> Iterator[bytes]:
 
 
 def _first(lines: Sequence[bytes], figure: re.Pattern[bytes], *, lowest: bool) -> Line:
-    """Returns the line with the lowest or highest figure, the last of equal ones, among those that are complete."""
+    """Returns the line with the lowest or highest figure, the last of equal ones, among those that are complete.
+
+    The lowest is that of the last phase of a run: phases have other data.
+    """
+    phase = lambda line: int(match[1]) if lowest and (match := _PHASE.search(line)) else 0
     found = [(float(match[1]), line) for line in lines if (match := figure.search(line))]
-    found.sort(key=lambda pair: pair[0], reverse=not lowest)
+    found.sort(key=lambda pair: (-phase(pair[1]), pair[0] if lowest else -pair[0]))
     return next((parsed for parsed in (_parsed(line) for _, line in found) if parsed), {})
 
 

@@ -137,8 +137,10 @@ class Run:
 
     @functools.cached_property
     def goodput(self) -> Goodput:
-        """The seconds since its first start, by what was done in them."""
-        return goodput(times_of(self.folder))
+        """The seconds since its first start, by what was done in them; zeros if they were not recorded from then on."""
+        lines, starts = times_of(self.folder), self.record.get("starts") or []
+        first = min((datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts), default=0.0)
+        return goodput(lines) if lines and lines[0]["time"] < first + UNRECORDED else Goodput()
 
     def __getitem__(self, name: str) -> Any:
         """Returns a figure in FIGURES, a setting, or the last scalar of validation or of tasks; None without it."""
@@ -148,6 +150,8 @@ class Run:
             return value(self.settings[name])
         return self.summary.validation.get(name, self.summary.evals.get(name))
 
+
+UNRECORDED = 60.0  # seconds between the first start and its time that are due to the start itself
 
 FIGURES: dict[str, Any] = {
     "run": lambda run: run.name,

@@ -33,7 +33,7 @@ MORE = {
     "skipped_updates": "skipped updates",
 }
 # Scalars of every run without a curve: others in another unit, and axes. All further ones are reported by layers.
-PLAIN = ("step", "split", "objective", "perplexity", "bits_per_token", "steps_per_second", *SCALARS.values())
+PLAIN = ("step", "split", "phase", "objective", "perplexity", "bits_per_token", "steps_per_second", *SCALARS.values())
 
 Line = Mapping[str, Any]  # a line of metrics.jsonl: "step", "split" and scalars
 

@@ -6,6 +6,7 @@ import fiddle as fdl
 
 from layers.errors import UsageError
 from registry.phase import Phase
+from registry.study import Study
 from registry.templates.data_sources import PAPER_DATA, Data
 from registry.templates.phases import Phases
 from registry.values import Positive, PositiveFloat
@@ -54,6 +55,8 @@ class LanguageData(Phases):
     # Optimization
     NUM_STEPS: Positive = 1000  # number of updates
     PHASES: tuple[Phase, ...] = ()  # parts of the run with learning rates and knobs of their own: see registry.phase
+
+    STUDY: Study | None = None  # cases with other knobs, which --mode=study trains and compares: see registry.study
 
     # Computation
     LOG_EVERY: Positive = 50  # updates between two lines of metrics

@@ -130,3 +130,9 @@ def _seeded() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def suite_of(session: Session, report: Callable[[str], None]) -> TaskSuite | None:
+    """Returns the tasks that run with every evaluation of an experiment; None if it has none."""
+    tasks = session.test.evals
+    return None if tasks is None else TaskSuite(session, tasks, report=report)

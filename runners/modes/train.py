@@ -23,6 +23,7 @@ class Options(ModeOptions):
         default=None,
     )
     profile_steps: int = option("updates under the profiler", default=10)
+    until: int | None = option("save and stop after this update", metavar="STEP", default=None)
     branch: str | None = option(
         "continue from a checkpoint of another run, which has the same updates up to there",
         metavar="RUN@STEP",
@@ -51,6 +52,7 @@ def run(request: Request, options: Options) -> int:
         start=request.start,
         tensorboard=flags.tensorboard,
         wandb=flags.wandb,
+        until=options.until,
         branch=options.branch,
         profile_at=options.profile_at,
         profile_steps=options.profile_steps,

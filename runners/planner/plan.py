@@ -1,5 +1,7 @@
 """--mode=plan: memory, collectives and step time of an experiment on a machine that need not be attached."""
 
+from typing import Any
+
 from registry.experiment import Experiment
 from registry.records.snapshot import flat_config
 from runners.planner.budget import Budget
@@ -32,10 +34,10 @@ def plan(
     return 1 if does_not_fit else 0
 
 
-def _program(session: Session) -> tuple[dict[str, str], list[tuple[int, int]]]:
+def _program(session: Session) -> tuple[Any, ...]:
     """Returns what the program of an update depends on."""
     task = {path: value for path, value in flat_config(session.experiment).items() if path.startswith("task.")}
-    return task, session.train.input.shapes()
+    return task, session.train.input.shapes(), session.train.input.fields
 
 
 def _plan(session: Session, machine: Machine, step: Step, folder: Place, budget: Budget | None) -> Plan:

@@ -33,7 +33,7 @@ def require_same_run(experiment: Experiment, options: argparse.Namespace, proces
         "Python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
         "code": digest((*options.imports, type(experiment).__module__)),
-        "config": short_digest(repr(sorted(flat_config(experiment).items())).encode()),
+        "config": short_digest(repr([sorted(flat_config(phase).items()) for phase in experiment.phases]).encode()),
         "flags": " ".join(_other_flags(options)) or "nothing",
     }
     processes.all_agree(card)

@@ -1,4 +1,4 @@
-"""What a run prints before its first update: the model, the devices, the data and the origin of its weights."""
+"""What a run prints: its model, devices, data and origin, compiled updates, and how it has ended."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,8 @@ from registry.experiment import owner
 from registry.values import show
 from runners.session import Session
 from runners.training.origins.warm_start import Origin
+from runners.training.progress import already_finished, clock
+from runners.training.report import REPORT
 from tasks.storage.files import Place
 
 
@@ -53,3 +55,24 @@ def compiled(run: Session, session: Session, step: int, shape: tuple[int, int], 
     if session.train.input.short_batches:
         return f"Rows of {length} positions from step {step} (compiled in {seconds:.1f} s)"
     return f"Compiled in {seconds:.1f} s{decided}"
+
+
+def ended(session: Session, start: int, step: int, stopped_by: str | None, seconds: float, workdir: Place) -> str:
+    """Returns the sentence on how a start of training has ended.
+
+    Args:
+      session: the session of the complete run.
+      start: number of updates done before.
+      step: the last update.
+      stopped_by: the name of the signal that stopped it, if any.
+      seconds: the time of this start.
+      workdir: the run folder.
+    """
+    if stopped_by is not None:
+        return f"{stopped_by}: saved step {step} in {workdir}. Run the same command again to resume."
+    page, steps = f"Report: {workdir / REPORT}", session.train.num_steps
+    if start and start >= steps:
+        knob = "NUM_STEPS" if "NUM_STEPS" in session.experiment.knobs() else "train.num_steps"
+        return f"{already_finished(start, steps, knob)} {page}"
+    done = f"{step} steps" if not start else f"{step} steps (resumed at step {start})"
+    return f"Done: {done} in {clock(seconds)}. {page}"

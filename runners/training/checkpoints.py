@@ -24,6 +24,7 @@ from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
 
+LATER = 1e6  # above all losses: those of different phases, on other data, are not compared
 DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
 REPORTS = "sums/reports/"  # path of the sums of metrics that layers report
@@ -38,7 +39,7 @@ class _Manager(ocp.CheckpointManager):
 
 @dataclasses.dataclass
 class _Kept(managers.PreservationPolicy):
-    """Keeps the milestones of a program, its last checkpoints, and the newest one, which may be temporary."""
+    """Keeps the milestones of a program, its last checkpoints, and the last ones that are not temporary."""
 
     program: TrainProgram
 
@@ -47,7 +48,7 @@ class _Kept(managers.PreservationPolicy):
     ) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
         lasting = [step for step in steps if not self.program.is_temporary(step)]
-        last = {*lasting[-self.program.keep_last :], *steps[-1:]}
+        last = {*lasting[-self.program.keep_last :], *steps[-self.program.keep_last :]}
         return [step in last or self.program.is_milestone(step) for step in steps]
 
 
@@ -111,8 +112,8 @@ class Checkpoints:
             print(f"Checkpoint {step} is damaged and skipped: its metrics cannot be read", flush=True)
             self._move_aside(step)
 
-    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None) -> None:
-        """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known.
+    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None, *, phase: int = 0) -> None:
+        """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known, on the data of a phase.
 
         Raises:
           VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full.
@@ -120,8 +121,9 @@ class Checkpoints:
         extra = extra | {CHECKSUMS: _checksums(state)}
         self._saved = time.monotonic()
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
+        metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
-            self._manager.save(step, args=items, metrics=None if loss is None else {"loss": loss}, force=True)
+            self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def is_due(self, step: int) -> bool:
         """Returns whether the program saves a checkpoint after an update; the same in all processes."""
@@ -377,4 +379,5 @@ def _system_error(error: Exception) -> str:
 
 
 def _loss(metrics: dict[str, float]) -> float:
-    return metrics["loss"]
+    """Returns a number that is lowest for the best checkpoint: the loss, in the last phase that has been evaluated."""
+    return metrics["loss"] - LATER * metrics.get("phase", 0)

@@ -37,8 +37,9 @@ class Start:
 
 def start_of(options: argparse.Namespace, experiment: Experiment) -> Start:
     """Returns the start of a command line."""
+    times = {"began": options.began} if "began" in options else {}  # only the runner trains
     modules = (*options.imports, type(experiment).__module__)
-    return Start(command=tuple(options.command), began=options.began, modules=modules)
+    return Start(command=tuple(options.command), modules=modules, **times)
 
 
 def first_record(before: Mapping[str, Any] | None, start: Start, parent: Mapping[str, Any] | None) -> dict[str, Any]:

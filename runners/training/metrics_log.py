@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from registry.runs.folders import METRICS, TIMES
-from registry.runs.metrics import TRAIN
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
@@ -33,6 +32,7 @@ class MetricsLog:
 
         `began` is the time at which this process started, in seconds since 1970.
         """
+        self._updates = 0.0  # seconds of updates since this start
         self._step, self._times = resume_at, LineFile(workdir / TIMES, read_lines(workdir / TIMES))
         self._times.write({"time": began, "step": resume_at, "starts": True})
         self._file = LineFile(workdir / METRICS, (line for line in read(workdir) if line["step"] <= resume_at))
@@ -51,25 +51,18 @@ class MetricsLog:
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a split at a step."""
         self._file.write({"step": step, "split": split, **scalars})
-        if split == TRAIN:
-            self._note_time(step, (step - self._step) / scalars["steps_per_second"])
         self._worker.submit(self._write_tensorboard, step, split, dict(scalars))
         if self._wandb is not None:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
 
-    def _note_time(self, step: int, seconds: float) -> None:
-        self._times.write({"time": time.time(), "step": step, "updates": seconds})
-        self._step = step
-
-    def flush(self, step: int, seconds: float) -> None:
-        """Writes all buffered lines, so that a checkpoint saved afterwards resumes with them.
-
-        Args:
-          step: the last update.
-          seconds: time of updates since the last line of training.
-        """
+    def spent(self, step: int, seconds: float) -> None:
+        """Records the time: `step` is the last update, `seconds` the time of all updates since this start."""
         if step > self._step:
-            self._note_time(step, seconds)
+            self._times.write({"time": time.time(), "step": step, "updates": seconds - self._updates})
+            self._step, self._updates = step, seconds
+
+    def flush(self) -> None:
+        """Writes all buffered lines, so that a checkpoint saved afterwards resumes with them."""
         self._file.flush()
         self._times.flush()
 
@@ -109,7 +102,10 @@ class NullMetricsLog:
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Does nothing."""
 
-    def flush(self, step: int, seconds: float) -> None:
+    def spent(self, step: int, seconds: float) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
         """Does nothing."""
 
     def close(self) -> None:

@@ -20,11 +20,11 @@ from registry.runs.metrics import EVALS, WEIGHTS
 from registry.runs.state import FINISHED
 from runners.compiled_functions import Updates
 from runners.evals import tables
-from runners.evals.suite import TaskSuite
+from runners.evals.suite import suite_of
 from runners.processes.watchdog import Watchdog
 from runners.session import Session
 from runners.training import report
-from runners.training.announcement import announce, compiled
+from runners.training.announcement import announce, compiled, ended
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
@@ -33,7 +33,7 @@ from runners.training.metrics_log import MetricsLog, NullMetricsLog
 from runners.training.origins.branch import branch
 from runners.training.origins.warm_start import Origin, begin
 from runners.training.profile import TraceWindow
-from runners.training.progress import TrainingProgress, already_finished, clock, summary
+from runners.training.progress import TrainingProgress, summary
 from runners.training.window import weight_scalars, window_scalars
 from tasks.batch import Batch
 from tasks.metrics import TokenCount
@@ -57,6 +57,7 @@ class TrainOptions:
 
     tensorboard: bool = True
     wandb: str | None = None  # W&B project
+    until: int | None = None  # the step after which to save and stop; None: NUM_STEPS
     branch: str | None = None  # RUN@STEP, of which the run is a continuation
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
@@ -91,6 +92,7 @@ class _Run:
         self.session, self.complete = session, session  # that of the current phase, and that of the complete run
         self.workdir, self.program = workdir, session.train
         self.processes, self.watchdog = session.processes, watchdog
+        self.last = min(options.until or self.program.num_steps, self.program.num_steps)  # step at which to stop
         if options.profile_at is not None and not 1 <= options.profile_at <= self.program.num_steps:
             raise UsageError(f"--profile_at must be 1 to {self.program.num_steps} (got {options.profile_at}).")
         self.checkpoints = Checkpoints(workdir, self.program, processes=self.processes)
@@ -108,6 +110,7 @@ class _Run:
             self.state, self.extra, self.origin = taken
         self.start = int(self.state.step)
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
+        self.updating, self.paused = 0.0, None  # seconds of updates; the time at which other work has begun
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
         record_start(workdir, session, options.start, step=self.start, parent=parent)
@@ -134,6 +137,7 @@ class _Run:
         self.loss: float | None = None  # validation loss, and the step it was measured at
         self.loss_step = -1
         self.report_written = self.began
+        self.suites = [suite_of(phase, self.progress.print) for phase in session.phases]  # none may fail at a border
         self.evaluated = -1  # step at which the tasks of the suite were run last
 
         self._enter(self.complete.of_update(min(self.start + 1, self.program.num_steps)))
@@ -142,8 +146,7 @@ class _Run:
         """Continues with the programs of the session of a phase."""
         self.session, self.program = session, session.train
         self.updates = Updates(session.functions)
-        evals = session.test.evals
-        self.suite = None if evals is None else TaskSuite(session, evals, report=self.progress.print)
+        self.suite = self.suites[session.experiment.phase]
 
     def _tokens_so_far(self) -> TokenCount:
         """Returns the token count of the window of metrics in which training starts."""
@@ -189,7 +192,7 @@ class _Run:
 
     def _loop(self) -> None:
         batches = self.complete.host_batches.iterate(self.complete.train.input, own(self.extra["input"]))
-        if self.start >= self.program.num_steps:
+        if self.start >= self.last:
             return
         batch, position = next(batches)
         self._compile(self.start + 1, batch)
@@ -197,7 +200,7 @@ class _Run:
         self.window_began = time.perf_counter()
         if self.start and self.saved != self.start:
             self._beside(self._save, self.start)  # of a branch: the run can resume without the other one
-        for step in range(self.start + 1, self.program.num_steps + 1):
+        for step in range(self.start + 1, self.last + 1):
             if (phase := self.complete.of_update(step)) is not self.session:
                 self._report()  # with the programs of the phase that has ended
                 self._enter(phase)
@@ -225,7 +228,7 @@ class _Run:
                 self._report()
                 self._save(step)
                 return
-            if step < self.program.num_steps:
+            if step < self.last:
                 self.watchdog.expect("The batch of update", step + 1)
                 batch, position = next(batches)
         self._report()
@@ -252,14 +255,15 @@ class _Run:
 
     def _weights(self) -> Any:
         """Returns a copy of the weights, which the next update overwrites."""
-        return self.session.settle(self.session.functions.copies_of(self.state.variables["params"]))
+        functions = self.session.functions
+        return self.session.settle(functions.copies_of(functions.updated(self.state)))
 
     def _ask(self, step: int, before: Any) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
         # Settled like an update: its collectives must not run concurrently with those of the next one.
         settle, functions, params = self.session.settle, self.session.functions, self.state.variables["params"]
         norm = settle(functions.norm_of(params))
-        changes = None if before is None else settle(functions.changes_of(before, params))
+        changes = None if before is None else settle(functions.changes_of(before, functions.updated(self.state)))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, norm, changes)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
         self.shapes, self.unread = collections.Counter(), 0
@@ -283,6 +287,8 @@ class _Run:
         seconds = max(now - self.window_began - self.aside, 1e-9)
         steps = step - self.window_start
         self.window_began, self.window_start, self.aside = now, step, 0.0
+        self.updating += seconds
+        self.log.spent(step, self.updating)
         self.tokens.read(totals["tokens"])
         self.extra["tokens_seen"] += self.tokens.total
         self.tokens = TokenCount()
@@ -307,9 +313,9 @@ class _Run:
         self._report()
         jax.block_until_ready(self.state.step)  # the time of queued updates counts as training
         self.watchdog.rest()
-        began = time.perf_counter()
+        self.paused = began = time.perf_counter()
         work(step, *arguments)
-        self.aside += time.perf_counter() - began
+        self.aside, self.paused = self.aside + time.perf_counter() - began, None
 
     def _evaluate(self, step: int) -> None:
         if "validation" in self.session.test.inputs and self.loss_step != step:
@@ -326,6 +332,8 @@ class _Run:
         self._stop_if_bad(self.state.bad_step.item())
         scalars = evaluate(self.session, self.session.functions.evaluated(self.state), "validation")
         self.loss, self.loss_step = scalars["loss"], step
+        if self.program.input.borders:
+            scalars["phase"] = self.session.experiment.phase
         self.log.write(step, "validation", scalars)
         self.progress.print(f"step {step:>6} validation  {summary(scalars)}")
         if time.perf_counter() - self.report_written > REPORT_EVERY:
@@ -346,11 +354,14 @@ class _Run:
         # A copy, because the checkpoint is written while training continues.
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
         extra["flops"] = self._flops_with(self.shapes)
-        self.checkpoints.save(step, state, extra, self.loss if self.loss_step == step else None)
+        loss = self.loss if self.loss_step == step else None
+        self.checkpoints.save(step, state, extra, loss, phase=self.session.experiment.phase)
         self.saved = step
 
     def _flush(self, step: int) -> None:
-        self.log.flush(step, time.perf_counter() - self.window_began - self.aside)
+        now = self.paused or time.perf_counter()
+        self.log.spent(step, self.updating + now - self.window_began - self.aside)
+        self.log.flush()
 
     def _stop_if_bad(self, bad_step: int) -> None:
         if bad_step and self.session.task.non_finite == "stop":
@@ -375,23 +386,15 @@ class _Run:
     def _finish(self) -> int:
         self.watchdog.rest()
         step = int(self.state.step)
-        if self.saved != step:
+        if self.saved != step or self.start < step == self.last:
             if self.signal is None:
                 self._evaluate(step)
             self._save(step)
         self.checkpoints.close()
         name = None if self.signal is None else signal.Signals(self.signal).name
-        record_end(self.workdir, self.session, step=step, reason=name or FINISHED)
+        is_complete = step >= self.program.num_steps
+        record_end(self.workdir, self.session, step=step, reason=name or (FINISHED if is_complete else "--until"))
         self._write_report()
-        if name is not None:
-            print(f"{name}: saved step {step} in {self.workdir}. Run the same command again to resume.", flush=True)
-            return 130 if self.signal == signal.SIGINT else 0
-        report_page = f"Report: {self.workdir / report.REPORT}"
-        if self.start and self.start >= self.program.num_steps:
-            knob = "NUM_STEPS" if "NUM_STEPS" in self.session.experiment.knobs() else "train.num_steps"
-            print(f"{already_finished(self.start, self.program.num_steps, knob)} {report_page}", flush=True)
-            return 0
-        spent = clock(time.perf_counter() - self.began)
-        done = f"{step} steps" if not self.start else f"{step} steps (resumed at step {self.start})"
-        print(f"Done: {done} in {spent}. {report_page}", flush=True)
-        return 0
+        spent = time.perf_counter() - self.began
+        print(ended(self.complete, self.start, step, name, spent, self.workdir), flush=True)
+        return 130 if self.signal == signal.SIGINT else 0

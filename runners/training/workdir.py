@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from registry.records.diff import diff
 from registry.records.record import EXPERIMENT, Snapshot, load
 from registry.records.snapshot import flat_config, snapshot, with_todays_fields
 from registry.runs.folders import LOCK
+from registry.runs.state import last_saved
 from registry.tool import render
 from runners.processes.coordination import ProcessGroup
 from runners.training.history import Start, first_record
@@ -33,7 +35,7 @@ NOT_LEARNED = (
 NOT_LEARNED_PATHS = (
     *(
         "task.zero",
-        "task.weight_metrics",
+        "train.weight_metrics",
         "train.step_timeout",
         "train.log_every",
         "train.eval_every",
@@ -44,6 +46,7 @@ NOT_LEARNED_PATHS = (
 TEST = "test"  # path of the class that Test() builds, which depends on whether there are tasks
 TOKENIZER = "tokenizer"  # folder of a run folder with the files of an imported tokenizer
 LENGTH = "NUM_STEPS"
+PHASES = "train.input."  # may depend on the number of steps, in a run with phases
 SCHEDULE = "task.optimizer.schedule."  # may depend on the number of steps
 
 
@@ -222,7 +225,7 @@ def _is_name(path: str) -> bool:
 def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: Experiment, allow_changes: bool) -> str:
     """Returns a summary of the changes that are always allowed; raises a UsageError for others unless allowed."""
     difference = diff(with_todays_fields(before), now)
-    following = _following_length(experiment, before)
+    following = _following_length(experiment, before, folder)
     # The effect of a knob that was added or removed since is in the config.
     difference["knobs"] = [row for row in difference["knobs"] if None not in (row["a"], row["b"])]
     knobs = [row for row in difference["knobs"] if row["knob"] not in NOT_LEARNED]
@@ -249,8 +252,19 @@ def _refuse_changes(folder: Place, before: Snapshot, now: Snapshot, experiment: 
     )
 
 
-def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
-    """Returns the config paths of the learning-rate schedule that differ only because NUM_STEPS has changed."""
+def _moves_later_borders(experiment: Any, before: Snapshot, folder: Place) -> bool:
+    """Returns whether the borders of phases that differ from those of the stored run are after its last saved step."""
+    old = [phase["updates"][1] for phase in before.get("phases", [])[:-1]]
+    new = itertools.accumulate(experiment.steps_of_phases) if old else []
+    moved = [min(pair) for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
+    return not moved or (last_saved(folder) or 0) <= min(moved)
+
+
+def _following_length(experiment: Experiment, before: Snapshot, folder: Place) -> list[str]:
+    """Returns the config paths of schedule and phases that differ only because NUM_STEPS has changed.
+
+    Those of phases are included if the borders that move are after the last saved step.
+    """
     cls = type(experiment)
     length = before["knobs"].get(LENGTH, {}).get("value", "")
     if not length.isdecimal() or LENGTH not in cls.knobs() or cls.knobs()[LENGTH] == int(length):
@@ -259,7 +273,8 @@ def _following_length(experiment: Experiment, before: Snapshot) -> list[str]:
         config = flat_config(cls.derive(**{LENGTH: int(length)})())
     except UsageError:  # the current settings do not allow that length
         return []
-    schedule = (path for path in before["config"] if path.startswith(SCHEDULE))
+    free = (SCHEDULE, PHASES) if _moves_later_borders(experiment, before, folder) else SCHEDULE
+    schedule = (path for path in before["config"] if path.startswith(free))
     return [path for path in schedule if config.get(path) == before["config"][path]]
 
 

@@ -66,7 +66,10 @@ class PhasedInput(IndexedInput):
 
     def require_data(self) -> None:
         for number, (source, steps) in enumerate(zip(self.phases, self.steps, strict=True)):
-            source.require_data()
+            try:
+                source.require_data()
+            except UsageError as error:
+                raise UsageError(f"PHASES[{number}]: {error}") from error
             end = source.num_batches()
             if end is not None and end < steps:
                 raise UsageError(f"PHASES[{number}] has data for {end} updates only (got {steps} steps).")

@@ -231,6 +231,12 @@ class Optimizer:
         """Whether other weights are evaluated than those that gradients are taken of."""
         return self.schedule_free or self.average_decay is not None
 
+    def exact(self, weights: Any, state: Any) -> Any:
+        """Returns the weights that updates are added to: the float32 copies with master_weights, else `weights`."""
+        if not self.master_weights:
+            return weights
+        return (state if self.average_decay is None else state.inner).weights
+
     def evaluated(self, weights: Any, state: Any) -> Any:
         """Returns the weights to evaluate, sample from and export.
 

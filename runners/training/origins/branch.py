@@ -138,9 +138,12 @@ def _settings(record: Snapshot, update: int) -> dict[str, Any]:
         number = min(bisect.bisect_left([phase["updates"][1] for phase in phases], update), len(phases) - 1)
         prefix, config = f"train.input.phases.{number}", {**config, **phases[number]["config"]}
         begins = phases[number]["updates"][0] - 1
+    fixed = {path: value for path, value in config.items() if path.startswith("train.warm_start")}
+    fixed["SEED"] = record["knobs"].get("SEED", {}).get("value")
     is_same = lambda path: path.startswith((SCHEDULE, "task.zero")) or is_placement(path)
     task = {path: value for path, value in config.items() if path.startswith("task") and not is_same(path)}
-    inside = {path.removeprefix(prefix): value for path, value in config.items() if path.startswith(prefix)}
+    is_inside = lambda path: path == prefix or path.startswith(f"{prefix}.")
+    inside = {path.removeprefix(prefix): value for path, value in config.items() if is_inside(path)}
     if ".first_row" in inside:
         inside[".first_row"] = str(int(inside[".first_row"]) + (update - 1 - begins) * int(inside[".batch_size"]))
-    return {**task, **{f"train.input{path}": value for path, value in inside.items()}}
+    return {**fixed, **task, **{f"train.input{path}": value for path, value in inside.items()}}

@@ -51,6 +51,7 @@ def test_what_a_run_leaves(finished):
         "experiment.txt",
         "weights.txt",
         "metrics.jsonl",
+        "times.jsonl",
         "checkpoints",
         "report.html",
         "assets",

@@ -1,0 +1,1 @@
+"""Studies: the cases of an entry, trained and compared."""
