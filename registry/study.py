@@ -64,9 +64,8 @@ class Study:
             elif not isinstance(values, Sequence) or isinstance(values, str) or not values:
                 raise UsageError(f"{name} of a study takes a tuple of values, not {values!r}.")
         if (self.how == "random") != (self.cases is not None):
-            raise UsageError(
-                f"cases and how = 'random' need each other (got how = {self.how!r}, cases = {self.cases})."
-            )
+            given = f"how = {self.how!r}, cases = {self.cases}"
+            raise UsageError(f"cases of a study and how = 'random' need each other (got {given}).")
         for name, least in (("seeds", 1), ("keep", 2), ("rungs", 1), ("cases", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise UsageError(f"{name} of a study must be at least {least} (got {value}).")

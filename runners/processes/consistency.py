@@ -63,6 +63,6 @@ def _other_flags(options: argparse.Namespace) -> list[str]:
         "wandb",
         "stream",
     )
-    named = ("command", "mode", "exp", "set", "smoke", "workdir")
+    named = ("command", "began", "mode", "exp", "set", "smoke", "workdir")
     others = [f"--{name}={value}" for name, value in sorted(vars(options).items()) if name not in (*own, *named)]
     return [*others, *given_module_flags()]

@@ -52,7 +52,8 @@ def study(experiment: Experiment, folder: Place, options: StudyOptions) -> int:
     if options.case is not None:
         if plan.how == "halving":
             raise UsageError(
-                f"--case has no effect with how='halving' (got {options.case}): cases depend on each other."
+                f"--case does not work with how='halving' (got {options.case}), whose cases depend on each other. "
+                f"Remove it."
             )
         if not 0 <= options.case < len(cases):
             raise UsageError(f"--case must be 0 to {len(cases) - 1} (got {options.case}).")

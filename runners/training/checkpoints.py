@@ -120,7 +120,7 @@ class Checkpoints:
         """
         extra = extra | {CHECKSUMS: _checksums(state)}
         self._saved = time.monotonic()
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
             self._manager.save(step, args=items, metrics=metrics, force=True)
@@ -211,7 +211,8 @@ class Checkpoints:
         )
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
         reader = ocp.Checkpointer(handler, multiprocessing_options=alone)
-        state = reader.restore(self._state(step), args=ocp.args.StandardRestore(abstract))
+        restored = reader.restore(self._state(step), args=ocp.args.StandardRestore(_stored(abstract)))
+        state = TrainState(**restored) if isinstance(restored, dict) else restored
         extra = json.loads((self._state(step).parent / "extra" / "metadata").read_text())
         return state, extra
 
@@ -332,6 +333,13 @@ def require_checkpoints(workdir: str) -> None:
         if not folder.is_dir():
             raise UsageError(f"The workdir '{workdir}' does not exist. Train first (--mode=train --workdir={workdir}).")
         raise UsageError(f"'{workdir}' has no checkpoints. Train first (--mode=train --workdir={workdir}).")
+
+
+def _stored(state: TrainState) -> Any:
+    """Returns the tree that a checkpoint has: without the values of spikes, if there are none, as earlier versions."""
+    if state.recent is not None:
+        return state
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "recent"}
 
 
 def _with_reports(state: TrainState, names: set[str]) -> TrainState:

@@ -32,6 +32,12 @@ def test_a_checkpoint_lost_later_makes_earlier_updates_repeated():
     assert goodput(lines) == Goodput(useful=5 + 0 + 10, repeated=5 + 10, overhead=0, idle=20)
 
 
+def test_long_runs_are_read_in_time_that_grows_with_their_lines():
+    lines = [{"time": float(step), "step": step, "updates": 1.0} for step in range(1, 200_000)]
+    spent = goodput([{"time": 0.0, "step": 0, "starts": True}, *lines])
+    assert spent.useful == len(lines)
+
+
 def test_runs_without_times():
     assert goodput([]).share is None
     assert goodput([{"time": 3.0, "step": 0, "starts": True}]).wall == 0

@@ -193,6 +193,32 @@ def test_refusals(text, message):
         check(override(StdlibTiny.Smoke(), [f"PHASES=({text})"])())
 
 
+@pytest.mark.parametrize(
+    ("override_text", "message"),
+    [
+        ("train.input.steps=6,4", r"train.input.steps must be \(26, 4\), as PHASES state \(got \(6, 4\)\)"),
+        ("train.input.phase=1", "train.input.phase must be 0"),
+        ("train.num_steps=8", "train.num_steps must be 30"),
+        ("train.input.phases.0.batch_size=16", "train.input.phases.0.batch_size must be 8"),
+    ],
+)
+def test_fields_that_others_follow_cannot_be_set_alone(override_text, message):
+    with pytest.raises(UsageError, match=message):
+        check(override(StdlibTiny.Smoke(), ["PHASES=(Phase(), Phase(steps=4))", override_text])())
+
+
+def test_other_fields_can_be_set_in_all_phases():
+    made = override(StdlibTiny.Smoke(), ["PHASES=(Phase(), Phase(steps=4))", "task.optimizer.beta1=0.8"])()
+    assert [check(phase).task.optimizer.beta1 for phase in made.phases] == [0.8, 0.8]
+    of_first = override(StdlibTiny.Smoke(), ["PHASES=(Phase(), Phase(steps=4))", "train.input.phases.1.seed=3"])()
+    assert [source.seed for source in train_input(of_first).phases] == [0, 3]
+
+
+def test_a_learning_rate_of_a_phase_is_in_its_record():
+    rates = [phase["learning_rate"] for phase in snapshot(experiment(Phase(steps=4, LEARNING_RATE=0.5)))["phases"]]
+    assert rates == [pytest.approx([3e-3 / 2, 3e-3]), [0.5, 0.5]]
+
+
 def test_phases_as_text():
     phases = (Phase(), LONG)
     assert show(phases) == (

@@ -7,11 +7,14 @@ import time
 
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from registry.resolve import resolve, resolve_recorded
 from registry.runs.run import Run as RunFolder
+from runners import session as session_module
 from runners.main import main
 from runners.session import Session
+from runners.training.checkpoints import Checkpoints, _loss
 from runners.training.profile import TraceWindow
 from runners.training.workdir import recorded
 from testing import launches
@@ -71,6 +74,48 @@ def test_the_record_and_the_report_show_phases(calm):
     assert "<h2>Phases</h2>" in (calm / "report.html").read_text()
     assert "7 to 10" in (calm / "experiment.txt").read_text()
     assert len(resolve_recorded(record).phases) == 3
+
+
+def test_the_best_checkpoint_is_of_the_last_phase(calm):
+    losses = {line["step"]: line["loss"] for line in lines(calm, "validation")}
+    assert [line["phase"] for line in lines(calm, "validation")] == [0, 1, 2]
+    checkpoints = Checkpoints(calm, read_only=True)
+    assert checkpoints.find("best") == 12
+    assert RunFolder(calm).summary.best["step"] == 12
+    assert _loss({"loss": 9.0, "phase": 2}) < _loss({"loss": losses[10], "phase": 1}) < _loss({"loss": losses[6]})
+
+
+@pytest.mark.parametrize(
+    ("length", "is_accepted"), [("NUM_STEPS=20", False), ("NUM_STEPS=12", True), ("WEIGHT_METRICS=true", True)]
+)
+def test_another_length_moves_no_border_that_is_past(calm, length, is_accepted, capsys):
+    """The run has left its first phase, which has the rest of NUM_STEPS."""
+    assert main([*FLAGS, STAGES, f"--set={length}", f"--workdir={calm}"]) == (0 if is_accepted else 2)
+    assert ("train.input.steps" in capsys.readouterr().out) != is_accepted
+
+
+@pytest.mark.slow
+def test_another_length_before_the_first_border(tmp_path):
+    assert main([*FLAGS, STAGES, "--until=3", f"--workdir={tmp_path}"]) == 0
+    assert launches.saved_steps(tmp_path) == [3]
+    assert [line["step"] for line in lines(tmp_path, "validation")] == [3]
+    assert main([*FLAGS, STAGES, "--set=NUM_STEPS=10", f"--workdir={tmp_path}"]) == 0
+    assert launches.saved_steps(tmp_path) == [4, 8, 10]
+
+
+def test_phases_have_the_mesh_of_the_run(monkeypatch):
+    """A permutation of the devices, which is not its own inverse, is applied to those of the command once."""
+    order, make_mesh = [1, 2, 3, 0, 5, 6, 7, 4], session_module.make_mesh
+
+    def permuted(shape, how, devices, across=None):
+        mesh = make_mesh(shape, how, devices, across)
+        places = np.array([devices[index] for index in order]).reshape(mesh.devices.shape)
+        return Mesh(places, mesh.axis_names, axis_types=mesh.axis_types)
+
+    monkeypatch.setattr(session_module, "make_mesh", permuted)
+    session = Session(resolve("tiny.StdlibTiny", [*SETTINGS, STAGES.removeprefix("--set=")], smoke=True))
+    devices = [list(phase.mesh.devices.flat) for phase in session.phases]
+    assert devices == [[session._devices[i] for i in order]] * 3
 
 
 class Killed(BaseException):

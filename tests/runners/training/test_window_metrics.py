@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from registry.resolve import resolve_recorded
+from registry.resolve import resolve, resolve_recorded
 from runners.main import main
 from runners.session import Session
 from runners.training import checkpoints
@@ -54,6 +54,25 @@ def test_metrics_of_weights_change_no_bits(run, tmp_path):
     assert main([*FLAGS, "--set=LOG_EVERY=4", f"--workdir={tmp_path}"]) == 0
     a, b = launches.last_state(run), launches.last_state(tmp_path)
     assert [name for name in a if not np.array_equal(a[name], b[name])] == []
+
+
+def test_each_device_measures_its_part():
+    """Of sharded weights only the sums of squares are exchanged."""
+    session = Session(resolve("tiny.StdlibTiny", ["DEVICE_MESH_SHAPE=2,4"], smoke=True))
+    params = session.abstract.state.variables["params"]
+    with session.placed():
+        program = session.functions.changes_of.lower(params, params).compile().as_text()
+    assert "all-reduce" in program
+    assert "all-gather" not in program
+
+
+def test_master_weights_are_measured(tmp_path):
+    """Updates below the rounding of bfloat16 weights change their float32 copies."""
+    more = ["--set=WEIGHT_METRICS=true", "--set=LOG_EVERY=12", "--set=PARAM_DTYPE=bfloat16", "--set=LEARNING_RATE=1e-5"]
+    assert main([*FLAGS, *more, "--set=MASTER_WEIGHTS=true", "--set=EMA_DECAY=0.9", f"--workdir={tmp_path}"]) == 0
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    ratios = {n: x for line in lines if line["split"] == "weights" for n, x in line.items() if n.startswith("update")}
+    assert 0 < ratios["update_ratio/stack/block/ffn/ffn_in_mf"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from registry.resolve import resolve
 from runners.main import main
 from runners.session import Session
 from runners.stacked_arrays import StackedArrays
-from runners.training import warm_start
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate
+from runners.training.origins import warm_start
 from runners.training.origins.growth import Growth, sources
 from runners.training.origins.warm_start import begin, check_warm_start
 from tests.support.references.models import same
