@@ -33,8 +33,8 @@ def write(folder: Place, summary: Mapping[str, Any]) -> None:
     errors = [(str(row["case"]), error) for row in summary["cases"] for error in row["errors"]]
     sections = [
         f"<h1>Study of {text(title(summary))}</h1>",
-        f"<p class=doc>{text(_head(summary))}. {text(_spent(summary))} Runs: "
-        f"<code>python -m registry runs {text(str(folder / 'cases'))}</code></p>",
+        f"<p class=doc>{text(_head(summary))}. {text(_spent(summary))}</p>",
+        table(("", "text"), [("study", summary["study"]), ("runs", f"python -m registry runs '{folder / 'cases'}/*'")]),
         "<h2>Cases</h2>",
         table(columns, rows, columns[1 + len(_settings(summary)) :]),
         *_importance(summary),

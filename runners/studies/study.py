@@ -168,7 +168,8 @@ class _Study:
         return {
             "experiment": cls_key(type(self.experiment)),
             "smoke": self.experiment.smoke,
-            "overrides": list(self.experiment.overrides),
+            "overrides": [each for each in self.experiment.overrides if not each.startswith("STUDY=")],
+            "study": show(self.plan),
             "how": self.plan.how,
             "seeds": self.plan.seeds,
             "cases": rows,
