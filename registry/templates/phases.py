@@ -139,7 +139,8 @@ def shortened(cls: type[Any], small: type[Experiment]) -> tuple[Phase, ...]:
             if name not in ours and before == now and "DATA" not in name and name not in ("MIXTURE", "VOCABULARY"):
                 knobs[name] = value
             elif isinstance(value, int) and isinstance(before, int) and isinstance(now, int) and before > 0:
-                knobs[name] = max(1, round(now * value / before))
+                least = now if name == "BATCH_SIZE" else 1  # rows for as many devices as in the first phase
+                knobs[name] = max(least, round(now * value / before))
         open_steps = phase.steps is None or (all(one.steps is not None for one in cls.PHASES) and not phases)
         fields = {"schedule": phase.schedule, "end_factor": phase.end_factor}
         phases.append(Phase(steps=None if open_steps else 2, **fields, **knobs))

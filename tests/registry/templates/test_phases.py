@@ -234,6 +234,8 @@ def test_a_smoke_test_has_short_phases():
     small = cls.Smoke()
     assert (Phase(), Phase(steps=2, schedule="linear", SEQ_LEN=64, DROPOUT=0.1)) == small.PHASES
     check(small())
+    fewer_rows = StdlibTiny.derive(PHASES=(Phase(), Phase(steps=9, BATCH_SIZE=2))).Smoke()
+    assert fewer_rows.PHASES[1].knobs == (("BATCH_SIZE", 8),), "rows for as many devices as in the first phase"
     mixed = GptStdlib.derive(PHASES=(Phase(), Phase(steps=9, DATA="jsonl", DATA_PATH="a.jsonl")))
     assert shortened(mixed, mixed.Smoke()) == (Phase(), Phase(steps=2)), "no other data"
 

@@ -19,6 +19,7 @@ ENTRIES = {
     "vq.VQStdlib": [],  # codebooks are averaged over all rows
     "gpt.GptStdlib": ["DROPOUT=0.1"],
     "zero.ZeroTestStage3": ["DEVICE_MESH_SHAPE=8,1"],  # weights in parts
+    "tiny.StdlibTinyPhases": ["DEVICE_MESH_SHAPE=8,1"],  # another update after a border
 }
 COUNTS = {1: [*ENTRIES], 2: [*ENTRIES], 4: ["gshard.MoeLm8x2B", "zero.ZeroTestStage3"]}
 
