@@ -46,7 +46,7 @@ def store_moments(
         return state._replace(**{name: _wide(getattr(state, name), name == "nu") for name in dtypes})
 
     def init(params: Any) -> Any:
-        return narrow(inner.init(params))
+        return narrow(inner.init(_cast(params, "float32")))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = inner.update(updates, wide(state), params)

@@ -94,3 +94,20 @@ def test_slots_take_a_quarter_and_are_split_like_their_weights():
         "uint8": ((2, 64, 256), P(None, "data", "model")),
         "float32": ((2, 64, 1), P(None, "data", None)),
     }
+
+
+@pytest.mark.parametrize("method", ["adamw", "lion", "muon", "sgd"])
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("master", [False, True])
+def test_an_update_keeps_the_dtypes_of_slots_of_narrow_weights(method, moments, master):
+    """Shapes alone: an update whose state has other dtypes than the one before could not be repeated."""
+    knobs = {"OPTIMIZER": method, "MOMENT_DTYPE": moments, "PARAM_DTYPE": "bfloat16", "MASTER_WEIGHTS": master}
+    task = task_of(**knobs)
+    table = task.weight_table()
+    params = table.trained(table.abstract["params"])
+    optimizer = task.optimizer.build(table)
+    state = jax.eval_shape(optimizer.init, params)
+    wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
+    _, after = jax.eval_shape(optimizer.update, wide, state, wide)
+    types = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    assert types(after) == types(state)
