@@ -112,7 +112,7 @@ class Checkpoints:
             print(f"Checkpoint {step} is damaged and skipped: its metrics cannot be read", flush=True)
             self._move_aside(step)
 
-    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None, *, phase: int = 0) -> None:
+    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None, phase: int = 0) -> None:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known, on the data of a phase.
 
         Raises:

@@ -355,7 +355,7 @@ class _Run:
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
         extra["flops"] = self._flops_with(self.shapes)
         loss = self.loss if self.loss_step == step else None
-        self.checkpoints.save(step, state, extra, loss, phase=self.session.experiment.phase)
+        self.checkpoints.save(step, state, extra, loss, self.session.experiment.phase)
         self.saved = step
 
     def _flush(self, step: int) -> None:
