@@ -190,7 +190,8 @@ class LanguageTraining(LanguageData):
             return fdl.Config(Schedule, **fields)
         if self.SCHEDULE_FREE:
             raise UsageError(
-                f"SCHEDULE_FREE replaces a falling learning rate (got PHASES = {self.PHASES}). Remove the schedules."
+                f"SCHEDULE_FREE replaces a falling learning rate (got the schedule '{segments[0].kind}' in PHASES). "
+                f"Remove it."
             )
         return fdl.Config(PhasedSchedule, **fields, segments=tuple(segments))
 
