@@ -210,7 +210,7 @@ class _Run:
             self.watchdog.expect("Update", step)
             self._keep_up()
             ends_window = self.program.ends_window(step) or step == self.program.num_steps
-            before = self._weights() if ends_window and self.program.weight_metrics else None
+            self.before = self._weights() if ends_window and self.program.weight_metrics else None
             self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
@@ -219,7 +219,7 @@ class _Run:
             if self.unread >= READ_TOKENS:
                 self._read_tokens()
             if ends_window:
-                self._ask(step, before)
+                self._ask(step)
             if self.program.evaluates_at(step):
                 self._beside(self._evaluate, step)
             if self.checkpoints.is_due(step):
@@ -258,12 +258,12 @@ class _Run:
         functions = self.session.functions
         return self.session.settle(functions.copies_of(functions.updated(self.state)))
 
-    def _ask(self, step: int, before: Any) -> None:
+    def _ask(self, step: int) -> None:
         """Copies the metrics of the window that ends here, because the next update overwrites the originals."""
         # Settled like an update: its collectives must not run concurrently with those of the next one.
         settle, functions, params = self.session.settle, self.session.functions, self.state.variables["params"]
         norm = settle(functions.norm_of(params))
-        changes = None if before is None else settle(functions.changes_of(before, functions.updated(self.state)))
+        changes = self.before and settle(functions.changes_of(self.before, functions.updated(self.state)))
         values = (self.state.sums, self.state.bad_step, self.state.skipped, norm, changes)
         self.pending = (step, self.shapes, self.session.settle(jax.tree.map(jnp.copy, values)))
         self.shapes, self.unread = collections.Counter(), 0
