@@ -156,7 +156,7 @@ def _time(spent: Goodput | None) -> str:
         return ""
     columns = ("time", "duration", "share")
     note = f"<p class=note>{duration(spent.wall)} since the first start.</p>"
-    return f"<h2>Goodput</h2>{note}{_live('goodput', table(columns, spent.parts(), columns[1:]))}"
+    return f"<h2>Goodput</h2>{_live('goodput', note + table(columns, spent.parts(), columns[1:]))}"
 
 
 def _tasks(results: Sequence[Sequence[str]]) -> str:
