@@ -43,7 +43,7 @@ def study(experiment: Experiment, folder: Place, options: StudyOptions) -> int:
       0; 1 if a case has failed.
 
     Raises:
-      UsageError: the experiment has no study, a case is invalid, or there is no case of the number.
+      UsageError: the experiment has no study, a case is invalid, or no case has the number.
     """
     plan = study_of(experiment)
     if not isinstance(folder, Path):
