@@ -10,6 +10,7 @@ from runners.flags import check_module_flags
 if TYPE_CHECKING:  # imports jax
     from runners.conversion.renaming import Layout
     from runners.session import Session
+    from tasks.storage.files import Place
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}  # by --dtype, their names in safetensors files
 
@@ -22,19 +23,21 @@ def run(options: argparse.Namespace) -> int:
     from runners.conversion.renaming import Layout, name_of
     from runners.session import Session
     from runners.training.checkpoints import require_checkpoints, session_of
-    from runners.training.workdir import recorded
-    from tasks.storage.files import place
+    from runners.training.workdir import open_workdir, recorded
 
     require_checkpoints(options.workdir)
     experiment = resolve_recorded(recorded(options.workdir), options.set, imports=options.imports)
     check_module_flags(options)
-    session = session_of(Session(experiment), place(options.workdir), options.checkpoint or "last")
+    run = Session(experiment)
+    workdir = open_workdir(options.workdir, run.experiment, run.mesh_shape, record=False)
+    which = options.checkpoint or "last"
+    session = session_of(run, workdir, which)
     table = session.task.weight_table()
     family = None if is_file(options) else _family(options, session)
     names = name_map(options.format if family is None else family.model_type, [name_of(row) for row in table])
     layout = Layout(names, table)
     require_exportable(layout)
-    step, tensors = _tensors(options, session, layout)
+    step, tensors = _tensors(session, workdir, which, layout)
     if family is None:
         _write_file(options, tensors)
     else:
@@ -64,18 +67,15 @@ def _family(options: argparse.Namespace, session: "Session") -> Any:
         raise UsageError(f"{error} For a file of another format, give --format and --to=FILE.safetensors.") from error
 
 
-def _tensors(options: argparse.Namespace, session: "Session", layout: "Layout") -> tuple[int, dict[str, Any]]:
+def _tensors(session: "Session", workdir: "Place", which: str, layout: "Layout") -> tuple[int, dict[str, Any]]:
     """Returns the step of the checkpoint and its weights as tensors of the format."""
     import jax
     from flax import traverse_util
 
     from runners.conversion.renaming import slice_of
     from runners.training.checkpoints import Checkpoints
-    from runners.training.workdir import open_workdir
 
-    workdir = open_workdir(options.workdir, session.experiment, session.mesh_shape, record=False)
     with session.placed():
-        which = options.checkpoint or "last"
         state, _ = Checkpoints(workdir, read_only=True).require(session.abstract.state, which)
         variables = session.functions.evaluated(state)
     flat = traverse_util.flatten_dict(jax.block_until_ready(variables), sep="/")

@@ -9,6 +9,12 @@ STARTED = "2026-01-01T00:00:00+00:00"
 CODE = {"version": "0.1.0", "digest": "0123456789ab", "commit": "c" * 40, "dirty": False}
 
 
+def lines(folder: Path, split: str | None = None) -> list[dict[str, Any]]:
+    """Returns the lines of metrics.jsonl of a split; None: of all. A truncated line is an error."""
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if split in (None, line["split"])]
+
+
 def record_of(
     knobs: Mapping[str, str],
     *,

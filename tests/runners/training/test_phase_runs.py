@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from registry.resolve import resolve, resolve_recorded
 from registry.runs.run import Run as RunFolder
+from runners import convert
 from runners import session as session_module
 from runners.main import main
 from runners.session import Session
@@ -18,6 +19,7 @@ from runners.training.checkpoints import Checkpoints, _loss
 from runners.training.profile import TraceWindow
 from runners.training.workdir import recorded
 from testing import launches
+from tests.support.run_folders import lines
 from vortaro.run import Run
 
 LONG = "Phase(steps=4, schedule='sqrt', end_factor=0, SEQ_LEN=64, BATCH_SIZE=16, ROTARY_BASE=1e5)"
@@ -34,13 +36,8 @@ def calm(tmp_path_factory):
     return folder
 
 
-def lines(folder, split="train"):
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in found if line["split"] == split]
-
-
 def test_metrics_are_of_one_phase_each(calm):
-    train = lines(calm)
+    train = lines(calm, "train")
     assert [line["step"] for line in train] == [5, 6, 10, 12], "a line at every border"
     assert [line["sequence_length"] for line in train] == [32, 32, 64, 32]
     assert [line["tokens_seen"] for line in train] == [5 * 256, 6 * 256, 6 * 256 + 4096, 8 * 256 + 4096]
@@ -66,6 +63,13 @@ def test_a_checkpoint_is_used_with_the_model_of_its_phase(calm, capsys):
         assert main([*FLAGS, STAGES, f"--workdir={calm}", "--mode=validation", f"--checkpoint={step}"]) == 0
         assert f"step {step} validation: loss {validation[step]:.4f}" in capsys.readouterr().out
     assert main([f"--workdir={calm}", "--mode=sample", "--max_new_tokens=3", "--checkpoint=10", "--window=8"]) == 0
+
+
+def test_weights_of_every_phase_are_exported(calm, tmp_path):
+    for step in (6, 10):
+        to = [f"--workdir={calm}", f"--checkpoint={step}", "--format=vortaro", f"--to={tmp_path}/{step}.safetensors"]
+        assert convert.main(["export", *to]) == 0
+        assert (tmp_path / f"{step}.safetensors").exists()
 
 
 def test_the_record_and_the_report_show_phases(calm):
