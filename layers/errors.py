@@ -1,9 +1,10 @@
 """Exceptions with a one-sentence message for the user, and the exit code of each."""
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from layers.roots import FOLDER
 
@@ -22,6 +23,17 @@ class UsageError(VortaroError):
 
 class SpecError(UsageError):
     """A partition spec does not fit its weight or its mesh, is missing, or is superfluous."""
+
+
+@contextlib.contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Puts `where: ` in front of the messages of usage errors inside; an empty `where` changes nothing."""
+    try:
+        yield
+    except UsageError as error:
+        if not where:
+            raise
+        raise type(error)(f"{where}: {error}") from error.__cause__
 
 
 def file_line(filename: str, line: int) -> str:

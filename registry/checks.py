@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from layers.errors import SpecError, UsageError, did_you_mean
+from layers.errors import SpecError, UsageError, did_you_mean, errors_of
 from layers.platform import checking
 from layers.specs import axes_of, show_spec
 from layers.stack import stacks_of
@@ -37,6 +37,7 @@ class Built:
     task: Task
     train: TrainProgram
     test: TestProgram
+    later_phases: "tuple[Built, ...]" = ()
 
 
 def check(experiment: Experiment, mesh: Mapping[str, int] | None = None, platform: str = "any") -> Built:
@@ -69,15 +70,12 @@ def check(experiment: Experiment, mesh: Mapping[str, int] | None = None, platfor
     _check_mesh(experiment, task, inputs, shape)
     for name in experiment.machine_meshes if mesh is None else ():
         placed = experiment.with_mesh_of(name)
-        try:
+        with errors_of(f"MESHES['{name}']"):
             _check_mesh(placed, task, inputs, placed.mesh_shape())
-        except UsageError as error:
-            raise type(error)(f"MESHES['{name}']: {error}") from error.__cause__
     _require_stated_phases(experiment, train)
-    if experiment.phase == 0:
-        for phase in experiment.phases[1:]:
-            _check_phase(experiment, built, phase, mesh, platform)
-    return built
+    later = experiment.phases[1:] if experiment.phase == 0 else ()
+    checked = tuple(_check_phase(experiment, built, phase, mesh, platform) for phase in later)
+    return dataclasses.replace(built, later_phases=checked)
 
 
 def _require_stated_phases(experiment: Experiment, train: TrainProgram) -> None:
@@ -102,13 +100,11 @@ def _require_stated_phases(experiment: Experiment, train: TrainProgram) -> None:
 
 def _check_phase(
     experiment: Experiment, first: Built, phase: Experiment, mesh: Mapping[str, int] | None, platform: str
-) -> None:
+) -> Built:
     """Validates the experiment of a later phase, whose knobs may not change the train state or the run."""
     where = f"PHASES[{phase.phase}]"
-    try:
+    with errors_of(where):
         built = check(phase, mesh, platform)
-    except UsageError as error:
-        raise type(error)(f"{where}: {error}") from error.__cause__
     shape = experiment.mesh_shape() if mesh is None else mesh
     for sizes in (_of_run, lambda experiment, made: _of_state(made, shape)):
         before, now = sizes(experiment, first), sizes(phase, built)
@@ -118,6 +114,7 @@ def _check_phase(
                     f"{where} changes {name} (got {now.get(name, 'nothing')}, in the first phase "
                     f"{before.get(name, 'nothing')}). All phases have the same weights, slots, mesh and schedule."
                 )
+    return built
 
 
 def _of_state(built: Built, mesh: Mapping[str, int]) -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from layers.errors import UsageError
+from layers.errors import UsageError, errors_of
 from layers.pipeline import Schedule
 from layers.stack import Stack, stacks_of
-from registry.checks import check
+from registry.checks import Built, check
 from registry.experiment import Experiment, cls_key, owner
 from registry.records.quantities import mesh_text
 from runners.abstract_arrays import AbstractArrays
@@ -39,6 +39,7 @@ class Session:
       experiment: the experiment; on devices of a machine in its MESHES it has that mesh.
       devices: the devices of the mesh; by default all.
       processes: the processes of the run; None if this one runs alone.
+      checked: the result of `check` for these devices, if it is known.
 
     Raises:
       UsageError: the experiment does not pass its check on these devices.
@@ -49,6 +50,7 @@ class Session:
         experiment: Experiment,
         devices: Sequence[jax.Device] | None = None,
         processes: ProcessGroup | None = None,
+        checked: Built | None = None,
     ):
         devices = jax.devices() if devices is None else devices
         self._devices = list(devices)
@@ -59,7 +61,7 @@ class Session:
         self.name = cls_key(type(experiment))
         self.mesh_shape = experiment.mesh_shape(len(devices))
         self.across = experiment.across(self.mesh_shape)
-        built = check(experiment, self.mesh_shape, devices[0].platform)
+        self._built = built = checked or check(experiment, self.mesh_shape, devices[0].platform)
         self.task, self.train, self.test = built.task, built.train, built.test
         self.mesh = make_mesh(self.mesh_shape, experiment.DEVICE_ORDER, devices, self.across)
         sharding = NamedSharding(self.mesh, experiment.layout.activations["tokens_bs"])
@@ -71,9 +73,9 @@ class Session:
     @functools.cached_property
     def phases(self) -> tuple["Session", ...]:
         """The sessions of the run's phases on the same devices, in order; itself alone if it has none."""
-        others = self.experiment.phases[1:] if self.experiment.phase == 0 else ()
+        later = zip(self.experiment.phases[1:], self._built.later_phases, strict=False)  # a phase has none
         # In the order that this session was given: that of its mesh is the result of a permutation.
-        return (self, *(Session(phase, self._devices, self.processes) for phase in others))
+        return (self, *(Session(phase, self._devices, self.processes, checked) for phase, checked in later))
 
     def of_update(self, step: int) -> "Session":
         """Returns the session of the phase that has update `step`, counted from 1; the first one for 0."""
@@ -97,17 +99,9 @@ class Session:
                     f"train.input ends after {end} batches, before train.num_steps = {steps}. Lower train.num_steps."
                 )
         for phase in self.phases:
-            with phase.named():
+            number = phase.experiment.phase
+            with errors_of(f"PHASES[{number}]" if number else ""):
                 phase._require_held_out(splits)
-
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """Adds the name of the phase to errors inside, if it is a later one."""
-        try:
-            yield
-        except UsageError as error:
-            number = self.experiment.phase
-            raise (type(error)(f"PHASES[{number}]: {error}") if number else error) from error.__cause__
 
     def _require_held_out(self, splits: Collection[str]) -> None:
         for split, source in self.test.inputs.items():

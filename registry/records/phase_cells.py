@@ -1,5 +1,6 @@
 """Phases of a run as text, for the terminal and for pages."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from registry.records.quantities import amount
@@ -24,7 +25,7 @@ def cells(number: int, phase: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def table_cells(record: dict[str, Any]) -> list[tuple[str, ...]]:
+def table_cells(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Returns the rows of the table of phases of a snapshot; empty without phases."""
     return [cells(number, phase) for number, phase in enumerate(record.get("phases", ()))]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from registry.pages import figures
 from registry.pages.page import ASSETS, cards, page, script_data, table, text
+from registry.pages.phases import phases
 from registry.pages.weights import weights
-from registry.records import phase_cells
 from registry.records.quantities import amount, duration, mesh_text
 from registry.records.record import own_knobs
 from registry.runs.goodput import Goodput
@@ -62,7 +62,7 @@ def run_page(
         panel(title or "run", shown, content["axes"], source=source) if shown else "<p>No metrics yet.</p>",
         _live("samples", _samples(samples)),
         *_knobs(record["knobs"]),
-        _phases(record),
+        f"<h2>Phases</h2>{found}" if (found := phases(record)) else "",
         _time(spent),
         f"<h2>Weights</h2>{weights(dict(record))}" if "weights" in record else "",
         "<details><summary>Full config</summary>",
@@ -144,11 +144,6 @@ def _knobs(knobs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     if own:
         yield table(columns, own)
     yield f"<details><summary>All {len(rows)} knobs</summary>{table(columns, rows.values())}</details>"
-
-
-def _phases(record: Mapping[str, Any]) -> str:
-    rows = phase_cells.table_cells(dict(record))
-    return f"<h2>Phases</h2>{table(phase_cells.COLUMNS, rows, phase_cells.NUMBERS)}" if rows else ""
 
 
 def _time(spent: Goodput | None) -> str:

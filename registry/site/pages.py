@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from registry.pages.page import environment, page, script_json, table
-from registry.records import phase_cells, weight_cells
+from registry.pages.page import environment, page, script_json
+from registry.pages.phases import phases
+from registry.records import weight_cells
 from registry.records.quantities import amount, mesh_text, size
 from registry.site.records import Record
 
@@ -103,7 +104,6 @@ def entry_page(
     if "error" in record:
         content = _template("error.jinja", record=record, row=row(record))
         return _page(name, content, "..", links)
-    phases = phase_cells.table_cells(record)
     values = {
         "row": row(record),
         "doc": [" ".join(part.split()) for part in record["doc"].split("\n\n")],
@@ -114,7 +114,7 @@ def entry_page(
         "weights": record["weights"],
         "has_slots": any(weight["slot_spec"] != weight["spec"] for weight in record["weights"]),
         "memory": memory(record["totals"]),
-        "phases": Markup(table(phase_cells.COLUMNS, phases, phase_cells.NUMBERS)) if phases else "",
+        "phases": Markup(phases(record)),
         "names": names,
         "line": split_line(record["ancestors"]),
     }

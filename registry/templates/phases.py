@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import fiddle as fdl
 
-from layers.errors import UsageError
+from layers.errors import UsageError, errors_of
 from registry.experiment import Experiment, cls_key, knobs_set_by
 from registry.phase import Phase, phase_steps
 from registry.templates.data_sources import DataSources
@@ -68,11 +68,9 @@ class Phases(DataSources):
 def _in_phase(run: type[Any], number: int) -> Any:
     if number == 0:
         return run()
-    try:
-        with knobs_set_by(f"PHASES[{number}]"):
-            return run.derive(phase=number, of_run=run, **ONLY_FIRST | dict(run.PHASES[number].knobs))()
-    except UsageError as error:
-        raise UsageError(f"PHASES[{number}]: {error}") from error
+    where = f"PHASES[{number}]"
+    with errors_of(where), knobs_set_by(where):
+        return run.derive(phase=number, of_run=run, **ONLY_FIRST | dict(run.PHASES[number].knobs))()
 
 
 def continued(source: fdl.Config, earlier: Any, number: int) -> None:

@@ -34,18 +34,18 @@ class Options(ModeOptions):
 
 def run(request: Request, options: Options) -> int:
     """Trains in the run folder; returns the exit code."""
-    from runners.training.checkpoints import resumes
+    from registry.runs.state import last_saved
     from runners.training.origins.branch import check_branch, require_branch_of
     from runners.training.origins.warm_start import check_warm_start
     from runners.training.train import TrainOptions, train
     from runners.training.workdir import sole_use
 
     session, flags = request.session(options), request.flags
-    is_new = not resumes(flags.workdir)
+    is_new, branch = last_saved(request.workdir) is None, None
     if options.branch is not None and not is_new:
         require_branch_of(options.branch, flags.workdir)
     elif options.branch is not None:
-        check_branch(session, options.branch, allow_changes=flags.allow_changes)
+        branch = check_branch(session, options.branch, allow_changes=flags.allow_changes)
     elif is_new:
         check_warm_start(session, allow_changes=flags.allow_changes)
     chosen = TrainOptions(
@@ -53,7 +53,7 @@ def run(request: Request, options: Options) -> int:
         tensorboard=flags.tensorboard,
         wandb=flags.wandb,
         until=options.until,
-        branch=options.branch,
+        branch=branch,
         profile_at=options.profile_at,
         profile_steps=options.profile_steps,
         allow_changes=flags.allow_changes,

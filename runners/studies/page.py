@@ -14,7 +14,7 @@ MOST_SHOWN = 20  # cases on the terminal
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Prints the cases by loss, the best first, and the importance of the settings."""
+    """Prints the cases by loss, the best first, the errors of failed runs, and the number of updates."""
     columns, rows = _table(summary)
     out = render.console()
     right = ("case", *columns[1 + len(_settings(summary)) :])

@@ -155,7 +155,7 @@ class _Study:
                 "case": case.number,
                 "settings": {name: show(value) for name, value in case.settings.items()},
                 "losses": {str(step): loss if math.isfinite(loss) else None for step, loss in losses[case.number]},
-                "runs": [str(case.folder(self.folder, seed)) for seed in case.seeds],
+                "runs": self._folders(case),
                 "errors": [self.failed[run] for run in self._folders(case) if run in self.failed],
             }
             for case in self.cases

@@ -309,12 +309,6 @@ class Checkpoints:
             ) from error
 
 
-def resumes(workdir: str) -> bool:
-    """Returns whether a run folder has a checkpoint, from which training resumes."""
-    folder = place(workdir) / FOLDER
-    return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
-
-
 def session_of(session: Session, workdir: Place, which: str) -> Session:
     """Returns the session of the phase that a checkpoint ends in: "last", "best" or a step.
 

@@ -58,7 +58,7 @@ class TrainOptions:
     tensorboard: bool = True
     wandb: str | None = None  # W&B project
     until: int | None = None  # the step after which to save and stop; None: NUM_STEPS
-    branch: str | None = None  # RUN@STEP, of which the run is a continuation
+    branch: tuple[str, int] | None = None  # the run folder and step of which a new run is a continuation
     profile_at: int | None = None  # traces `profile_steps` updates from this one on
     profile_steps: int = 10
     allow_changes: bool = False  # resumes although the data have changed
@@ -106,7 +106,7 @@ class _Run:
         elif options.branch is None:
             self.state, self.origin = begin(session)
         else:
-            taken = branch(session, options.branch, workdir, allow_changes=options.allow_changes)
+            taken = branch(session, *options.branch, workdir, allow_changes=options.allow_changes)
             self.state, self.extra, self.origin = taken
         self.start = int(self.state.step)
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, errors_of
 from tasks.batch import Batch
 from tasks.inputs.indexed import ByteCounts, IndexedInput, Shard
 
@@ -66,10 +66,8 @@ class PhasedInput(IndexedInput):
 
     def require_data(self) -> None:
         for number, (source, steps) in enumerate(zip(self.phases, self.steps, strict=True)):
-            try:
+            with errors_of(f"PHASES[{number}]"):
                 source.require_data()
-            except UsageError as error:
-                raise UsageError(f"PHASES[{number}]: {error}") from error
             end = source.num_batches()
             if end is not None and end < steps:
                 raise UsageError(f"PHASES[{number}] has data for {end} updates only (got {steps} steps).")

@@ -1,26 +1,25 @@
 """Branches: a run that continues from a checkpoint of another run as if its own updates had led there."""
 
 import bisect
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, errors_of
 from registry.build import build
 from registry.records.record import EXPERIMENT, Snapshot, load
 from registry.records.snapshot import snapshot, stored_configs, with_todays_fields
 from registry.runs.folders import METRICS
+from registry.runs.metrics import content_of
 from runners.session import Session
-from runners.training import metrics_log
 from runners.training.checkpoints import Checkpoints, require_checkpoints
 from runners.training.history import parent_run
 from runners.training.input_state import require_same_data
 from runners.training.origins.warm_start import Origin
 from runners.training.workdir import is_placement, vocabulary_record
-from tasks.storage.files import Place, make_folder, place, write_whole
+from tasks.storage.files import Place, place, write_whole
 from tasks.train_step import TrainState
 
 SCHEDULE = "task.optimizer.schedule"
@@ -39,13 +38,11 @@ def check_branch(session: Session, source: str, *, allow_changes: bool = False) 
     """
     folder, which = _parts(source)
     where = f"--branch={source}"
-    try:
+    with errors_of(where):
         require_checkpoints(folder)
         if not (place(folder) / EXPERIMENT).exists():
             raise UsageError(f"'{folder}' has no {EXPERIMENT}. Branch from a run folder.")
         step = Checkpoints(place(folder), read_only=True, processes=session.processes).find(which)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
     if step >= session.train.num_steps:
         raise UsageError(
             f"{where} begins at step {step}, and this run ends at NUM_STEPS = {session.train.num_steps}. Raise it."
@@ -61,22 +58,21 @@ def check_branch(session: Session, source: str, *, allow_changes: bool = False) 
 
 
 def branch(
-    session: Session, source: str, workdir: Place, *, allow_changes: bool = False
+    session: Session, folder: str, step: int, workdir: Place, *, allow_changes: bool = False
 ) -> tuple[TrainState, dict[str, Any], Origin]:
-    """Returns the state and the host's state of a checkpoint of another run, and their origin; copies its metrics.
+    """Returns the state and the host's state of a checkpoint that `check_branch` has accepted, and their origin.
+
+    Copies the metrics of the other run; those of later steps are dropped when the log of this run is opened.
 
     Raises:
-      UsageError: as `check_branch`.
+      UsageError: the checkpoint cannot be read, or the data have changed since.
     """
-    folder, step = check_branch(session, source, allow_changes=allow_changes)
     checkpoints = Checkpoints(place(folder), read_only=True, processes=session.processes)
     state, extra = checkpoints.require(session.abstract.state, str(step))
     if not allow_changes:
         require_same_data(extra["input"], session.train.input)
     if session.processes.primary:
-        make_folder(workdir)
-        lines = (json.dumps(line) for line in metrics_log.read(place(folder)) if line["step"] <= step)
-        write_whole(workdir / METRICS, "".join(f"{line}\n" for line in lines))
+        write_whole(workdir / METRICS, content_of(place(folder)).decode())
     return state, extra, Origin(f"Continued from {folder} (step {step})", parent_run(folder, step) | {"branch": True})
 
 
@@ -105,8 +101,7 @@ def _first_change(stored: Snapshot, session: Session, step: int) -> str:
     if learned and words and learned["fingerprint"] != words["fingerprint"]:
         there, here = (of["fingerprint"][:8] for of in (learned, words))
         return f"the vocabulary is {learned['is']} ({there}) there and {words['is']} ({here}) here"
-    ends = [{last for _, last in _spans(record)} for record in (stored, now)]
-    for update in sorted({end for of in ends for end in of if end < step} | {step}):
+    for update in sorted({end for record in (stored, now) for end in _ends(record) if end < step} | {step}):
         before, after = _settings(stored, update), _settings(now, update)
         for path in sorted(before.keys() | after.keys()):
             if before.get(path) != after.get(path):
@@ -120,10 +115,9 @@ def _first_change(stored: Snapshot, session: Session, step: int) -> str:
     return ""
 
 
-def _spans(record: Snapshot) -> list[tuple[int, int]]:
-    """Returns the first and last update of each phase; the last one of a run without phases is NUM_STEPS."""
-    phases = record.get("phases")
-    return [(1, int(record["config"]["train.num_steps"]))] if not phases else [tuple(p["updates"]) for p in phases]
+def _ends(record: Snapshot) -> list[int]:
+    """Returns the last update of each phase; empty without phases."""
+    return [phase["updates"][1] for phase in record.get("phases", ())]
 
 
 def _settings(record: Snapshot, update: int) -> dict[str, Any]:
@@ -132,10 +126,9 @@ def _settings(record: Snapshot, update: int) -> dict[str, Any]:
     `train.input.first_row` becomes the first row of the update, which does not depend on where a phase begins.
     """
     config: Mapping[str, Any] = record["config"]
-    phases = record.get("phases")
     prefix, begins = "train.input", 0
-    if phases:
-        number = min(bisect.bisect_left([phase["updates"][1] for phase in phases], update), len(phases) - 1)
+    if phases := record.get("phases"):
+        number = min(bisect.bisect_left(_ends(record), update), len(phases) - 1)
         prefix, config = f"train.input.phases.{number}", {**config, **phases[number]["config"]}
         begins = phases[number]["updates"][0] - 1
     fixed = {path: value for path, value in config.items() if path.startswith("train.warm_start")}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from layers.errors import UsageError, first_line
+from layers.errors import UsageError, errors_of, first_line
 from registry.experiment import knob_types
 from registry.records.record import EXPERIMENT, load
 from registry.values import is_per_layer, parse
@@ -87,12 +87,10 @@ def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None
 def _find(session: Session, warm: WarmStart) -> tuple[int, Growth]:
     """Returns the step of the other run's checkpoint, and how its arrays become those of this experiment."""
     where = f"WARM_START = {warm.workdir}"
-    try:
+    with errors_of(where):
         require_checkpoints(warm.workdir)
         source = Checkpoints(place(warm.workdir), read_only=True, processes=session.processes)
         step = source.find(warm.checkpoint)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
     try:
         stored = source.stored_shapes(step)
     except (OSError, ValueError, KeyError) as error:

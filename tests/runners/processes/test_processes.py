@@ -1,12 +1,11 @@
 """Several real processes train like one, write once, and resume with another number of processes."""
 
-import json
-
 import numpy as np
 import pytest
 
 from testing.launches import last_state
 from tests.support.processes.starting import carry_out
+from tests.support.run_folders import lines
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +21,6 @@ ENTRIES = {
     "tiny.StdlibTinyPhases": ["DEVICE_MESH_SHAPE=8,1"],  # another update after a border
 }
 COUNTS = {1: [*ENTRIES], 2: [*ENTRIES], 4: ["gshard.MoeLm8x2B", "zero.ZeroTestStage3"]}
-
-
-def lines(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Runs with short rows first: one compiled update per length, interrupted and resumed in every stage."""
 
-import json
 import signal
 
 import numpy as np
@@ -19,6 +18,7 @@ from runners.training.profile import TraceWindow
 from runners.widths.sweep import _Runs
 from testing import launches
 from tests.support.references.models import Small
+from tests.support.run_folders import lines
 
 SETTINGS = ("LENGTH_STAGES=8,16", "STAGED_STEPS=12", "NUM_STEPS=18", "LOG_EVERY=5", "EVAL_EVERY=9", "SAVE_EVERY=100")
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--set=DROPOUT=0.1"]
@@ -33,13 +33,8 @@ def calm(tmp_path_factory):
     return folder
 
 
-def lines(folder, split="train"):
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in found if line["split"] == split]
-
-
 def test_metrics_follow_the_rows_that_were_read(calm):
-    train = lines(calm)
+    train = lines(calm, "train")
     assert [(line["step"], line["sequence_length"]) for line in train] == [(5, 8), (10, 16), (15, 32), (18, 32)]
     tokens = np.cumsum([0] + [8 * 8] * 6 + [8 * 16] * 6 + [8 * 32] * 6)
     assert [line["tokens_seen"] for line in train] == [tokens[step] for step in (5, 10, 15, 18)]
@@ -84,7 +79,7 @@ def test_reshaped_rows_keep_the_tokens_of_an_update(tmp_path, capsys):
     out = capsys.readouterr().out
     stages = [line.partition(" (")[0] for line in out.splitlines() if line.startswith("Rows of")]
     assert stages == [f"Rows of {size} positions from step {step}" for size, step in ((8, 1), (16, 7), (32, 13))]
-    assert [line["tokens_seen"] for line in lines(tmp_path)] == [8 * 32 * step for step in (5, 10, 15, 18)]
+    assert [line["tokens_seen"] for line in lines(tmp_path, "train")] == [8 * 32 * step for step in (5, 10, 15, 18)]
 
 
 def test_a_sweep_takes_the_same_rows(calm):

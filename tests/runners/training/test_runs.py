@@ -19,13 +19,10 @@ from runners.training.metrics_log import MetricsLog
 from testing import launches
 from tests.conftest import ROOT, xla_flags
 from tests.support.plugins import commands
+from tests.support.run_folders import lines
 
 SETTINGS = ("NUM_STEPS=30", "SAVE_EVERY=10", "EVAL_EVERY=10", "LOG_EVERY=7", "WARMUP_STEPS=2", "DROPOUT=0.1")
 FLAGS = ["--smoke", "--no-tensorboard", *(f"--set={setting}" for setting in SETTINGS)]
-
-
-def lines(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Metrics of weights, and checkpoints by time."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from runners.session import Session
 from runners.training import checkpoints
 from runners.training.workdir import recorded
 from testing import launches
+from tests.support.run_folders import lines
 
 FLAGS = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard", "--set=NUM_STEPS=12", "--set=EVAL_EVERY=100"]
 
@@ -26,8 +25,7 @@ def run(tmp_path_factory):
 
 
 def test_norms_and_update_ratios_are_those_of_the_last_update(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    of_weights = [line for line in lines if line["split"] == "weights"]
+    of_weights = lines(run, "weights")
     assert [line["step"] for line in of_weights] == [4, 8, 12]
     session = Session(resolve_recorded(recorded(str(run))))
     with session.placed():
@@ -70,8 +68,7 @@ def test_master_weights_are_measured(tmp_path):
     """Updates below the rounding of bfloat16 weights change their float32 copies."""
     more = ["--set=WEIGHT_METRICS=true", "--set=LOG_EVERY=12", "--set=PARAM_DTYPE=bfloat16", "--set=LEARNING_RATE=1e-5"]
     assert main([*FLAGS, *more, "--set=MASTER_WEIGHTS=true", "--set=EMA_DECAY=0.9", f"--workdir={tmp_path}"]) == 0
-    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    ratios = {n: x for line in lines if line["split"] == "weights" for n, x in line.items() if n.startswith("update")}
+    ratios = {n: x for line in lines(tmp_path, "weights") for n, x in line.items() if n.startswith("update")}
     assert 0 < ratios["update_ratio/stack/block/ffn/ffn_in_mf"] < 1e-4
 
 

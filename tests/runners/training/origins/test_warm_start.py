@@ -23,6 +23,7 @@ from runners.training.origins import warm_start
 from runners.training.origins.growth import Growth, sources
 from runners.training.origins.warm_start import begin, check_warm_start
 from tests.support.references.models import same
+from tests.support.run_folders import lines
 
 SMOKE = ["--exp=tiny.StdlibTiny", "--smoke", "--no-tensorboard"]
 MORE = {  # the old layer of each new one; Smoke() has 2, 4 and 4 layers
@@ -63,10 +64,6 @@ def trained(tmp_path_factory):
     sets = [f"--set={s}" for s in ("NUM_STEPS=4", "SAVE_EVERY=2", "WARMUP_STEPS=1", "EVAL_EVERY=none")]
     assert main([*SMOKE, *sets, f"--workdir={folder}"]) == 0
     return folder
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_same_depth_begins_at_the_state_of_the_other_run(trained, tmp_path, capsys):
