@@ -54,18 +54,19 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
     for field in dataclasses.fields(cls):
         if field.name in given and given[field.name] is dataclasses.MISSING:
             raise UsageError(f"`python -m launch {target}` requires --{field.name} ({field.metadata['help']}). Add it.")
-    workdir = None
+    workdir, arrays = None, ()
     if target in WITH_RUNNER:
         if not flags:
             raise UsageError(f"`python -m launch {target}` requires flags of the runner. Add them after `--`.")
-        workdir = checked(flags, ["--host_devices"] if given.get("host_devices") else []).workdir
+        options, arrays = checked(flags, ["--host_devices"] if given.get("host_devices") else [])
+        workdir = options.workdir
     elif flags:
         raise UsageError(f"`python -m launch {target}` does not start a run. Remove `--` and the flags after it.")
     if not given["name"]:
         if target.startswith("tpu"):
             raise UsageError(f"`python -m launch {target}` requires the name of the slice. Add --name=NAME.")
         given["name"] = re.sub(r"[^\w.-]", "-", Path(workdir or "").name)
-    job = cls(flags=flags, **given)
+    job = cls(flags=flags, **given, **({"arrays": arrays} if target == "slurm" else {}))
     _require_workdir(job, workdir)
     return target, job
 

@@ -63,8 +63,9 @@ class Local(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slurm(Job):
-    """A batch job of Slurm with one srun."""
+    """A batch job of Slurm with one srun; for a study or a ladder an array of jobs with one run each."""
 
+    arrays: tuple[int, ...] = ()  # runs of each rung of a study or ladder; empty: a single job
     nodes: int = option("number of machines")
     tasks_per_node: int | None = option("processes on each machine; by default one per GPU, or one", default=None)
     gpus_per_node: int | None = option("GPUs on each machine", default=None)

@@ -7,31 +7,40 @@ from collections.abc import Iterator, Sequence
 
 from layers.errors import UsageError
 from runners.flags import check_module_flags
-from runners.main import parse
+from runners.main import mode_module, parse
+from runners.options import from_flags
 
 OURS = ("--coordinator", "--num_processes", "--process_id")  # set by the launcher or by the tool that it uses
 
 
-def checked(flags: Sequence[str], also_ours: Sequence[str] = ()) -> argparse.Namespace:
-    """Returns the parsed flags of the runner, after checking that their experiment resolves.
+def checked(flags: Sequence[str], also_ours: Sequence[str] = ()) -> tuple[argparse.Namespace, tuple[int, ...]]:
+    """Returns the parsed flags of the runner, after checking that their experiment resolves, and arrays of jobs.
 
     Args:
       flags: the arguments after `--`.
       also_ours: further flags that the launcher sets.
+    Returns:
+      The flags; and, if their mode trains many runs, how many can run at a time, by rung: each array starts after the
+      one before.
+
     Raises:
       UsageError: an unknown flag, one that the launcher sets, an unknown experiment, or a bad override.
     """
     for flag in flags:
         if (name := flag.partition("=")[0]) in (*OURS, *also_ours):
             raise UsageError(f"{name} is set by the launcher. Remove it from the flags after `--`.")
+    arrays: tuple[int, ...] = ()
     with _without_accelerators():
         options = parse(flags)
         if options.exp is not None:
             from registry.resolve import resolve
 
-            resolve(options.exp, options.set, smoke=options.smoke, imports=options.imports)
+            experiment = resolve(options.exp, options.set, smoke=options.smoke, imports=options.imports)
             check_module_flags(options)
-    return options
+            mode = mode_module(options.mode)
+            if hasattr(mode, "arrays"):
+                arrays = mode.arrays(experiment, from_flags(mode.Options, options))
+    return options, arrays
 
 
 @contextlib.contextmanager

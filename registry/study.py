@@ -92,6 +92,9 @@ class Study:
         rungs = self.rungs if self.how == "halving" else 1
         return [max(1, round(steps / self.keep**rung)) for rung in reversed(range(rungs))]
 
-    def kept(self, cases: int) -> int:
-        """Returns how many of the cases of a rung continue."""
-        return -(-cases // self.keep)
+    def cases_of_rungs(self) -> list[int]:
+        """Returns how many cases each rung trains."""
+        counts = [len(self.settings())]
+        while len(counts) < (self.rungs if self.how == "halving" else 1):
+            counts.append(-(-counts[-1] // self.keep))
+        return counts

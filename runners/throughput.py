@@ -1,6 +1,7 @@
 """Throughput: FLOPs of updates, and the model FLOPs utilization of a mesh."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -14,6 +15,17 @@ from tasks.batch import empty_batch
 from tasks.task import Task
 
 
+def count_update_flops(task: Task, variables: Any, shape: tuple[int, int]) -> int:
+    """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
+
+    This is three times the count of the forward pass; rematerialization is not counted, nor are products that only
+    move data, such as dispatch to experts. Attention counts as dense, whichever implementation computes it.
+    """
+    loss = lambda variables, batch: task.loss(variables, batch)[0]
+    with counting_products():
+        return 3 * matmul_flops(loss, variables, empty_batch(*shape), leave_out=OVERHEAD)
+
+
 class Throughput:
     """FLOPs of a task's updates, counted once per batch shape, and their rate on a mesh."""
 
@@ -23,16 +35,9 @@ class Throughput:
         self._is_countable = True
 
     def update_flops(self, shape: tuple[int, int]) -> int:
-        """Returns the FLOPs in the matrix products of an update with a batch of (rows, positions).
-
-        This is three times the count of the forward pass; rematerialization is not counted, nor are products that only
-        move data, such as dispatch to experts. Attention counts as dense, whichever implementation computes it.
-        """
+        """Returns the FLOPs of an update with a batch of (rows, positions), as `count_update_flops` does."""
         if shape not in self._flops:
-            loss = lambda variables, batch: self._task.loss(variables, batch)[0]
-            variables, batch = self._abstract.state.variables, empty_batch(*shape)
-            with counting_products():
-                self._flops[shape] = 3 * matmul_flops(loss, variables, batch, leave_out=OVERHEAD)
+            self._flops[shape] = count_update_flops(self._task, self._abstract.state.variables, shape)
         return self._flops[shape]
 
     @property

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, VortaroError
@@ -12,34 +11,38 @@ from registry.overrides import override
 from registry.study import Study
 from registry.tool import render
 from registry.values import show
+from tasks.storage.files import Place
 
 FOLDER = "cases"  # of the run folders of a study
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A case of a study; its runs differ in SEED."""
+    """A case of a study or a ladder; its runs differ in SEED."""
 
     number: int
     settings: Mapping[str, Any]  # by knob or path
     seeds: tuple[int, ...]  # values of SEED
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """The settings as values of --set."""
-        return tuple(
-            f"{name}={value if isinstance(value, str) else show(value)}" for name, value in self.settings.items()
-        )
+    steps: int  # updates of a complete run
+    name: str  # of its folder
 
     @property
     def text(self) -> str:
-        """The settings for messages and tables."""
-        return " ".join(self.overrides)
+        """The settings for messages and tables, as values of --set."""
+        return " ".join(_overrides(self.settings))
 
-    def folder(self, study: Path, seed: int) -> Path:
+    def overrides_of(self, seed: int) -> tuple[str, ...]:
+        """Returns the values of --set of a run."""
+        return ("STUDY=none", *_overrides(self.settings), f"SEED={seed}")
+
+    def folder(self, study: Place, seed: int) -> Place:
         """Returns the run folder of a seed in the folder of the study."""
         several = f"-seed{seed}" if len(self.seeds) > 1 else ""
-        return study / FOLDER / f"{self.number:03}{several}"
+        return study / FOLDER / f"{self.name}{several}"
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value if isinstance(value, str) else show(value)}" for name, value in settings.items()]
 
 
 def study_of(experiment: Experiment) -> Study:
@@ -51,32 +54,34 @@ def study_of(experiment: Experiment) -> Study:
     return study
 
 
-def cases_of(experiment: Experiment, study: Study) -> list[Case]:
-    """Returns all cases of a study after their check.
+def seeds_of(experiment: Experiment, count: int) -> tuple[int, ...]:
+    """Returns `count` values of SEED, the first one that of the experiment."""
+    return tuple(experiment.SEED + number for number in range(count))
+
+
+def checked_cases(
+    experiment: Experiment, settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]
+) -> list[Case]:
+    """Returns the cases with these settings, by the name of their folder, after the check of all.
 
     Raises:
       UsageError: a case is invalid; all of those are printed in one table before.
     """
-    seeds = tuple(experiment.SEED + number for number in range(study.seeds))
-    cases = [Case(number, settings, seeds) for number, settings in enumerate(study.settings())]
-    problems = [(case, problem) for case in cases if (problem := _problem(experiment, case))]
+    cases, problems = [], []
+    for number, (name, each) in enumerate(settings.items()):
+        try:
+            built = check(override(type(experiment), _overrides(each))())
+            cases.append(Case(number, each, seeds, built.train.num_steps, name))
+        except VortaroError as error:
+            problems.append((str(number), " ".join(_overrides(each)), str(error)))
     if problems:
-        rows = [(str(case.number), case.text, problem) for case, problem in problems]
         flexible = {"settings": 24, "problem": None}
-        render.console().print(render.table(("case", "settings", "problem"), rows, right=("case",), flexible=flexible))
+        columns = ("case", "settings", "problem")
+        render.console().print(render.table(columns, problems, right=("case",), flexible=flexible))
         raise UsageError(
-            f"{len(problems)} of {len(cases)} cases of the study are invalid (the table above). Change STUDY."
+            f"{len(problems)} of {len(settings)} cases are invalid (the table above). Change the values that they have."
         )
     return cases
-
-
-def _problem(experiment: Experiment, case: Case) -> str:
-    """Returns why a case cannot be trained; empty if it can."""
-    try:
-        check(override(type(experiment), case.overrides)())
-    except VortaroError as error:
-        return str(error)
-    return ""
 
 
 def importance(settings: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> dict[str, float]:

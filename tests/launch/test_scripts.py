@@ -22,9 +22,14 @@ HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
 FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--mode=sample", "--prompt=def f():\n\treturn ''", "--stop"]
 RUNNER = ["-m", "runners.main", *FLAGS[1:]]
 SLICE = ["--name=slice", "--zone=us-central2-b"]
+STUDY = [
+    *("--", "--exp=mu.MuTiny", "--smoke", "--mode=study", "--workdir=gs://bucket/runs/one"),
+    """--set=STUDY=Study(how="halving", values={"LEARNING_RATE": (0.001, 0.01, 0.1, 1.0)}, seeds=2, rungs=2)""",
+]
 LAUNCHES = {
     "slurm": ["slurm", "--nodes=2", "--gpus_per_node=8", "--cpus_per_task=4", "--time=1:00:00", "--account=a", *FLAGS],
     "slurm, activated": ["slurm", "--nodes=2", "--activate=. ./activate", "--sbatch=--comment=so so", *FLAGS],
+    "slurm, study": ["slurm", "--nodes=2", "--gpus_per_node=8", "--time=1:00:00", *STUDY],
     "mpirun": ["mpirun", "--num_processes=4", "--hosts=a:2,b:2", "--export=XLA_FLAGS", *FLAGS],
     "mpirun, activated": ["mpirun", "--num_processes=4", "--hostfile=my hosts", "--activate=export X=1", *FLAGS],
     "jobset, tpu": [
@@ -168,6 +173,37 @@ def test_slurm_activates_the_given_environment(checkout):
     done = subprocess.run(["bash", str(job)], env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "1 python"
     assert "\n#SBATCH '--comment=so so'\n" in job.read_text()
+
+
+def test_slurm_gets_an_array_for_each_rung_of_a_study(checkout, command):
+    machine = Machine(checkout)
+    done = command("launch", *LAUNCHES["slurm, study"], **machine.environment, SLURM_ARRAY_TASK_ID="3")
+    assert done.returncode == 0, done.stderr
+    folder, dependency = checkout / "launches/one", "--dependency=afterany:7"
+    runner = [sys.executable, "-m", "runners.main", *STUDY[1:]]
+    assert machine.calls() == [
+        ["sbatch", "--parsable", str(folder / "rung_0.sbatch")],
+        ["srun", "--kill-on-bad-exit=1", *runner, "--rung=0", "--run=3"],
+        ["sbatch", "--parsable", dependency, str(folder / "rung_1.sbatch")],
+        ["srun", "--kill-on-bad-exit=1", *runner, "--rung=1", "--run=3"],
+        ["sbatch", "--parsable", dependency, str(folder / "compare.sbatch")],
+        ["srun", "--kill-on-bad-exit=1", *runner, "--workers=0"],
+    ]
+    heads = [(folder / f"{name}.sbatch").read_text() for name in ("rung_0", "rung_1", "compare")]
+    assert [re.findall("#SBATCH --array=(.*)", head) for head in heads] == [["0-7"], ["0-3"], []]
+    assert ["--gpus-per-node=8" in head for head in heads] == [True, True, False]
+    assert f"--output={folder}/%A_%a.out" in heads[0]
+    assert done.stdout.count("Submitted batch job 7") == 3
+    [job, _] = rendered([*LAUNCHES["slurm, study"], "--workers=2"], checkout / "single")
+    assert "--array" not in job.read_text(), "flags choose what one job trains"
+
+
+def test_a_ladder_is_one_array(checkout):
+    ladder = ["--exp=tiny.StdlibTiny", "--smoke", "--mode=scale", "--workdir=runs/one", "--widths=32,64"]
+    files = rendered(["slurm", "--nodes=1", "--", *ladder, "--budgets=1e10,1e11", "--seeds=3"], checkout / "out")
+    assert [file.name for file in files] == ["compare.sbatch", "rung_0.sbatch", "submit.sh"]
+    assert "#SBATCH --array=0-11\n" in files[1].read_text()
+    assert "--rung" not in files[1].read_text().partition("\nrun ")[2]
 
 
 def test_mpirun_gets_every_word_and_time_to_save(checkout, command):

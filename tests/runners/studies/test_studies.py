@@ -5,9 +5,12 @@ import math
 
 import pytest
 
+from layers.errors import UsageError
+from registry.resolve import resolve
 from runners.main import main
-from runners.studies import study as study_module
 from runners.studies.cases import importance
+from runners.studies.runs import RunOptions, Runs
+from runners.studies.study import run_of
 
 FLAGS = ["--exp=mu.MuTiny", "--smoke", "--mode=study"]
 
@@ -31,7 +34,7 @@ def test_all_bad_cases_are_listed_before_the_first_one_is_trained(tmp_path, caps
     values = 'values={"NUM_HEADS": (8, 7), "LEARNING_RATE": (0.01, -1.0), "NUM_LAYRES": (1,)}'
     assert main(flags(tmp_path / "new", values)) == 2
     printed = capsys.readouterr()
-    assert "4 of 4 cases of the study are invalid" in printed.err
+    assert "4 of 4 cases are invalid" in printed.err
     assert printed.out.count("Did you mean 'NUM_LAYERS'") == 4
     assert not (tmp_path / "new").exists()
 
@@ -40,12 +43,9 @@ def test_all_bad_cases_are_listed_before_the_first_one_is_trained(tmp_path, caps
     ("arguments", "message"),
     [
         (["--exp=mu.MuTiny", "--smoke", "--mode=study"], "--mode=study needs the knob STUDY of mu.MuTiny"),
-        ([*FLAGS, "--set=STUDY=Study(values={'BETA1': (0.9,)})", "--workers=0"], "--workers must be at least 1"),
-        ([*FLAGS, "--set=STUDY=Study(values={'BETA1': (0.9,)})", "--case=1"], "--case must be 0 to 0 (got 1)"),
-        (
-            [*FLAGS, "--set=STUDY=Study(how='halving', values={'BETA1': (0.9,)})", "--case=0"],
-            "--case does not work with",
-        ),
+        ([*FLAGS, "--set=STUDY=Study(values={'BETA1': (0.9,)})", "--workers=-1"], "--workers must be at least 0"),
+        ([*FLAGS, "--set=STUDY=Study(values={'BETA1': (0.9,)})", "--run=1"], "--run must be 0 to 0 for rung 0"),
+        ([*FLAGS, "--set=STUDY=Study(values={'BETA1': (0.9,)})", "--run=0", "--rung=1"], "--rung must be 0 to 0"),
         ([*FLAGS, "--set=STUDY=Study(how='halvig', values={'BETA1': (0.9,)})"], "Did you mean 'halving'"),
     ],
 )
@@ -66,12 +66,12 @@ def trained(monkeypatch):
         loss = None if rate > 1 else abs(math.log10(rate) + 2) + 100 / end + 0.01 * seed
         values[str(case.folder(self.folder, seed)), end] = loss
         if loss is None:
-            self.failed[str(case.folder(self.folder, seed))] = "vortaro: The loss of step 3 is not finite."
+            self.failed[case.folder(self.folder, seed)] = "vortaro: The loss of step 3 is not finite."
         return 0.0
 
-    monkeypatch.setattr(study_module._Study, "_train_one", train_one)
+    monkeypatch.setattr(Runs, "_train_one", train_one)
     found = lambda self, case, seed, end: values.get((str(case.folder(self.folder, seed)), end))
-    monkeypatch.setattr(study_module._Study, "_value", found)
+    monkeypatch.setattr(Runs, "loss_of", found)
     return done
 
 
@@ -91,7 +91,7 @@ def test_halving_continues_with_the_best(tmp_path, trained, capsys):
     count = len(trained)
     assert main(flags(tmp_path, study, "--set=NUM_STEPS=90")) == 0
     assert len(trained) == count, "nothing is trained again"
-    assert "9 runs have been trained to step 10 before" in capsys.readouterr().out
+    assert "9 of 9 runs have been trained before" in capsys.readouterr().out
 
 
 def test_seeds_and_failures(tmp_path, trained, capsys):
@@ -103,14 +103,42 @@ def test_seeds_and_failures(tmp_path, trained, capsys):
     assert summary["cases"][2]["losses"] == {"30": None}
     assert len(summary["cases"][2]["errors"]) == 2
     assert "Case 2 failed: vortaro: The loss of step 3 is not finite." in capsys.readouterr().out
-    assert main(flags(tmp_path, study, "--case=1")) == 0, "one task of an array of jobs"
+
+
+def test_runs_of_later_rungs_are_numbered_by_the_losses_of_the_rung_before(tmp_path, trained):
+    study = "how='halving', values={'LEARNING_RATE': (0.0001, 0.01, 0.1, 0.001)}, keep=2, rungs=2, seeds=2"
+    experiment = resolve("mu.MuTiny", [f"STUDY=Study({study})"], smoke=True)
+    runs = Runs(tmp_path, RunOptions())
+    first = [run_of(experiment, runs, number=number, rung=0) for number in range(8)]
+    assert [(case.number, seed, end) for case, seed, end in first] == [(n // 2, n % 2, 15) for n in range(8)]
+    for case, seed, end in first:
+        runs._train_one(case, seed, end)
+    later = [run_of(experiment, runs, number=number, rung=1) for number in range(4)]
+    assert [(case.number, seed, end) for case, seed, end in later] == [(1, 0, 30), (1, 1, 30), (2, 0, 30), (2, 1, 30)]
+    with pytest.raises(UsageError, match=r"--run must be 0 to 3 for rung 1 of this study \(got 4\)"):
+        run_of(experiment, runs, number=4, rung=1)
+
+
+def test_cases_that_differ_in_their_length_are_trained_to_their_own_end(tmp_path, trained):
+    assert main(flags(tmp_path, "values={'NUM_STEPS': (20, 40), 'LEARNING_RATE': (0.01,)}")) == 0
+    assert trained == [(0, 20), (1, 40)]
+    assert json.loads((tmp_path / "study.json").read_text())["order"] == [1, 0]
+
+
+def test_comparing_trains_nothing(tmp_path, trained, capsys):
+    assert main(flags(tmp_path, "values={'LEARNING_RATE': (0.01,)}", "--workers=0")) == 1
+    assert not trained
+    assert "Case 0 failed: not trained to step 30" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_cases_are_runs_of_the_runner(tmp_path, capsys):
     study = "how='halving', values={'LEARNING_RATE': (0.0001, 0.01, 0.1)}, keep=3, rungs=2"
+    assert main(flags(tmp_path, study, "--set=EVAL_EVERY=100", "--run=2")) == 0, "one task of an array of jobs"
+    assert "step     10 validation" in capsys.readouterr().out
     assert main(flags(tmp_path, study, "--set=EVAL_EVERY=100", "--workers=2")) == 0
     out = capsys.readouterr().out
+    assert "1 of 3 runs have been trained before" in out
     assert "step 10: loss" in out
     summary = json.loads((tmp_path / "study.json").read_text())
     best = summary["order"][0]
@@ -122,4 +150,4 @@ def test_cases_are_runs_of_the_runner(tmp_path, capsys):
     assert main(flags(tmp_path, study, "--set=EVAL_EVERY=100")) == 0
     out = capsys.readouterr().out
     assert "LEARNING_RATE=0.01 " not in out, "nothing is trained again"
-    assert "3 runs have been trained to step 10 before" in out
+    assert "3 of 3 runs have been trained before" in out

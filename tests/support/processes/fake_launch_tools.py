@@ -32,7 +32,10 @@ for command in [word.partition("=")[2] for word in sys.argv if word.startswith("
 
 SBATCH = """
 import subprocess
-sys.exit(subprocess.run(["bash", sys.argv[1]]).returncode)
+is_parsable = "--parsable" in sys.argv
+done = subprocess.run(["bash", sys.argv[-1]], stdout=subprocess.DEVNULL if is_parsable else None)
+print("7;cluster" if is_parsable else "Submitted batch job 7")
+sys.exit(done.returncode)
 """
 
 # One session, which is a process of its own.

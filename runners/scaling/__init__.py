@@ -1,0 +1,1 @@
+"""Scaling laws: ladders of models and budgets, and the loss of larger ones."""
