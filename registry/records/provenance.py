@@ -44,6 +44,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version for name, version in found.items() if version}}
 
 
+@functools.cache  # the packages of a process do not change after its start
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -7,6 +7,7 @@ from layers.errors import UsageError
 from runners.modes.study import CaseOptions, shared_options, train_run
 from runners.options import option
 from runners.request import Request
+from runners.widths.flags import WidthOptions, require_counts, require_initial_weights
 
 if TYPE_CHECKING:  # these import jax
     from registry.experiment import Experiment
@@ -14,12 +15,9 @@ if TYPE_CHECKING:  # these import jax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(CaseOptions):
+class Options(CaseOptions, WidthOptions):
     """Flags of --mode=scale."""
 
-    widths: str | None = option(
-        "values of MODEL_DIM; by default 1, 2 and 4 times BASE_WIDTH", metavar="64,128,256", default=None
-    )
     budgets: str | None = option("FLOPs of a run; each width is trained with each", metavar="1e12,1e13", default=None)
     rates: str | None = option(
         "learning rates, a range or a list, of which the best one counts; by default LEARNING_RATE",
@@ -27,7 +25,6 @@ class Options(CaseOptions):
         advice="Set LEARNING_RATE.",
         default=None,
     )
-    seeds: int | None = option("seeds to average over; by default 1", advice="Set SEED.", default=None)
     held_out: tuple[str, ...] = option(
         "a run that is trained and predicted, but not fitted; repeatable", metavar="WIDTH@FLOPS", default=()
     )
@@ -54,7 +51,6 @@ def arrays(experiment: "Experiment", options: Options) -> tuple[int, ...]:
 
 def _ladder(experiment: "Experiment", options: Options) -> "Ladder":
     from runners.scaling.scale import Ladder
-    from runners.widths.flags import require_counts, require_initial_weights
     from runners.widths.widths import parse_rates, parse_widths, refuse_settings
 
     require_initial_weights(experiment, "scale")

@@ -89,13 +89,11 @@ class ByteText:
 
 @functools.cache
 def _standard_library_files() -> dict[str, str]:
-    root = Path(sysconfig.get_path("stdlib"))
+    root = sysconfig.get_path("stdlib")
     sources = sorted(
-        (hashlib.sha256(path.relative_to(root).as_posix().encode()).digest(), path)
-        for path in root.rglob("*.py")
-        if "site-packages" not in path.parts and "dist-packages" not in path.parts
+        (hashlib.sha256(relative.encode()).digest(), path, size) for relative, path, size in _sources(root)
     )
-    listing = "".join(f"{digest.hex()} {path.stat().st_size}\n" for digest, path in sources)
+    listing = "".join(f"{digest.hex()} {size}\n" for digest, _, size in sources)
     name = (
         f"stdlib-{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
     )
@@ -103,13 +101,24 @@ def _standard_library_files() -> dict[str, str]:
     files = {split: str(folder / f"{name}.{split}.bin") for split in SPLITS}
     if not all(Path(path).exists() for path in files.values()):
         parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-        for digest, path in sources:
-            text = path.read_bytes()
+        for digest, path, _ in sources:
+            text = Path(path).read_bytes()
             if text and DOCUMENT_END not in text:
                 parts["test" if digest[0] < 13 else "validation" if digest[0] < 26 else "train"] += [text, DOCUMENT_END]
         for split, path in files.items():
             write_whole(Path(path), b"".join(parts[split]))
     return files
+
+
+def _sources(root: str, below: str = "") -> Iterator[tuple[str, str, int]]:
+    """Yields the .py files below a folder, without installed packages: path from the root with /, path, bytes."""
+    for entry in os.scandir(os.path.join(root, below)):
+        relative = f"{below}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name not in ("site-packages", "dist-packages", "__pycache__"):
+                yield from _sources(root, f"{relative}/")
+        elif entry.name.endswith(".py"):
+            yield relative, entry.path, entry.stat().st_size
 
 
 def cache_folder() -> Path:

@@ -170,8 +170,11 @@ def run(capsys, *arguments):
         ),
         (["--smoke", "--set=WARM_START=no/such"], "WARM_START = no/such: The workdir 'no/such' does not exist"),
         (["--exp=MuTiny", "--mode=sweep", "--set=WARM_START=x"], "WARM_START has no effect with --mode=sweep (got x)"),
-        (["--mode=train", "--rates=0.1"], "--rates is a flag of --mode=sweep (got --mode=train). Set LEARNING_RATE."),
-        (["--mode=train", "--widths=1,2"], "--widths is a flag of --mode=coord_check or --mode=sweep"),
+        (
+            ["--mode=train", "--rates=0.1"],
+            "--rates is a flag of --mode=scale or --mode=sweep (got --mode=train). Set LEARNING_RATE.",
+        ),
+        (["--mode=train", "--widths=1,2"], "--widths is a flag of --mode=coord_check or --mode=scale or --mode=sweep"),
         (["--wandb=project"], "--wandb needs the package wandb"),
     ],
 )
