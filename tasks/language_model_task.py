@@ -59,10 +59,12 @@ class LanguageModelTask:
     @functools.cached_property
     def table(self) -> WeightTable:
         """The weight table, from an abstract init that allocates no arrays."""
-        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
-        abstract = jax.eval_shape(lambda batch: self.init(jax.random.key(0), batch), batch)
-        return WeightTable(abstract).mapped(self.optimizer.assign)
+        model: Any = self.model
+        try:
+            hash(model)
+        except TypeError:  # a layer of a user has a field that can be changed
+            return WeightTable(_abstract_init(model)).mapped(self.optimizer.assign)
+        return WeightTable(_known_abstract_init(model)).mapped(self.optimizer.assign)
 
     def weight_table(self) -> WeightTable:
         """Returns the weight table: one row per weight."""
@@ -238,3 +240,12 @@ def _by_name(reported: Any) -> dict[str, jax.Array]:
         name = f"{name.removesuffix(BY_LAYER)}_layer_"
         found |= {f"{name}{number}": value for number, value in enumerate(jnp.concatenate(layers))}
     return found
+
+
+def _abstract_init(model: Any) -> Any:
+    """Returns the initial variables of a model in `Weight` boxes, as shapes and dtypes."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(lambda tokens: model.init(jax.random.key(0), tokens, None, None, None), tokens)
+
+
+_known_abstract_init = functools.lru_cache(maxsize=32)(_abstract_init)  # equal models are built again and again

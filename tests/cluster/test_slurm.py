@@ -1,12 +1,13 @@
 """Training under a real Slurm of two nodes on this machine: what `launch slurm` writes is what is submitted."""
 
+import json
 import os
 import signal
 import time
 
 import pytest
 
-from tests.cluster.conftest import STEPS, pid_of
+from tests.cluster.conftest import EXPERIMENT, STEPS, pid_of, wait
 from tests.cluster.slurm import KILL_WAIT
 
 TWO = ("--nodes=2", "--tasks_per_node=1")
@@ -84,3 +85,23 @@ def test_a_killed_task_ends_the_job_which_resumes_when_requeued(cluster, undistu
     assert cluster.finish("killed", job) == "COMPLETED 0:0"
     assert "Resumed at step 20 from" in cluster.output("killed")
     assert cluster.losses("killed") == pytest.approx(undisturbed, rel=1e-6)
+
+
+def test_a_study_is_an_array_for_each_rung(cluster):
+    study = 'Study(how="halving", values={"LEARNING_RATE": (0.0003, 0.003, 0.03)}, keep=3, rungs=2)'
+    flags = [*EXPERIMENT, "--mode=study", "--workdir=runs/study", "--host_devices=1", f"--set=STUDY={study}"]
+    activate = ("--nodes=1", "--activate=. .venv/bin/activate")
+    cluster.shell("python", "-m", "launch", "slurm", *activate, "--", *flags)
+    summary = cluster.folder / "runs" / "study" / "study.json"
+    wait(summary.exists, 400, lambda: cluster.output("study"))
+    found = json.loads(summary.read_text())
+    best = found["order"][0]
+    assert [len(case["losses"]) for case in found["cases"]].count(2) == 1, "one case continues"
+    assert None not in [loss for case in found["cases"] for loss in case["losses"].values()]
+    assert len(found["cases"][best]["losses"]) == 2
+    output = cluster.output("study")
+    assert output.count("Resumed at step 10") == 1
+    assert "3 of 3 runs have been trained before" in output, "the last job compares"
+    cluster.shell("python", "-m", "registry", "runs", "runs/study/cases/*")
+    log = {path.name.partition("_")[0] for path in (cluster.folder / "launches" / "study").glob("*_*.out")}
+    assert len(log) == 2, "two arrays"
