@@ -25,7 +25,7 @@ class Size:
     parameters: int  # N: all weights that are trained
     flops_per_token: float  # in the matrix products of an update
     tokens_per_update: int
-    settings: Mapping[str, Any]  # knobs that differ from those of the experiment
+    settings: Mapping[str, Any]  # MODEL_DIM, and other knobs that differ from the experiment's
 
     def steps(self, budget: float) -> int:
         """Returns the number of updates that spends a budget of FLOPs, rounded."""
@@ -58,7 +58,7 @@ def size_of(experiment: Experiment, width: int) -> Size:
         parameters=sum(row.size for row in task.weight_table() if row.trained),
         flops_per_token=count_update_flops(task, variables, shape) / math.prod(shape),
         tokens_per_update=math.prod(shape),
-        settings={name: value for name, value in after.items() if value != before[name]},
+        settings={name: value for name, value in after.items() if name == "MODEL_DIM" or value != before[name]},
     )
 
 

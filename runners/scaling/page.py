@@ -82,15 +82,19 @@ def _isoflops(summary: Mapping[str, Any]) -> figures.Chart:
     return figures.Chart(
         name="isoflops",
         title="Validation loss by size, at equal FLOPs",
-        x=figures.Axis(title="parameters", log=True, format="~s"),
+        x=figures.Axis(title="parameters", log=True, ticks=(sizes := _sizes(summary)), labels=list(map(amount, sizes))),
         y=figures.Axis(title=LOSS),
         series=series,
         values=_values(summary),
     )
 
 
+def _sizes(summary: Mapping[str, Any]) -> list[int]:
+    return sorted({row["parameters"] for row in summary["rows"] if not row["held_out"]})
+
+
 def _values(summary: Mapping[str, Any]) -> str:
-    sizes = sorted({row["parameters"] for row in summary["rows"] if not row["held_out"]})
+    sizes = _sizes(summary)
     columns = [amount(size) for size in sizes]
     rows = []
     for budget, found in by_budget(summary):

@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from registry.records.quantities import amount
 from runners.reports.results import title
 from runners.scaling.page import by_budget, curve
 from tasks.storage.files import Place, write_whole
@@ -23,8 +24,11 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
     for each in summary["parabolas"]:
         if each["parameters"] is not None:
             left.plot(each["parameters"], each["loss"], "*", ms=13, color="black")
+    sizes = sorted({row["parameters"] for row in summary["rows"] if not row["held_out"]})
     left.set_xscale("log")
-    left.set_title(title(summary), fontsize=10, loc="left")
+    left.set_xticks(sizes, [amount(size) for size in sizes])
+    left.set_xticks([], minor=True)
+    left.set_title("validation loss at equal FLOPs", fontsize=10, loc="left")
     left.set_xlabel("parameters")
     left.set_ylabel("validation loss (nats per token)")
     known = [row for row in summary["rows"] if row.get("error") is not None]
@@ -37,6 +41,7 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
         ends = [end([row["loss"] for row in known]) for end in (min, max)]
         right.plot(ends, ends, lw=1, color="gray")
     right.set_title("the law and the runs", fontsize=10, loc="left")
+    figure.suptitle(title(summary), fontsize=10)
     right.set_xlabel("loss of the law")
     right.set_ylabel("loss of the run")
     for axis in (left, right):

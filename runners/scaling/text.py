@@ -1,5 +1,6 @@
 """The result of a ladder as text: tables for the terminal and the page."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,9 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         f"Best N ~ FLOPs^{a['value']:.2f} by the law ({_range(a)})"
         + ("." if (b := summary["size_exponent"]) is None else f", FLOPs^{b:.2f} by the parabolas."),
     ]
+    fitted = [row["error"] for row in summary["rows"] if not row["held_out"] and row["error"] is not None]
+    spread = math.sqrt(sum(error**2 for error in fitted) / len(fitted))
+    found.append(f"The {len(fitted)} losses that were fitted differ from the law by {spread:.2%} (root mean square).")
     if not law["is_determined"]:
         found.append("An exponent is at its bound: the runs do not determine it. Add widths, or budgets farther apart.")
     if edges := sum(row["at_edge"] for row in summary["rows"]):
