@@ -73,13 +73,14 @@ class Slurm(Job):
     time: str = option("time limit, as Slurm writes it: 24:00:00", default="")
     partition: str = option("the partition", default="")
     account: str = option("the account that is charged", default="")
+    at_once: int | None = option("tasks of an array of jobs that run at a time; by default all", default=None)
     notice: int = option("seconds before the time limit at which runs get SIGTERM and save; 300", default=300)
     activate: str = option("a shell line that activates the right `python`; by default this Python", default="")
     sbatch: tuple[str, ...] = option("any other option of sbatch: --sbatch=--constraint=a100; repeatable", default=())
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "notice")
+        require_positive(self, "nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "at_once", "notice")
         if self.gpus_per_node and self.tasks != self.gpus_per_node:
             raise UsageError(
                 f"--tasks_per_node must equal --gpus_per_node = {self.gpus_per_node}, because under Slurm each process "

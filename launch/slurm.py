@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launch.jobs import Slurm
 from launch.rendering import Verbatim, script, steps, write
+from layers.errors import UsageError
 
 WHERE = "Run this on a login node of a Slurm cluster"
 TASK = "${SLURM_ARRAY_TASK_ID:-0}"
@@ -18,10 +19,14 @@ def render(job: Slurm, folder: Path) -> Path:
     if not job.arrays:
         path = write(folder, "job.sbatch", _batch(job, f"{_out(folder)}/%j.out"))
         return write(folder, "submit.sh", steps("sbatch", WHERE, [["sbatch", str(path)]]))
+    for option in job.sbatch:
+        if option.partition("=")[0] in ("--array", "-a"):
+            raise UsageError(f"The arrays of this mode have tasks 0 to N (got --sbatch={option}). Give --at_once=4.")
+    at_once = f"%{job.at_once}" if job.at_once else ""
     paths = []
     for rung, size in enumerate(job.arrays):
         number = [f"--rung={rung}"] if len(job.arrays) > 1 else []
-        text = _batch(job, f"{_out(folder)}/%A_%a.out", [f"--array=0-{size - 1}"], number, run=True)
+        text = _batch(job, f"{_out(folder)}/%A_%a.out", [f"--array=0-{size - 1}{at_once}"], number, run=True)
         paths.append(write(folder, f"rung_{rung}.sbatch", text))
     # What the last job compares has been trained: it needs neither several processes nor a GPU.
     last = dataclasses.replace(job, nodes=1, tasks_per_node=1, gpus_per_node=None)

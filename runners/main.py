@@ -146,7 +146,7 @@ def run(options: argparse.Namespace, processes: "ProcessGroup | None" = None) ->
     from runners.processes.distributed import joined
     from tasks.storage.files import trouble
 
-    chosen = mode_module(options.mode).Options
+    chosen = from_flags(mode_module(options.mode).Options, options)
     joins = {"several_processes": chosen.several_processes, "saves_on_sigterm": chosen.saves_on_sigterm}
     with joined(options, **joins) if processes is None else contextlib.nullcontext(processes) as group:
         if group.several and not chosen.several_processes:

@@ -57,7 +57,10 @@ def _ladder(experiment: "Experiment", options: Options) -> "Ladder":
     if experiment.knobs().get("PHASES"):
         raise UsageError("PHASES cannot be scaled, because budgets choose NUM_STEPS (--mode=scale). Set PHASES=().")
     require_counts(seeds=options.seeds)
-    refuse_settings(experiment, {"MODEL_DIM": "--widths", "NUM_STEPS": "--budgets"})
+    refuse_settings(experiment, {"MODEL_DIM": "--widths", "NUM_STEPS": "--budgets", "train.num_steps": "--budgets"})
+    refuse_settings(experiment, dict.fromkeys(("EVAL_EVERY", "DECAY_STEPS"), "the end of a run, which --budgets gives"))
+    if options.rates is not None:
+        refuse_settings(experiment, {"LEARNING_RATE": "--rates"})
     if options.budgets is None:
         raise UsageError("--mode=scale needs --budgets, the FLOPs of the runs. Give for example --budgets=1e12,1e13.")
     return Ladder(
@@ -82,7 +85,10 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
 
 def _pair(text: str) -> tuple[int, float]:
     width, _, budget = text.partition("@")
-    if not width.isdecimal() or not int(width):
+    try:
+        pair = int(width), float(budget)
+    except ValueError:
+        pair = 0, 0.0
+    if not (pair[0] > 0 and 0 < pair[1] < float("inf")):
         raise UsageError(f"--held_out must be WIDTH@FLOPS, like 512@1e14 (got {text}).")
-    (number,) = _numbers("held_out", budget)[:1]
-    return int(width), number
+    return pair

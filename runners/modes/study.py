@@ -5,6 +5,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from layers.errors import UsageError
+from runners.flags import given_module_flags
 from runners.modes import train
 from runners.options import option
 from runners.request import ModeOptions, Request
@@ -68,6 +69,7 @@ def arrays(experiment: "Experiment", options: Options) -> tuple[int, ...]:
 
 def shared_options(request: Request, options: CaseOptions) -> "RunOptions":
     """Returns how the processes of runs are started."""
+    from registry.experiment import cls_key
     from runners.studies.runs import RunOptions
 
     flags, workers = request.flags, 1 if options.workers is None else options.workers
@@ -76,11 +78,14 @@ def shared_options(request: Request, options: CaseOptions) -> "RunOptions":
     if flags.exp is None:
         raise UsageError(f"--mode={flags.mode} needs --exp=NAME.")
     shared = [f"--exp={flags.exp}", *(["--smoke"] if flags.smoke else []), "--no-tensorboard"]
-    shared += [f"--import={module}" for module in flags.imports]
+    shared += [f"--import={module}" for module in flags.imports] + given_module_flags()
+    shared += ["--allow_changes"] if flags.allow_changes else []
+    shared += [f"--wandb={flags.wandb}"] if flags.wandb is not None else []
     if flags.host_devices is not None:
         shared.append(f"--host_devices={flags.host_devices}")
     sets = tuple(each for each in flags.set if not each.startswith("STUDY="))
-    return RunOptions(shared=tuple(shared), sets=sets, workers=workers)
+    entry = cls_key(type(request.experiment))
+    return RunOptions(exp=entry, smoke=flags.smoke, shared=tuple(shared), sets=sets, workers=workers)
 
 
 def train_run(request: Request, runs: "Runs", case: "Case", seed: int, end: int) -> int:

@@ -15,6 +15,10 @@ from tasks.batch import empty_batch
 from tasks.train_step import abstract_state
 
 FEWEST_STEPS = 10
+OF_A_LADDER = (
+    "EVAL_EVERY",
+    "DECAY_STEPS",
+)  # knobs that are None: a run is evaluated, and its schedule ends, at its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,7 @@ def rungs_of(
     Raises:
       UsageError: a budget is too small, or cases are invalid.
     """
+    knobs = experiment.knobs()
     settings: dict[str, dict[str, Any]] = {}
     names: list[list[str]] = []
     for size, budget, _ in pairs:
@@ -108,9 +113,11 @@ def rungs_of(
                 f"The budget of {budget:.3g} FLOPs is too small for width {size.width} of "
                 f"{cls_key(type(experiment))}, which would have {steps} updates. Give at least {least:.3g}."
             )
-        shared = {**size.settings, "NUM_STEPS": steps, "EVAL_EVERY": None}
+        shared = {**size.settings, "NUM_STEPS": steps, **{name: None for name in OF_A_LADDER if name in knobs}}
         name = f"width-{size.width}_flops-{budget:.4g}"
         each = {f"{name}_rate-{rate:.4g}": {**shared, "LEARNING_RATE": rate} for rate in rates} or {name: shared}
+        if again := settings.keys() & each.keys():
+            raise UsageError(f"Two runs of the ladder are the same: {min(again)}. Remove one from the flags.")
         settings |= each
         names.append(list(each))
     cases = {case.name: case for case in checked_cases(experiment, settings, seeds_of(experiment, seeds))}

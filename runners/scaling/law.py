@@ -13,6 +13,8 @@ from scipy.optimize import least_squares
 
 DELTA = 1e-3  # of the Huber loss of log losses (section 3.3)
 STEEPEST = 3.0  # bound of alpha and beta
+LEAST_E = 0.01  # bound of E, as a share of the smallest loss
+FEWEST_PAIRS = 8  # of N and D; the law has five numbers
 INTERVAL = (10, 90)  # percentiles of the bootstrap (appendix D.2)
 EXPONENTS = (0.1, 0.3, 0.6, 1.2)  # from which fits start
 SHARES = ((0.5, 0.25, 0.25), (0.8, 0.1, 0.1), (0.1, 0.45, 0.45))  # of E, of N and of D in the loss
@@ -27,6 +29,7 @@ class Law:
     B: float
     alpha: float
     beta: float
+    is_determined: bool = True  # neither E nor an exponent is at a bound of the fit
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Returns the loss of a model with N parameters after D tokens."""
@@ -36,11 +39,6 @@ class Law:
     def size_exponent(self) -> float:
         """The exponent a of the best N ~ C^a at FLOPs C ~ N D (equation 4)."""
         return self.beta / (self.alpha + self.beta)
-
-    @property
-    def is_determined(self) -> bool:
-        """Whether the runs determine both exponents: none is at its bound."""
-        return all(1e-3 < exponent < 0.999 * STEEPEST for exponent in (self.alpha, self.beta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +52,12 @@ class Points:
     def __len__(self) -> int:
         return len(self.losses)
 
+    @property
+    def suffice(self) -> bool:
+        """Whether they can determine a law: eight pairs of N and D, of three sizes and three numbers of tokens."""
+        pairs = set(zip(self.parameters, self.tokens, strict=True))
+        return len(pairs) >= FEWEST_PAIRS and all(len(set(each)) >= 3 for each in (self.parameters, self.tokens))
+
     def take(self, indices: np.ndarray) -> "Points":
         """Returns some of the runs."""
         return Points(self.parameters[indices], self.tokens[indices], self.losses[indices])
@@ -63,7 +67,7 @@ def fit(points: Points, start: Law | None = None) -> Law:
     """Returns the law with the least sum of Huber losses between its logarithm and that of the losses (equation 3).
 
     Args:
-      points: at least five runs, of several sizes and numbers of tokens.
+      points: runs that `suffice`.
       start: a law to start from; by default many starts are tried, and the best fit is returned.
     """
     middle = [float(np.mean(np.log(values))) for values in (points.parameters, points.tokens)]
@@ -81,14 +85,16 @@ def fit(points: Points, start: Law | None = None) -> Law:
         of_e, of_n, of_d = (each := terms(x)) / each.sum(0)
         return np.stack([of_n, of_d, of_e, -of_n * log_n, -of_d * log_d], 1)
 
-    bounds = ([-np.inf] * 3 + [0, 0], [np.inf] * 3 + [STEEPEST, STEEPEST])
+    least = np.log(LEAST_E * points.losses.min())
+    bounds = ([-np.inf, -np.inf, least, 0, 0], [np.inf] * 3 + [STEEPEST, STEEPEST])
     solve = lambda x: least_squares(
-        residuals, x, jacobian, bounds, loss="huber", f_scale=DELTA, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=2000
+        residuals, x, jacobian, bounds, loss="huber", f_scale=DELTA, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=300
     )
     best = min((solve(x) for x in _starts(points, start, middle)), key=lambda found: found.cost)
     a, b, e, alpha, beta = map(float, best.x)
     scale = (e, a + alpha * middle[0], b + beta * middle[1])
-    return Law(*(float(np.exp(each)) for each in scale), alpha, beta)
+    inside = e > least + 0.05 and all(1e-3 < exponent < 0.999 * STEEPEST for exponent in (alpha, beta))
+    return Law(*(float(np.exp(each)) for each in scale), alpha, beta, inside)
 
 
 def _starts(points: Points, start: Law | None, middle: Sequence[float]) -> list[np.ndarray]:
@@ -96,7 +102,7 @@ def _starts(points: Points, start: Law | None, middle: Sequence[float]) -> list[
     if start is not None:
         a, b = np.log(start.A) - start.alpha * middle[0], np.log(start.B) - start.beta * middle[1]
         inside = [min(max(exponent, 1e-3), STEEPEST - 1e-3) for exponent in (start.alpha, start.beta)]
-        return [np.array([a, b, np.log(start.E), *inside])]
+        return [np.array([a, b, np.log(max(start.E, 2 * LEAST_E * points.losses.min())), *inside])]
     level = float(np.exp(np.mean(np.log(points.losses))))
     return [
         np.array([np.log(of_n * level), np.log(of_d * level), np.log(of_e * level), alpha, beta])
@@ -105,15 +111,15 @@ def _starts(points: Points, start: Law | None, middle: Sequence[float]) -> list[
 
 
 def bootstrap(points: Points, law: Law, resamples: int = 200, seed: int = 0) -> list[Law]:
-    """Returns the fits of random samples of the runs, drawn with replacement.
-
-    Samples with fewer than five different runs are drawn again.
+    """Returns the fits of random samples of the runs, drawn with replacement; those with fewer than five pairs of N
+    and D are drawn again.
     """
     rng, laws = np.random.default_rng(seed), []
     while len(laws) < resamples:
         indices = rng.integers(len(points), size=len(points))
-        if len(set(indices)) >= min(5, len(points)):
-            laws.append(fit(points.take(indices), law))
+        sample = points.take(indices)
+        if len(set(zip(sample.parameters, sample.tokens, strict=True))) >= 5:
+            laws.append(fit(sample, law))
     return laws
 
 

@@ -19,7 +19,6 @@ from runners.studies.runs import RunOptions, Runs
 from tasks.storage.files import Place, make_folder, write_whole
 
 RESULT = "scale.json"
-FEWEST_RUNS = 5  # the law has five numbers
 
 Row = dict[str, Any]
 
@@ -63,7 +62,7 @@ def scale(experiment: Experiment, folder: Place, ladder: Ladder, options: RunOpt
     runs.train([(case, case.steps) for rung in rungs for case in rung.cases])
     rows = [_row(rung, runs) for rung in rungs]
     points = _points(rows)
-    law = fit(points) if _suffice(points) else None
+    law = fit(points) if points.suffice else None
     laws = [] if law is None else bootstrap(points, law)
     if law is not None:
         _predict(rows, law, laws)
@@ -84,7 +83,7 @@ def scale(experiment: Experiment, folder: Place, ladder: Ladder, options: RunOpt
     page.write(folder, summary)
     text.show(summary)
     print(f"Written: {folder / RESULT}, {folder / 'scale.png'} and {folder / page.PAGE}", flush=True)
-    return 1 if runs.failed or law is None else 0
+    return 1 if runs.failed or law is None or not law.is_determined else 0
 
 
 def run_of(experiment: Experiment, ladder: Ladder, number: int) -> tuple[Case, int, int]:
@@ -97,9 +96,11 @@ def run_of(experiment: Experiment, ladder: Ladder, number: int) -> tuple[Case, i
 def _row(rung: Rung, runs: Runs) -> Row:
     """Returns the result of a rung: that of its best learning rate."""
     best = min(rung.cases, key=lambda case: runs.mean_loss(case, case.steps))
-    losses = runs.losses(best, rung.steps)
-    mean = runs.mean_loss(best, rung.steps)
+    losses, mean = runs.losses(best, rung.steps), runs.mean_loss(best, rung.steps)
+    if any(runs.is_unfinished(case, seed, rung.steps) for case in rung.cases for seed in case.seeds):
+        losses, mean = [None] * len(losses), math.inf  # a rate that is missing may be the best one
     rates = [case.settings["LEARNING_RATE"] for case in rung.cases if "LEARNING_RATE" in case.settings]
+    rate = best.settings.get("LEARNING_RATE") if math.isfinite(mean) else None
     return {
         "width": rung.size.width,
         "parameters": rung.size.parameters,
@@ -109,8 +110,8 @@ def _row(rung: Rung, runs: Runs) -> Row:
         "tokens": rung.tokens,
         "flops": rung.size.flops_per_token * rung.tokens,
         "held_out": rung.held_out,
-        "rate": best.settings.get("LEARNING_RATE"),
-        "at_edge": len(rates) > 2 and best.settings.get("LEARNING_RATE") in (min(rates), max(rates)),
+        "rate": rate,
+        "at_edge": rate is not None and len(rates) > 1 and rate in (min(rates), max(rates)),
         "losses": losses,
         "loss": mean if math.isfinite(mean) else None,
         "runs": [str(case.folder(runs.folder, seed)) for case in rung.cases for seed in case.seeds],
@@ -123,14 +124,9 @@ def _points(rows: Sequence[Row]) -> Points:
         (row["parameters"], row["tokens"], loss)
         for row in rows
         for loss in row["losses"]
-        if not row["held_out"] and row["loss"] is not None
+        if not row["held_out"] and loss is not None
     ]
     return Points(*np.array(found, float).reshape(-1, 3).T)
-
-
-def _suffice(points: Points) -> bool:
-    several = len(set(points.parameters)) > 1 and len(set(points.tokens)) > 1
-    return several and len({*zip(points.parameters, points.tokens, strict=True)}) >= FEWEST_RUNS
 
 
 def _predict(rows: Sequence[Row], law: Law, laws: Sequence[Law]) -> None:
@@ -144,7 +140,7 @@ def _predict(rows: Sequence[Row], law: Law, laws: Sequence[Law]) -> None:
 
 def _described(law: Law, laws: Sequence[Law]) -> dict[str, Any]:
     """Returns the numbers of a law, each with the interval of its bootstrap."""
-    names = [field.name for field in dataclasses.fields(Law)] + ["size_exponent"]
+    names = ("E", "A", "B", "alpha", "beta", "size_exponent")
     of = lambda name: {"value": getattr(law, name), "interval": interval([getattr(each, name) for each in laws])}
     return {"is_determined": law.is_determined, "resamples": len(laws), **{name: of(name) for name in names}}
 

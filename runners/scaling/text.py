@@ -35,7 +35,7 @@ def run_table(summary: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[s
             amount(row["tokens"]),
             f"{row['flops']:.3g}",
             f"{row['steps']:,}",
-            *([] if row["rate"] is None or not rate else [f"{row['rate']:.4g}"]),
+            *(["" if row["rate"] is None else f"{row['rate']:.4g}"] if rate else []),
             "failed" if row["loss"] is None else f"{row['loss']:.4f}",
             f"{row['predicted']:.4f}" if "predicted" in row else "",
             "" if row.get("error") is None else f"{row['error']:+.2%}",
@@ -49,7 +49,7 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Returns the result in sentences: the law with its intervals, its exponents, the runs that were held out."""
     law = summary["law"]
     if law is None:
-        return ["The runs do not determine a law, which needs five runs of several widths and numbers of tokens."]
+        return ["The runs do not determine a law, which needs eight runs of three widths and three numbers of tokens."]
     alpha, beta, a = (law[name] for name in ("alpha", "beta", "size_exponent"))
     found = [
         f"L(N, D) = {law['E']['value']:.3f} + {law['A']['value']:.4g} / N^{alpha['value']:.3f} + "
@@ -62,7 +62,9 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     spread = math.sqrt(sum(error**2 for error in fitted) / len(fitted))
     found.append(f"The {len(fitted)} losses that were fitted differ from the law by {spread:.2%} (root mean square).")
     if not law["is_determined"]:
-        found.append("An exponent is at its bound: the runs do not determine it. Add widths, or budgets farther apart.")
+        found.append(
+            "E or an exponent is at its bound: the runs do not determine it. Add widths, or budgets farther apart."
+        )
     if edges := sum(row["at_edge"] for row in summary["rows"]):
         found.append(f"The best rate of {edges} of {len(summary['rows'])} rungs is at the edge. Add rates beyond it.")
     for row in summary["rows"]:

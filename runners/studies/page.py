@@ -61,8 +61,8 @@ def _importance(summary: Mapping[str, Any]) -> list[str]:
         kind="bars",
         shape="low",
     )
-    step = summary["importance_step"]
-    note = f"Losses at step {step}, which all cases have reached. What is missing from 100% is due to combinations."
+    step = "the end of the first rung" if summary["how"] == "halving" else "the end"
+    note = f"Losses at {step}. What is missing from 100% is due to combinations."
     return ["<h2>Importance</h2>", f"<p class=note>{note}</p>", figures.chart(chart)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from registry.runs.metrics import VALIDATION
 from registry.runs.run import Run
+from registry.runs.state import FINISHED, RUNNING
 from runners.studies.cases import Case
 from tasks.storage.files import Place, make_folder, write_whole
 
@@ -26,7 +27,9 @@ LAST_WORDS = 1000  # characters at the end of its output that an error is search
 class RunOptions:
     """How the runs of cases are trained."""
 
-    shared: tuple[str, ...] = ()  # flags of the runner that all cases share
+    exp: str = ""  # the experiment of all cases
+    smoke: bool = False
+    shared: tuple[str, ...] = ()  # flags of the runner that all cases share, without --set
     sets: tuple[str, ...] = ()  # values of --set that all cases share
     workers: int = 1  # runs at a time; 0 trains nothing
 
@@ -38,13 +41,17 @@ class Runs:
         self.folder, self.options = folder, options
         self.failed: dict[Place, str] = {}  # error by run folder
         self._running: set[subprocess.Popen] = set()
+        self._is_stopping = False
         self._lock = threading.Lock()
 
     def flags_of(self, case: Case, seed: int, end: int) -> list[str]:
         """Returns the flags of the runner that train a run up to a step."""
-        sets = [f"--set={each}" for each in (*self.options.sets, *case.overrides_of(seed))]
+        sets = [f"--set={each}" for each in self._sets(case, seed)]
         until = [] if end == case.steps else [f"--until={end}"]
         return [*self.options.shared, *sets, *until, f"--workdir={case.folder(self.folder, seed)}"]
+
+    def _sets(self, case: Case, seed: int) -> tuple[str, ...]:
+        return (*self.options.sets, *case.overrides_of(seed))
 
     def train(self, cases: Sequence[tuple[Case, int]]) -> None:
         """Trains all runs of cases that have not reached the step with which the case is given."""
@@ -53,7 +60,8 @@ class Runs:
         if known := len(runs) - len(missing):
             print(f"{known} of {len(runs)} runs have been trained before.", flush=True)
         if not self.options.workers:
-            self.failed |= {case.folder(self.folder, seed): f"not trained to step {end}" for case, seed, end in missing}
+            for case, seed, end in missing:
+                self.failed[case.folder(self.folder, seed)] = f"It has no validation loss at step {end}."
             return
         with _exit_on_sigterm(), ThreadPoolExecutor(self.options.workers) as pool:
             done = [pool.submit(self._train_one, *run) for run in missing]
@@ -64,6 +72,7 @@ class Runs:
                 for future in done:
                     future.cancel()
                 with self._lock:
+                    self._is_stopping = True
                     for process in self._running:
                         process.terminate()  # it saves and exits
                 raise
@@ -80,21 +89,27 @@ class Runs:
         make_folder(workdir)
         command = [sys.executable, "-m", "runners.main", *self.flags_of(case, seed, end)]
         with tempfile.TemporaryDirectory() as temporary:
-            log = workdir / LOG if isinstance(workdir, Path) else Path(temporary, LOG)
+            output = Path(temporary, LOG)
+            log = workdir / LOG if isinstance(workdir, Path) else output
+            before = log.stat().st_size if log.exists() else 0
             code = self._call(command, log)
-            if log != workdir / LOG:
-                write_whole(workdir / LOG, log.read_text())
-            if code == 0 and self.loss_of(case, seed, end) is not None:
-                self.failed.pop(workdir, None)
-            else:
-                words = log.read_text()[-LAST_WORDS:].strip().splitlines() or [f"exit code {code}"]
-                self.failed[workdir] = next((line for line in reversed(words) if "vortaro:" in line), words[-1])
+            words = log.read_bytes()[before:].decode(errors="replace")
+            if log == output:
+                earlier = (workdir / LOG).read_text() if (workdir / LOG).exists() else ""
+                write_whole(workdir / LOG, earlier + words)
+        if code == 0 and self.loss_of(case, seed, end) is not None:
+            self.failed.pop(workdir, None)
+        else:
+            lines = words[-LAST_WORDS:].strip().splitlines() or [f"exit code {code}"]
+            self.failed[workdir] = next((line for line in reversed(lines) if "vortaro:" in line), lines[-1])
         return time.perf_counter() - began
 
     def _call(self, command: Sequence[str], log: Path) -> int:
-        with log.open("a") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         with self._lock:
+            if self._is_stopping:
+                return 1
+            with log.open("a") as out:
+                process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             self._running.add(process)
         code = process.wait()
         with self._lock:
@@ -102,10 +117,29 @@ class Runs:
         return code
 
     def loss_of(self, case: Case, seed: int, end: int) -> float | None:
-        """Returns the validation loss of a run at a step; None if it is unknown or not finite."""
-        lines = Run(case.folder(self.folder, seed)).lines
-        found = [line["loss"] for line in lines if line["split"] == VALIDATION and line["step"] == end]
+        """Returns the validation loss of a run at a step; None if it is unknown, not finite, or of other settings."""
+        run = Run(case.folder(self.folder, seed))
+        if run.problem is not None or not self._is_of(run, case, seed):
+            return None
+        found = [line["loss"] for line in run.lines if line["split"] == VALIDATION and line["step"] == end]
         return found[-1] if found and found[-1] is not None and math.isfinite(found[-1]) else None
+
+    def _is_of(self, run: Run, case: Case, seed: int) -> bool:
+        """Returns whether a run has the settings of a case; the folder of another one is refused by training."""
+        wanted = {name: value for name, _, value in (each.partition("=") for each in self._sets(case, seed))}
+        stated = {name: value for name, _, value in (each.partition("=") for each in run.record["overrides"])}
+        same_entry = run.record["experiment"] == self.options.exp and run.record["smoke"] == self.options.smoke
+        return same_entry and stated == wanted
+
+    def is_unfinished(self, case: Case, seed: int, end: int) -> bool:
+        """Returns whether a run has not reached a step, and would continue: it was not started, or was interrupted."""
+        if self.loss_of(case, seed, end) is not None:
+            return False
+        run = Run(case.folder(self.folder, seed))
+        if run.problem is not None or not (starts := run.record.get("starts")) or run.state == RUNNING:
+            return True
+        ended = starts[-1].get("ended")
+        return ended is not None and ended["reason"] != FINISHED
 
     def losses(self, case: Case, end: int) -> list[float | None]:
         """Returns the validation loss of each seed of a case at a step; None for those that are unknown."""

@@ -59,9 +59,33 @@ def run_of(experiment: Experiment, runs: Runs, *, number: int, rung: int) -> tup
     total = counts[rung] * plan.seeds
     if not 0 <= number < total:
         raise UsageError(f"--run must be 0 to {total - 1} for rung {rung} of this study (got {number}).")
-    alive = next(itertools.islice(_rungs(plan, _cases(experiment, plan), runs), rung, None))
-    case, end = alive[number // plan.seeds]
+    case, end = _array(experiment, plan, runs, rung)[number // plan.seeds]
     return case, case.seeds[number % plan.seeds], end
+
+
+def _array(experiment: Experiment, plan: Study, runs: Runs, rung: int) -> list[tuple[Case, int]]:
+    """Returns the cases of a rung in an order that all tasks of its array share: the first task writes it."""
+    cases = _cases(experiment, plan)
+    ends = {case.number: plan.ends(case.steps) for case in cases}
+    if not rung:
+        return [(case, ends[case.number][0]) for case in cases]
+    file, order = runs.folder / f"rung_{rung}.json", None
+    if file.exists():
+        known = json.loads(file.read_text())
+        order = known["cases"] if known["study"] == show(plan) else None
+    if order is None:
+        rungs = _rungs(plan, cases, runs)
+        before = next(itertools.islice(rungs, rung - 1, None))
+        waiting = sum(runs.is_unfinished(case, seed, end) for case, end in before for seed in case.seeds)
+        if waiting:
+            raise UsageError(
+                f"{waiting} runs of rung {rung - 1} are not finished, so the cases of rung {rung} are unknown. Train "
+                f"them first: the command of rung {rung - 1} continues them."
+            )
+        order = [case.number for case, _ in next(rungs)]
+        write_whole(file, json.dumps({"study": show(plan), "cases": order}) + "\n")
+    by_number = {case.number: case for case in cases}
+    return [(by_number[number], ends[number][rung]) for number in order]
 
 
 def _cases(experiment: Experiment, plan: Study) -> list[Case]:
@@ -108,8 +132,8 @@ def _summary(
         "seeds": plan.seeds,
         "cases": rows,
         "order": [case.number for case in order],
-        "updates": sum(reached[case.number][-1][0] for case in cases) * plan.seeds,
+        "updates": plan.seeds
+        * sum(max((step for step, loss in reached[case.number] if loss < math.inf), default=0) for case in cases),
         "all_updates": sum(case.steps for case in cases) * plan.seeds,
         "importance": importance(*zip(*finite, strict=True)) if len(finite) > 1 else {},
-        "importance_step": reached[cases[0].number][0][0],
     }

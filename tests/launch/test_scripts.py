@@ -16,6 +16,7 @@ import yaml
 
 from launch import rendering
 from launch.command_line import RENDER, parse
+from layers.errors import UsageError
 from tests.support.processes.fake_launch_tools import Machine, executable
 
 HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
@@ -200,9 +201,13 @@ def test_slurm_gets_an_array_for_each_rung_of_a_study(checkout, command):
 
 def test_a_ladder_is_one_array(checkout):
     ladder = ["--exp=tiny.StdlibTiny", "--smoke", "--mode=scale", "--workdir=runs/one", "--widths=32,64"]
-    files = rendered(["slurm", "--nodes=1", "--", *ladder, "--budgets=1e10,1e11", "--seeds=3"], checkout / "out")
+    files = rendered(
+        ["slurm", "--nodes=1", "--at_once=4", "--", *ladder, "--budgets=1e10,1e11", "--seeds=3"], checkout / "out"
+    )
     assert [file.name for file in files] == ["compare.sbatch", "rung_0.sbatch", "submit.sh"]
-    assert "#SBATCH --array=0-11\n" in files[1].read_text()
+    assert "#SBATCH --array=0-11%4\n" in files[1].read_text()
+    with pytest.raises(UsageError, match=r"got --sbatch=--array=0-3.* Give --at_once=4"):
+        rendered(["slurm", "--nodes=1", "--sbatch=--array=0-3", *STUDY], checkout / "refused")
     assert "--rung" not in files[1].read_text().partition("\nrun ")[2]
 
 

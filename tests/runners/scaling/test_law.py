@@ -50,7 +50,16 @@ def test_intervals_of_the_bootstrap_cover_the_law():
     assert bootstrap(points, found, resamples=2) == bootstrap(points, found, resamples=2)
 
 
+def test_few_runs_do_not_suffice():
+    assert runs(HOFFMANN, budgets=(1e12, 1e13)).suffice
+    assert not runs(HOFFMANN, sizes=(2e5, 8e5), budgets=(1e12, 3e12, 1e13, 3e13)).suffice, "two sizes"
+    assert not runs(HOFFMANN, sizes=(2e5, 4e5, 8e5), budgets=(1e12, 3e12)).suffice, "six runs"
+
+
 def test_runs_that_determine_nothing():
+    places = [(n, d) for n in (32, 48, 64) for d in (10, 40, 100)]
+    falling = Points(*np.array([(1e3 * n, 1e3 * d, 5.5 - n / 100 - d / 300) for n, d in places]).T)
+    assert not fit(falling).is_determined, "E is at its bound"
     flat = Points(*(np.array(values) for values in ([1e5, 2e5, 4e5, 1e5, 2e5], [1e6, 1e6, 1e6, 2e6, 2e6], [2.0] * 5)))
     assert not fit(flat).is_determined
 

@@ -43,6 +43,7 @@ def trained(monkeypatch):
         return 0.0
 
     monkeypatch.setattr(Runs, "_train_one", train_one)
+    monkeypatch.setattr(Runs, "is_unfinished", lambda self, case, seed, end: (case.name, seed) not in losses)
     monkeypatch.setattr(Runs, "loss_of", lambda self, case, seed, end: losses.get((case.name, seed)))
     return done
 
@@ -75,25 +76,25 @@ def test_a_ladder_recovers_a_law_and_predicts_larger_runs(tmp_path, trained, cap
 
 
 def test_another_budget_trains_only_what_is_new(tmp_path, trained, capsys):
-    assert main(flags(tmp_path, "--budgets=3e9")) == 1, "one budget has one number of tokens for each size"
+    assert main(flags(tmp_path, "--budgets=3e9,6e9")) == 1, "six runs"
     assert "The runs do not determine a law" in capsys.readouterr().out
     before = len(trained)
-    assert main(flags(tmp_path, "--budgets=3e9,6e9")) == 0
+    assert main(flags(tmp_path, BUDGETS)) == 0
     assert len(trained) == before + 3
-    assert "3 of 6 runs have been trained before" in capsys.readouterr().out
+    assert "6 of 9 runs have been trained before" in capsys.readouterr().out
 
 
 def test_rates_and_seeds(tmp_path, trained, capsys):
-    more = ["--budgets=3e9,6e9", "--rates=0.01,0.1,10", "--seeds=2"]
+    more = [BUDGETS, "--rates=0.01,10", "--seeds=2"]
     assert main(flags(tmp_path, *more)) == 1, "a rate diverges"
-    assert len(trained) == 3 * 2 * 3 * 2
+    assert len(trained) == 3 * 3 * 2 * 2
     summary = json.loads((tmp_path / "scale.json").read_text())
     assert {row["rate"] for row in summary["rows"]} == {0.01}
     assert all(len(row["losses"]) == 2 for row in summary["rows"])
-    assert len(summary["errors"]) == 3 * 2 * 2
+    assert len(summary["errors"]) == 3 * 3 * 2
     out = capsys.readouterr().out
     assert "The loss of step 3 is not finite." in out
-    assert "The best rate of 6 of 6 rungs is at the edge" in out
+    assert "The best rate of 9 of 9 rungs is at the edge" in out
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,11 @@ def test_rates_and_seeds(tmp_path, trained, capsys):
         ([], "--mode=scale needs --budgets"),
         (["--budgets=1e10,x"], "--budgets must be a list of positive numbers like 1e12,1e13 (got 1e10,x)"),
         (["--budgets=1e6"], "is too small for width 32 of tiny.StdlibTiny, which would have 0 updates"),
-        ([BUDGETS, "--held_out=128"], "--held_out must be a list of positive numbers"),
+        ([BUDGETS, "--held_out=128"], "--held_out must be WIDTH@FLOPS, like 512@1e14 (got 128)"),
+        ([BUDGETS, "--held_out=128@1e13,1e14"], "--held_out must be WIDTH@FLOPS"),
+        ([BUDGETS, "--held_out=32@3e9"], "Two runs of the ladder are the same: width-32_flops-3e+09"),
+        ([BUDGETS, "--set=DECAY_STEPS=30"], "--set=DECAY_STEPS has no effect in this mode"),
+        ([BUDGETS, "--set=LEARNING_RATE=0.1", "--rates=0.1,0.2"], "--set=LEARNING_RATE has no effect in this mode"),
         ([BUDGETS, "--held_out=@1e12"], "--held_out must be WIDTH@FLOPS, like 512@1e14 (got @1e12)"),
         ([BUDGETS, "--set=NUM_STEPS=20"], "--set=NUM_STEPS has no effect in this mode"),
         ([BUDGETS, "--set=PHASES=(Phase(),Phase(steps=2))"], "PHASES cannot be scaled"),

@@ -7,8 +7,10 @@ import pytest
 
 from layers.errors import UsageError
 from registry.resolve import resolve
-from runners.main import main
-from runners.studies.cases import importance
+from runners.main import main, parse
+from runners.modes.study import Options
+from runners.options import from_flags
+from runners.studies.cases import checked_cases, importance
 from runners.studies.runs import RunOptions, Runs
 from runners.studies.study import run_of
 
@@ -72,6 +74,8 @@ def trained(monkeypatch):
     monkeypatch.setattr(Runs, "_train_one", train_one)
     found = lambda self, case, seed, end: values.get((str(case.folder(self.folder, seed)), end))
     monkeypatch.setattr(Runs, "loss_of", found)
+    unfinished = lambda self, case, seed, end: (str(case.folder(self.folder, seed)), end) not in values
+    monkeypatch.setattr(Runs, "is_unfinished", unfinished)
     return done
 
 
@@ -111,8 +115,11 @@ def test_runs_of_later_rungs_are_numbered_by_the_losses_of_the_rung_before(tmp_p
     runs = Runs(tmp_path, RunOptions())
     first = [run_of(experiment, runs, number=number, rung=0) for number in range(8)]
     assert [(case.number, seed, end) for case, seed, end in first] == [(n // 2, n % 2, 15) for n in range(8)]
-    for case, seed, end in first:
+    for case, seed, end in first[:-1]:
         runs._train_one(case, seed, end)
+    with pytest.raises(UsageError, match="1 runs of rung 0 are not finished, so the cases of rung 1 are unknown"):
+        run_of(experiment, runs, number=0, rung=1)
+    runs._train_one(*first[-1])
     later = [run_of(experiment, runs, number=number, rung=1) for number in range(4)]
     assert [(case.number, seed, end) for case, seed, end in later] == [(1, 0, 30), (1, 1, 30), (2, 0, 30), (2, 1, 30)]
     with pytest.raises(UsageError, match=r"--run must be 0 to 3 for rung 1 of this study \(got 4\)"):
@@ -128,7 +135,35 @@ def test_cases_that_differ_in_their_length_are_trained_to_their_own_end(tmp_path
 def test_comparing_trains_nothing(tmp_path, trained, capsys):
     assert main(flags(tmp_path, "values={'LEARNING_RATE': (0.01,)}", "--workers=0")) == 1
     assert not trained
-    assert "Case 0 failed: not trained to step 30" in capsys.readouterr().out
+    assert "Case 0 failed: It has no validation loss at step 30." in capsys.readouterr().out
+
+
+def test_a_run_of_other_settings_is_not_reused(tmp_path):
+    case = checked_cases(resolve("mu.MuTiny", smoke=True), {"000": {"LEARNING_RATE": 0.01}}, (0,))[0]
+    folder = case.folder(tmp_path, 0)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 30, "split": "validation", "loss": 2.0}\n')
+    overrides = ["NUM_STEPS=30", "STUDY=none", "LEARNING_RATE=0.01", "SEED=0"]
+    ended = {"at": "2026-11-29T00:00:00+00:00", "step": 10, "reason": "SIGTERM"}
+    record = {"experiment": "mu.MuTiny", "smoke": True, "knobs": {}, "overrides": overrides}
+    record["starts"] = [{"started": "2026-11-29T00:00:00+00:00", "step": 0, "ended": ended}]
+    (folder / "experiment.json").write_text(json.dumps(record))
+    runs = lambda **given: Runs(tmp_path, RunOptions(**{"exp": "mu.MuTiny", "smoke": True} | given))
+    assert runs(sets=("NUM_STEPS=30",)).loss_of(case, 0, 30) == 2.0
+    assert runs(sets=("NUM_STEPS=30",)).loss_of(case, 0, 20) is None
+    assert runs(sets=("NUM_STEPS=30",)).is_unfinished(case, 0, 60), "stopped by SIGTERM"
+    for other in ({"sets": ("NUM_STEPS=40",)}, {}, {"exp": "mu.MuSmall", "sets": ("NUM_STEPS=30",)}):
+        assert runs(**other).loss_of(case, 0, 30) is None
+
+
+def test_several_processes_train_one_run_only(tmp_path, capsys):
+    position = ["--coordinator=localhost:1", "--num_processes=2", "--process_id=1", "--join_timeout=1"]
+    options = from_flags(Options, parse([*FLAGS, f"--workdir={tmp_path}", *position]))
+    assert not options.several_processes
+    assert not options.saves_on_sigterm
+    one = from_flags(Options, parse([*FLAGS, f"--workdir={tmp_path}", "--run=1"]))
+    assert one.several_processes
+    assert one.saves_on_sigterm
 
 
 @pytest.mark.slow
