@@ -30,7 +30,9 @@ class CaseOptions(ModeOptions):
     def several_processes(self) -> bool:
         return self.run is not None
 
-    saves_on_sigterm = several_processes
+    @property
+    def saves_on_sigterm(self) -> bool:
+        return self.run is not None
 
     @property
     def is_one_job(self) -> bool:

@@ -7,6 +7,7 @@ section 3.3 (the parametric fit, equations 2 to 4).
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -81,20 +82,20 @@ def fit(points: Points, start: Law | None = None) -> Law:
     def residuals(x: np.ndarray) -> np.ndarray:
         return np.log(terms(x).sum(0)) - log_l
 
-    def jacobian(x: np.ndarray) -> np.ndarray:
+    def slopes(x: np.ndarray) -> np.ndarray:
         of_e, of_n, of_d = (each := terms(x)) / each.sum(0)
         return np.stack([of_n, of_d, of_e, -of_n * log_n, -of_d * log_d], 1)
 
     least = np.log(LEAST_E * points.losses.min())
     bounds = ([-np.inf, -np.inf, least, 0, 0], [np.inf] * 3 + [STEEPEST, STEEPEST])
-    solve = lambda x: least_squares(
-        residuals, x, jacobian, bounds, loss="huber", f_scale=DELTA, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=300
-    )
+    options: dict[str, Any] = {"jac": slopes, "bounds": bounds, "loss": "huber", "f_scale": DELTA, "max_nfev": 300}
+    solve = lambda x: least_squares(residuals, x, **options, ftol=1e-14, xtol=1e-14, gtol=1e-14)
     best = min((solve(x) for x in _starts(points, start, middle)), key=lambda found: found.cost)
     a, b, e, alpha, beta = map(float, best.x)
-    scale = (e, a + alpha * middle[0], b + beta * middle[1])
+    logs = (e, a + alpha * middle[0], b + beta * middle[1])
     inside = e > least + 0.05 and all(1e-3 < exponent < 0.999 * STEEPEST for exponent in (alpha, beta))
-    return Law(*(float(np.exp(each)) for each in scale), alpha, beta, inside)
+    E, A, B = (float(np.exp(each)) for each in logs)
+    return Law(E, A, B, alpha, beta, inside)
 
 
 def _starts(points: Points, start: Law | None, middle: Sequence[float]) -> list[np.ndarray]:

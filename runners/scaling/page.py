@@ -1,6 +1,6 @@
 """scale.html: the runs, the law, the parabolas of equal FLOPs, and advice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,14 @@ def by_budget(summary: Mapping[str, Any]) -> list[tuple[float, list[Mapping[str,
     ]
 
 
-def curve(summary: Mapping[str, Any], budget: float, ends: Sequence[float]) -> tuple[list[float], list[float]] | None:
+def curve(
+    summary: Mapping[str, Any], budget: float, ends: tuple[float, float]
+) -> tuple[list[float], list[float]] | None:
     """Returns sizes between two ends, and the losses of the budget's parabola; None if it has none."""
     for each in summary["parabolas"]:
         if each["budget"] == budget:
             fitted = Parabola(tuple(each["coefficients"]), each["parameters"], each["loss"])
-            sizes = np.geomspace(*ends, POINTS).tolist()
+            sizes = np.geomspace(ends[0], ends[1], POINTS).tolist()
             return sizes, [fitted.at(size) for size in sizes]
     return None
 
