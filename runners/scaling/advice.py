@@ -11,7 +11,7 @@ from runners.scaling.ladder import FEWEST_STEPS, Size, size_of
 from runners.scaling.law import Law, interval
 
 MOST_MULTIPLES = 4096  # of the unit of widths
-MOST_SKIPPED = 16  # multiples that are no width of the experiment, in a row
+MOST_SKIPPED = 16  # multiples in a row that the experiment refuses as widths
 
 
 def advise(
