@@ -17,21 +17,9 @@ from registry.user_code import package_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages
 OTHER_PACKAGES = (  # recorded if installed: other dependencies, then accelerators, then extras
-    *(
-        "absl-py",
-        "einops",
-        "etils",
-        "fsspec",
-        "jaxtyping",
-        "jinja2",
-        "matplotlib",
-        "plotly",
-        "rich",
-        "safetensors",
-        "scipy",
-    ),
-    *("ml-dtypes", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12"),
-    *("nvidia-cuda-nvcc", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
+    *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "jinja2", "matplotlib", "plotly", "rich", "safetensors"),
+    *("ml-dtypes", "scipy", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+    *("nvidia-cuda-nvcc", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
     *(
         "apache-beam",
         "clu",
