@@ -128,7 +128,9 @@ class Runs:
         """Returns whether a run has the settings of a case; the folder of another one is refused by training."""
         wanted = {name: value for name, _, value in (each.partition("=") for each in self._sets(case, seed))}
         stated = {name: value for name, _, value in (each.partition("=") for each in run.record["overrides"])}
-        same_entry = run.record["experiment"] == self.options.exp and run.record["smoke"] == self.options.smoke
+        same_entry = (
+            run.record["experiment"] == self.options.exp and run.record.get("smoke", False) == self.options.smoke
+        )
         return same_entry and stated == wanted
 
     def is_unfinished(self, case: Case, seed: int, end: int) -> bool:
