@@ -35,7 +35,9 @@ def test_draws_depend_on_the_seed_alone():
 def test_rungs():
     halving = Study(how="halving", values=VALUES, keep=3, rungs=3)
     assert halving.ends(270) == [30, 90, 270]
-    assert [halving.kept(count) for count in (27, 9, 4)] == [9, 3, 2]
+    assert halving.cases_of_rungs() == [4, 2, 1]
+    assert Study(how="halving", values={"SEED": tuple(range(27))}, keep=3, rungs=3).cases_of_rungs() == [27, 9, 3]
+    assert Study(values=VALUES).cases_of_rungs() == [4]
     assert Study(values=VALUES).ends(270) == [270]
     updates = 27 * 30 + 9 * (90 - 30) + 3 * (270 - 90)
     assert updates < 27 * 270 / 2, "27 cases need less than half of the updates of their grid"
