@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
         if target.startswith("tpu"):
             raise UsageError(f"`python -m launch {target}` requires the name of the slice. Add --name=NAME.")
         given["name"] = re.sub(r"[^\w.-]", "-", Path(workdir or "").name)
-    job = cls(flags=flags, **given, **({"arrays": arrays} if target == "slurm" else {}))
+    job = cls(flags=flags, arrays=arrays, **given)
     _require_workdir(job, workdir)
     return target, job
 

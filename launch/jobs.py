@@ -32,6 +32,7 @@ class Job:
     """Options of every target."""
 
     flags: tuple[str, ...] = ()  # the runner's
+    arrays: tuple[int, ...] = ()  # runs of each rung of a study or ladder, for targets with arrays; empty: one job
     name: str = option("the name of the launch; by default the last part of the workdir", default="")
     folder: str = option("the folder of scripts and logs; by default launches/NAME", default="")
     dry_run: bool = option("write and print everything without running it", default=False)
@@ -65,7 +66,6 @@ class Local(Job):
 class Slurm(Job):
     """A batch job of Slurm with one srun; for a study or a ladder an array of jobs with one run each."""
 
-    arrays: tuple[int, ...] = ()  # runs of each rung of a study or ladder; empty: a single job
     nodes: int = option("number of machines")
     tasks_per_node: int | None = option("processes on each machine; by default one per GPU, or one", default=None)
     gpus_per_node: int | None = option("GPUs on each machine", default=None)

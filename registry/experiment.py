@@ -2,12 +2,12 @@
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import math
 import os
 import sys
 import typing
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -310,21 +310,16 @@ def knob_types(cls: type[Experiment]) -> dict[str, Any]:
     """Returns the declared type of every knob, bases first."""
     types: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if issubclass(base, Experiment):
+        if issubclass(base, Experiment) and inspect.get_annotations(base):
             types |= _own_types(base)
     return types
 
 
-_OWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()  # annotations do not change
-
-
+@functools.cache  # annotations do not change, and those made by `derive` have none
 def _own_types(cls: type[Experiment]) -> dict[str, Any]:
     """Returns the declared type of every knob that a class itself declares."""
-    if cls not in _OWN_TYPES:
-        own = [name for name in inspect.get_annotations(cls) if name.isupper()]
-        hints = typing.get_type_hints(cls, include_extras=True) if own else {}
-        _OWN_TYPES[cls] = {name: hints[name] for name in own}
-    return _OWN_TYPES[cls]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {name: hints[name] for name in inspect.get_annotations(cls) if name.isupper()}
 
 
 def declared_value(cls: type[Experiment], knob: str) -> Any:

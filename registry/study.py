@@ -87,14 +87,17 @@ class Study:
         lists = [tuple(values) for values in self.values.values() if not isinstance(values, Uniform)]
         yield from zip(*lists, strict=True) if self.how == "zipped" else itertools.product(*lists)
 
+    @property
+    def _all_rungs(self) -> range:
+        return range(self.rungs if self.how == "halving" else 1)
+
     def ends(self, steps: int) -> list[int]:
         """Returns the step at which each rung ends; the last is `steps`, the only one but for "halving"."""
-        rungs = self.rungs if self.how == "halving" else 1
-        return [max(1, round(steps / self.keep**rung)) for rung in reversed(range(rungs))]
+        return [max(1, round(steps / self.keep**rung)) for rung in reversed(self._all_rungs)]
 
     def cases_of_rungs(self) -> list[int]:
         """Returns how many cases each rung trains."""
         counts = [len(self.settings())]
-        while len(counts) < (self.rungs if self.how == "halving" else 1):
+        for _ in self._all_rungs[1:]:
             counts.append(-(-counts[-1] // self.keep))
         return counts

@@ -54,7 +54,7 @@ class LanguageModelTask:
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Returns the model's initial variables, in `Weight` boxes."""
-        return self.model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)
+        return _init(self.model, rng, batch)
 
     @functools.cached_property
     def table(self) -> WeightTable:
@@ -242,10 +242,15 @@ def _by_name(reported: Any) -> dict[str, jax.Array]:
     return found
 
 
+def _init(model: Any, rng: jax.Array, batch: Batch) -> Any:
+    return model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)
+
+
 def _abstract_init(model: Any) -> Any:
     """Returns the initial variables of a model in `Weight` boxes, as shapes and dtypes."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(lambda tokens: model.init(jax.random.key(0), tokens, None, None, None), tokens)
+    batch = Batch(inputs=tokens, targets=tokens, weights=tokens)
+    return jax.eval_shape(lambda batch: _init(model, jax.random.key(0), batch), batch)
 
 
 _known_abstract_init = functools.lru_cache(maxsize=32)(_abstract_init)  # equal models are built again and again

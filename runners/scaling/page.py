@@ -72,7 +72,7 @@ def law_of(summary: Mapping[str, Any]) -> Law | None:
 
 
 def _isoflops(summary: Mapping[str, Any]) -> figures.Chart:
-    series = []
+    series, ticks = [], sizes_of(summary)
     for number, (budget, rows) in enumerate(by_budget(summary)):
         sizes = [row["parameters"] for row in rows]
         name = f"{budget:.3g} FLOPs"
@@ -84,19 +84,20 @@ def _isoflops(summary: Mapping[str, Any]) -> figures.Chart:
     return figures.Chart(
         name="isoflops",
         title="Validation loss by size, at equal FLOPs",
-        x=figures.Axis(title="parameters", log=True, ticks=(sizes := _sizes(summary)), labels=list(map(amount, sizes))),
+        x=figures.Axis(title="parameters", log=True, ticks=ticks, labels=[amount(size) for size in ticks]),
         y=figures.Axis(title=LOSS),
         series=series,
         values=_values(summary),
     )
 
 
-def _sizes(summary: Mapping[str, Any]) -> list[int]:
+def sizes_of(summary: Mapping[str, Any]) -> list[int]:
+    """Returns N of each width that was fitted, the smallest first."""
     return sorted({row["parameters"] for row in summary["rows"] if not row["held_out"]})
 
 
 def _values(summary: Mapping[str, Any]) -> str:
-    sizes = _sizes(summary)
+    sizes = sizes_of(summary)
     columns = [amount(size) for size in sizes]
     rows = []
     for budget, found in by_budget(summary):

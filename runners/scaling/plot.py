@@ -1,13 +1,13 @@
 """Plot of a ladder: parabolas of equal FLOPs, and the losses of runs against those of the law."""
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 from registry.records.quantities import amount
+from runners.reports.plots import finish, save
 from runners.reports.results import title
-from runners.scaling.page import by_budget, curve
-from tasks.storage.files import Place, write_whole
+from runners.scaling.page import by_budget, curve, sizes_of
+from tasks.storage.files import Place
 
 
 def draw(file: Place, summary: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
     for each in summary["parabolas"]:
         if each["parameters"] is not None:
             left.plot(each["parameters"], each["loss"], "*", ms=13, color="black")
-    sizes = sorted({row["parameters"] for row in summary["rows"] if not row["held_out"]})
+    sizes = sizes_of(summary)
     left.set_xscale("log")
     left.set_xticks(sizes, [amount(size) for size in sizes])
     left.set_xticks([], minor=True)
@@ -44,11 +44,5 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
     figure.suptitle(title(summary), fontsize=10)
     right.set_xlabel("loss of the law")
     right.set_ylabel("loss of the run")
-    for axis in (left, right):
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        if axis.lines:
-            axis.legend(frameon=False, fontsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110)
-    write_whole(file, picture.getvalue())
+    finish((left, right))
+    save(file, figure)

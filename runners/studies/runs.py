@@ -40,6 +40,7 @@ class Runs:
     def __init__(self, folder: Place, options: RunOptions):
         self.folder, self.options = folder, options
         self.failed: dict[Place, str] = {}  # error by run folder
+        self._losses: dict[tuple[Place, int], float] = {}  # known ones by run folder and step; they do not change
         self._running: set[subprocess.Popen] = set()
         self._is_stopping = False
         self._lock = threading.Lock()
@@ -118,11 +119,16 @@ class Runs:
 
     def loss_of(self, case: Case, seed: int, end: int) -> float | None:
         """Returns the validation loss of a run at a step; None if it is unknown, not finite, or of other settings."""
-        run = Run(case.folder(self.folder, seed))
-        if run.problem is not None or not self._is_of(run, case, seed):
-            return None
-        found = [line["loss"] for line in run.lines if line["split"] == VALIDATION and line["step"] == end]
-        return found[-1] if found and found[-1] is not None and math.isfinite(found[-1]) else None
+        folder = case.folder(self.folder, seed)
+        if (folder, end) not in self._losses:
+            run = Run(folder)
+            if run.problem is not None or not self._is_of(run, case, seed):
+                return None
+            found = [line["loss"] for line in run.lines if line["split"] == VALIDATION and line["step"] == end]
+            if not found or found[-1] is None or not math.isfinite(found[-1]):
+                return None
+            self._losses[folder, end] = found[-1]
+        return self._losses[folder, end]
 
     def _is_of(self, run: Run, case: Case, seed: int) -> bool:
         """Returns whether a run has the settings of a case; the folder of another one is refused by training."""

@@ -1,15 +1,15 @@
 """Plot of a coordinate check: statistics of activations against width, one column per step."""
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from runners.reports.plots import save
 from runners.reports.results import title
 from runners.widths.coord_gates import Slopes, parts
 from runners.widths.widths import rate_text
-from tasks.storage.files import Place, write_whole
+from tasks.storage.files import Place
 
 # Color of each activation shown; lines of the first layer are solid, of the last one dashed.
 COLORS = {
@@ -43,9 +43,7 @@ def draw(
                 _panel(axes[row, step], record["widths"], statistics, slopes, (kind, step), gates)
     axes[1, 0].set_axis_off()
     axes[1, 0].text(0, 0.9, _legend(record), va="top", fontsize=11, transform=axes[1, 0].transAxes)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=90)
-    write_whole(file, picture.getvalue())
+    save(file, figure, dpi=90)
 
 
 def _panel(

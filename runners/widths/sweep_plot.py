@@ -1,14 +1,14 @@
 """Plot of a sweep: loss against learning rate by width, and training loss by width at one rate."""
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from runners.reports.plots import finish, save
 from runners.reports.results import title
 from runners.widths.widths import rate_text
-from tasks.storage.files import Place, write_whole
+from tasks.storage.files import Place
 
 
 def draw(file: Place, summary: Mapping[str, Any]) -> None:
@@ -38,14 +38,8 @@ def draw(file: Place, summary: Mapping[str, Any]) -> None:
         right.set_title(f"training at {rate}, the best of width {rows[0]['width']}", fontsize=10, loc="left")
     right.set_xlabel("update")
     right.set_ylabel("training loss (nats per token)")
-    for axis in (left, right):
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        if axis.lines:
-            axis.legend(frameon=False, fontsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110)
-    write_whole(file, picture.getvalue())
+    finish((left, right))
+    save(file, figure)
 
 
 def _leave_out_the_fall(axis: Any) -> None:

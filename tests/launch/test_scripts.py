@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,70 +14,11 @@ import pytest
 import yaml
 
 from launch import rendering
-from launch.command_line import RENDER, parse
-from layers.errors import UsageError
+from launch.command_line import RENDER
+from tests.launch.conftest import LAUNCHES, RUNNER, rendered
 from tests.support.processes.fake_launch_tools import Machine, executable
 
-HARD = """--set=DATA_PATH=it's a "file" of $HOME, $(HOME) & `date` * \\ %j #x"""
-FLAGS = ["--", "--workdir=gs://bucket/runs/one", HARD, "--mode=sample", "--prompt=def f():\n\treturn ''", "--stop"]
-RUNNER = ["-m", "runners.main", *FLAGS[1:]]
-SLICE = ["--name=slice", "--zone=us-central2-b"]
-STUDY = [
-    *("--", "--exp=mu.MuTiny", "--smoke", "--mode=study", "--workdir=gs://bucket/runs/one"),
-    """--set=STUDY=Study(how="halving", values={"LEARNING_RATE": (0.001, 0.01, 0.1, 1.0)}, seeds=2, rungs=2)""",
-]
-LAUNCHES = {
-    "slurm": ["slurm", "--nodes=2", "--gpus_per_node=8", "--cpus_per_task=4", "--time=1:00:00", "--account=a", *FLAGS],
-    "slurm, activated": ["slurm", "--nodes=2", "--activate=. ./activate", "--sbatch=--comment=so so", *FLAGS],
-    "slurm, study": ["slurm", "--nodes=2", "--gpus_per_node=8", "--time=1:00:00", *STUDY],
-    "mpirun": ["mpirun", "--num_processes=4", "--hosts=a:2,b:2", "--export=XLA_FLAGS", *FLAGS],
-    "mpirun, activated": ["mpirun", "--num_processes=4", "--hostfile=my hosts", "--activate=export X=1", *FLAGS],
-    "jobset, tpu": [
-        *("jobset", "--image=images/vortaro:1", "--num_hosts=4", "--tpu_type=tpu-v5-lite-podslice", "--topology=4x4"),
-        *FLAGS,
-    ],
-    "jobset, gpu": [
-        "jobset",
-        "--image=i",
-        "--num_hosts=2",
-        "--gpus=8",
-        "--volume=data:/mnt/data",
-        "--grace=60",
-        *FLAGS,
-    ],
-    "tpu create": ["tpu", "create", *SLICE, "--accelerator_type=v4-32", "--spot", "--project=p"],
-    "tpu install": ["tpu", "install", *SLICE, "--source=checkout"],
-    "tpu run": ["tpu", "run", *SLICE, *FLAGS],
-    "tpu attach": ["tpu", "attach", *SLICE],
-    "tpu logs": ["tpu", "logs", *SLICE, "--worker=all"],
-    "tpu kill": ["tpu", "kill", *SLICE, "--grace=60"],
-    "tpu delete": ["tpu", "delete", *SLICE],
-    "tpu queue create": ["tpu", "queue", "create", *SLICE, "--accelerator_type=v4-32", "--reserved"],
-    "tpu queue state": ["tpu", "queue", "state", *SLICE],
-    "tpu queue delete": ["tpu", "queue", "delete", *SLICE],
-}
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A folder to launch from, with a commit to install."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "activate").write_text('export X="1$NOT_SET"\n')
-    (tmp_path / "checkout").mkdir()
-    (tmp_path / "checkout" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    (tmp_path / "checkout" / "constraints.txt").write_text("")
-    git = ["git", "-C", "checkout", "-c", "user.name=n", "-c", "user.email=e"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
-        subprocess.run([*git, *words], check=True)
-    return tmp_path
-
-
-def rendered(arguments, folder):
-    """Writes what a launch writes; returns the files."""
-    target, job = parse(arguments)
-    RENDER[target][1](job, folder)
-    return sorted(path for path in folder.iterdir() if path.suffix != ".gz")
 
 
 def test_all_targets_are_here():
@@ -137,78 +77,6 @@ def test_the_output_of_a_dry_run_can_be_pasted(launch, checkout, command):
     environment = {**os.environ, **machine.environment}
     subprocess.run(["bash", "-c", "\n".join(lines)], env=environment, cwd=checkout, check=True)
     assert machine.calls() == launched
-
-
-def test_slurm_gets_every_word(checkout, command):
-    machine = Machine(checkout)
-    done = command("launch", *LAUNCHES["slurm"], **machine.environment)
-    assert done.returncode == 0, done.stderr
-    script = checkout / "launches/one/job.sbatch"
-    assert machine.calls() == [
-        ["sbatch", str(script)],
-        ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4", sys.executable, *RUNNER],
-    ]
-    text = script.read_text()
-    head = text.partition("\n# ")[0].splitlines()[1:]
-    assert all(line.startswith("#SBATCH ") for line in head)  # sbatch reads up to the first command
-    options = [word for line in head for word in shlex.split(line)[1:]]
-    assert {
-        "--job-name=one",
-        "--nodes=2",
-        "--ntasks-per-node=8",
-        "--gpus-per-node=8",
-        "--time=1:00:00",
-        "--account=a",
-        "--requeue",
-        "--open-mode=append",
-        "--signal=TERM@300",
-        f"--chdir={checkout}",
-        f"--output={script.parent}/%j.out",
-    } < set(options)
-
-
-def test_slurm_activates_the_given_environment(checkout):
-    [job, _] = rendered(LAUNCHES["slurm, activated"], checkout / "out")
-    executable(checkout / "bin" / "srun", '#!/usr/bin/env bash\necho "$X" "$2"\n')
-    environment = {**os.environ, "PATH": f"{checkout}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", str(job)], env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "1 python"
-    assert "\n#SBATCH '--comment=so so'\n" in job.read_text()
-
-
-def test_slurm_gets_an_array_for_each_rung_of_a_study(checkout, command):
-    machine = Machine(checkout)
-    done = command("launch", *LAUNCHES["slurm, study"], **machine.environment, SLURM_ARRAY_TASK_ID="3")
-    assert done.returncode == 0, done.stderr
-    folder, dependency = checkout / "launches/one", "--dependency=afterany:7"
-    runner = [sys.executable, "-m", "runners.main", *STUDY[1:]]
-    assert machine.calls() == [
-        ["sbatch", "--parsable", str(folder / "rung_0.sbatch")],
-        ["srun", "--kill-on-bad-exit=1", *runner, "--rung=0", "--run=3"],
-        ["sbatch", "--parsable", dependency, str(folder / "rung_1.sbatch")],
-        ["srun", "--kill-on-bad-exit=1", *runner, "--rung=1", "--run=3"],
-        ["sbatch", "--parsable", dependency, str(folder / "compare.sbatch")],
-        ["srun", "--kill-on-bad-exit=1", *runner, "--workers=0"],
-    ]
-    heads = [(folder / f"{name}.sbatch").read_text() for name in ("rung_0", "rung_1", "compare")]
-    assert [re.findall("#SBATCH --array=(.*)", head) for head in heads] == [["0-7"], ["0-3"], []]
-    assert ["--gpus-per-node=8" in head for head in heads] == [True, True, False]
-    assert f"--output={folder}/%A_%a.out" in heads[0]
-    assert done.stdout.count("Submitted batch job 7") == 3
-    [job, _] = rendered([*LAUNCHES["slurm, study"], "--workers=2"], checkout / "single")
-    assert "--array" not in job.read_text(), "flags choose what one job trains"
-
-
-def test_a_ladder_is_one_array(checkout):
-    ladder = ["--exp=tiny.StdlibTiny", "--smoke", "--mode=scale", "--workdir=runs/one", "--widths=32,64"]
-    files = rendered(
-        ["slurm", "--nodes=1", "--at_once=4", "--", *ladder, "--budgets=1e10,1e11", "--seeds=3"], checkout / "out"
-    )
-    assert [file.name for file in files] == ["compare.sbatch", "rung_0.sbatch", "submit.sh"]
-    assert "#SBATCH --array=0-11%4\n" in files[1].read_text()
-    with pytest.raises(UsageError, match=r"got --sbatch=--array=0-3.* Give --at_once=4"):
-        rendered(["slurm", "--nodes=1", "--sbatch=--array=0-3", *STUDY], checkout / "refused")
-    assert "--rung" not in files[1].read_text().partition("\nrun ")[2]
 
 
 def test_mpirun_gets_every_word_and_time_to_save(checkout, command):
