@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
 from layers.errors import UsageError
+from layers.positions.segments import SegmentIds, zero_padding
 from layers.specs import Specs
 
 
@@ -46,7 +47,7 @@ class ResidualBlock(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: Any = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
         if self.mask_padding:
@@ -70,7 +71,7 @@ class ResidualBlock(nn.Module):
             x = x + self._fed(x if self.ffn_norm is None else self.ffn_norm(x), segment_ids)
         return place(self, "residual_bsm", x), state
 
-    def _fed(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
+    def _fed(self, x: Float[Array, "b s m"], segment_ids: SegmentIds) -> Float[Array, "b s m"]:
         assert self.ffn is not None
         fed = self.ffn(watch(self, "ffn_in", x), segment_ids)
         fed = fed if self.ffn_post_norm is None else self.ffn_post_norm(fed)
@@ -97,7 +98,7 @@ class Chain(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: Any = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
         return in_sequence(self.blocks, x, state, segment_ids, positions)
@@ -111,8 +112,3 @@ def in_sequence(modules: Sequence[nn.Module], x: Any, state: Any, *others: Any) 
         x, after = run(x, None if state is None else state[index], *others)
         states.append(after)
     return x, None if state is None else tuple(states)
-
-
-def zero_padding(x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None) -> Float[Array, "b s m"]:
-    """Returns `x` with zeros where the segment id is 0; `x` itself if rows have no segments."""
-    return x if segment_ids is None else x * (segment_ids != 0)[..., None].astype(x.dtype)

@@ -10,6 +10,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from layers.collectives import on_each_device
+from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import P, Specs, constrain, split_of
 from layers.weights.initializers import Initializer
 from layers.weights.weight import weight
@@ -67,7 +68,7 @@ class HeadQK(nn.Module):
         x: Float[Array, "b s m"],
         tokens: Int[Array, "b s"],
         state: PointerState | None,
-        segment_ids: Int[Array, "b s"] | None,
+        segment_ids: SegmentIds,
     ) -> tuple[PointedFeatures, PointerState | None]:
         """Returns the features with scores of all tokens up to their own, and the state after them if one is given."""
         shape, common = (self.model_dim, self.size), {"role": "hidden", "fan_in": self.model_dim}
@@ -75,7 +76,7 @@ class HeadQK(nn.Module):
         key_mc = weight(self, "pointer_key_mc", shape, init=self.key_initializer, **common)
         query = jnp.einsum("bsm,mc->bsc", x, query_mc.astype(self.dtype))
         key = jnp.einsum("bsm,mc->bsc", x, key_mc.astype(self.dtype))
-        ids = jnp.ones(tokens.shape, jnp.int32) if segment_ids is None else segment_ids
+        ids = segment_numbers(segment_ids, tokens.shape)
         start = jnp.int32(0) if state is None else state.index
         after = PointerState(key, tokens, ids, start) if state is None else state.extended(key, tokens, ids)
         scores = jnp.einsum("bsc,btc->bst", query, after.key_btc, preferred_element_type=jnp.float32) / self.size

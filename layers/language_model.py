@@ -9,10 +9,10 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from layers.auxiliary import place, watch
-from layers.block import zero_padding
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
+from layers.positions.segments import SegmentIds, zero_padding
 from layers.specs import Specs
 from layers.stack import LayerStates, Segments, Stack
 
@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: Int[Array, "b s"],
         state: ModelState | None = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"] | PointedFeatures, ModelState | None]:
         """Returns features after the final norm, and the state after these tokens if one is given."""

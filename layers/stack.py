@@ -14,6 +14,7 @@ from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
 from layers.pipeline import Pipeline, Schedule, Stages
 from layers.platform import products_are_counted
+from layers.positions.segments import SegmentIds
 from layers.remat import REMAT_POLICIES, named_for
 
 # Limits for unstacking a stack in a decoding loop: bytes of weights, which are copied, and number of layers, each of
@@ -115,7 +116,7 @@ class Stack(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: Any = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
         """Runs all layers; `state` and the returned state have a leading layer dimension, or are LayerStates.
@@ -184,7 +185,7 @@ class Segments(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: Any = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], Any]:
         return in_sequence(self.stacks, x, state, segment_ids, positions)

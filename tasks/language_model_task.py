@@ -157,7 +157,7 @@ class LanguageModelTask:
         if rng is not None:
             rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
         collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
-        arguments = (batch.inputs, state, batch.segment_ids, batch.positions)
+        arguments = (batch.inputs, state, batch.segments, batch.positions)
         apply: Any = self.model.apply
         (features, state), collections = apply(variables, *arguments, rngs=rngs, mutable=collected)
         return features, state, collections
@@ -243,7 +243,7 @@ def _by_name(reported: Any) -> dict[str, jax.Array]:
 
 
 def _init(model: Any, rng: jax.Array, batch: Batch) -> Any:
-    return model.init({"params": rng}, batch.inputs, None, batch.segment_ids, batch.positions)
+    return model.init({"params": rng}, batch.inputs, None, batch.segments, batch.positions)
 
 
 def _abstract_init(model: Any) -> Any:

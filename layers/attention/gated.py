@@ -18,6 +18,7 @@ from layers.feed_forward.activations import activation
 from layers.norm import rms_normalize
 from layers.positions.embeddings import sinusoids
 from layers.positions.relative_distance import shift_sequence
+from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import Specs, constrain
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
@@ -154,13 +155,13 @@ class FullAttention(GatedHeads):
         self,
         x: Float[Array, "b s m"],
         state: KeyValueCache | None = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
         """Mixes along the sequence; with `state`, continues the sequence that the state holds."""
         del positions  # distances are between places in the row
         y = self._project(x)
-        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        ids = segment_numbers(segment_ids, x.shape[:2])
         key, value, start = y.key_bskd.astype(self.dtype).swapaxes(1, 2), y.value_bskf.swapaxes(1, 2), jnp.int32(0)
         if state is None:
             memory = KeyValueCache(key, value, ids, start)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from layers.attention.code_cache import sum_by_code
 from layers.auxiliary import METRICS, UPDATES, add_loss, add_metric, add_update
 from layers.errors import UsageError
+from layers.positions.segments import SegmentIds
 from layers.specs import Specs
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
@@ -84,7 +85,7 @@ class VectorQuantizer(nn.Module):
     param_dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, key: Float[Array, "b s k d"], segment_ids: Int[Array, "b s"] | None = None) -> Quantized:
+    def __call__(self, key: Float[Array, "b s k d"], segment_ids: SegmentIds = None) -> Quantized:
         """Quantizes the keys; positions of segment 0 are not counted."""
         self._check()
         shape = (self.num_heads, self.num_codes, self.key_dim)

@@ -22,6 +22,7 @@ from layers.errors import UsageError
 from layers.norm import gain, rms_normalize
 from layers.positions.embeddings import rotate
 from layers.positions.rotary_scaling import RotaryScaling
+from layers.positions.segments import SegmentIds, hiding, segment_numbers
 from layers.specs import Specs, constrain, split_of
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
@@ -176,7 +177,7 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: KeyValueCache | None = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
         """Mixes along the sequence; with `state`, continues the sequence that the state holds.
@@ -195,9 +196,10 @@ class Attention(nn.Module):
             query = watch(self, "query_rotated", rotate(query, positions, **turn))
             key = watch(self, "key_rotated", rotate(key, positions, **turn))
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
-        key_ids = segment_ids
-        if state is not None:
-            segment_ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        if state is None:
+            segment_ids = key_ids = hiding(segment_ids, causal=self.causal)
+        else:
+            segment_ids = segment_numbers(segment_ids, x.shape[:2])
             if self.window is None:
                 seen = state = append(state, key, value, segment_ids)
             else:

@@ -9,6 +9,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from layers.errors import UsageError
+from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import Specs
 
 
@@ -49,7 +50,7 @@ class StaticSguMixer(nn.Module):
         self,
         x: Float[Array, "b s m"],
         state: SplitState | None = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], SplitState | None]:
         """Mixes along the sequence; with `state`, continues the sequence that the state holds.
@@ -64,7 +65,7 @@ class StaticSguMixer(nn.Module):
             )
         filtered, attended = jnp.split(x, 2, axis=-1)
         filtered = jax.lax.stop_gradient(filtered)
-        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        ids = segment_numbers(segment_ids, x.shape[:2])
         before = self.init_state(x.shape[0], 0) if state is None else state
         seen = jnp.concatenate([before.window_bwm.astype(x.dtype), filtered], axis=1)
         seen_ids = jnp.concatenate([before.segment_ids_bw, ids], axis=1)

@@ -15,6 +15,7 @@ from layers.attention.gated import MASKED, GatedHeads, by_distance
 from layers.attention.quantizer import VectorQuantizer
 from layers.errors import UsageError
 from layers.positions.relative_distance import shift_window
+from layers.positions.segments import SegmentIds, segment_numbers
 from layers.remat import recomputed
 from layers.specs import constrain, split_of
 
@@ -74,7 +75,7 @@ class VQAttention(GatedHeads):
         self,
         x: Float[Array, "b s m"],
         state: VQState | None = None,
-        segment_ids: Int[Array, "b s"] | None = None,
+        segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
     ) -> tuple[Float[Array, "b s m"], VQState | None]:
         """Mixes along the sequence; with `state`, continues the sequence that the state holds.
@@ -89,7 +90,7 @@ class VQAttention(GatedHeads):
         y = self._project(x)
         quantized = self.quantizer(y.key_bskd, segment_ids)
         distance_bwkd = self._distances(self.memory_length + 1, x.shape[0])[:, ::-1]
-        ids = jnp.ones(x.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+        ids = segment_numbers(segment_ids, x.shape[:2])
         tokens = _Tokens(
             y.content_bskgd,
             y.position_bskgd,

@@ -4,11 +4,12 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from layers.auxiliary import place, watch
 from layers.dropout import dropout
 from layers.feed_forward.activations import activation
+from layers.positions.segments import SegmentIds
 from layers.specs import Specs
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
@@ -58,7 +59,7 @@ class FeedForward(nn.Module):
         return [place(self, "hidden_bsf", y) for y in hidden]
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
+    def __call__(self, x: Float[Array, "b s m"], segment_ids: SegmentIds = None) -> Float[Array, "b s m"]:
         """Processes each position independently; `segment_ids` is part of the interface and not used."""
         act = activation(self.activation)
         h, *gates = self._dense_in(x)

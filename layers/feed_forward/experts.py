@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from layers.auxiliary import OVERHEAD, UPDATES, add_loss, add_metric, add_update
 from layers.collectives import all_reduce_unsharded, all_to_all, manual_axis, manual_parts
@@ -16,6 +16,7 @@ from layers.feed_forward.activations import activation
 from layers.feed_forward.dropless import Matrices, Split, apply_experts
 from layers.feed_forward.routing import Choices, Gates, SecondExpert, top2_choices, top_k_choices
 from layers.feed_forward.slots import Slots, auto_capacity, expert_choice_slots, in_slots
+from layers.positions.segments import SegmentIds
 from layers.remat import named
 from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Constant, Initializer
@@ -100,7 +101,7 @@ class MixtureOfExperts(nn.Module):
     param_dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b s m"], segment_ids: Int[Array, "b s"] | None = None) -> Float[Array, "b s m"]:
+    def __call__(self, x: Float[Array, "b s m"], segment_ids: SegmentIds = None) -> Float[Array, "b s m"]:
         """Applies the experts. Padding (segment id 0) is routed to no expert; a token without an expert gives zero.
 
         If `num_groups` does not divide the number of tokens, as in a decoding step, the number of groups is the

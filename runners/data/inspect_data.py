@@ -147,7 +147,7 @@ def rows_of(batch: Batch) -> Any:
 def segments_of(row: Batch) -> list[np.ndarray]:
     """Returns the positions of each segment of a row, padding excluded."""
     if row.segment_ids is None:
-        real = np.flatnonzero(row.weights > 0)
+        real = np.flatnonzero(row.real)
         return [np.arange(real[-1] + 1)] if len(real) else []
     return [np.flatnonzero(row.segment_ids == number) for number in np.unique(row.segment_ids) if number]
 

@@ -80,12 +80,10 @@ class Scorer:
     def _computed(self, variables: Any, rows: Sequence[_Row], batch: PackedBatch, candidates: int) -> Any:
         """Returns log-probabilities (B, S, T) and likeliest tokens (B, S) of a batch, still on the devices."""
         inputs, tokens = _padded([rows[number] for number in batch.numbers], batch, candidates)
-        positions = np.broadcast_to(np.arange(batch.length, dtype=np.int32), (batch.rows, batch.length))
-        lengths = np.array([len(rows[number].inputs) for number in batch.numbers])
-        is_real = np.zeros((batch.rows, batch.length), np.int32)
-        is_real[: len(lengths)] = positions[: len(lengths)] < lengths[:, None]
+        lengths = np.zeros((batch.rows, 1), int)
+        lengths[: len(batch.numbers), 0] = [len(rows[number].inputs) for number in batch.numbers]
         weights = np.zeros((batch.rows, batch.length), np.float32)
-        given = Batch(inputs, inputs, weights, segment_ids=is_real, positions=np.ascontiguousarray(positions))
+        given = Batch(inputs, inputs, weights, is_token=np.arange(batch.length) < lengths)
         self._batches += 1
         self._shapes.add((batch.rows, batch.length, candidates))
         put, chunk = self._placement.put, self._placement.logits_chunk(batch)

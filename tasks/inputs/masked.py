@@ -46,7 +46,7 @@ class MaskedInput(WrappedInput):
         batch = self.source.batch(index, shard)
         rows = (self._hide(index, row) for row in shard.rows(self.batch_size))
         draw, random = (np.stack(part) for part in zip(*rows, strict=True))
-        real = batch.weights > 0 if batch.segment_ids is None else batch.segment_ids != 0
+        real = batch.real
         masked = draw < self.mask_rate
         replaced = ~masked & (draw < self.mask_rate + self.random_rate)
         chosen = real & (draw < self.mask_rate + self.random_rate + self.same_rate)

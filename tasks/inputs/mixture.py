@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from layers.errors import UsageError
-from tasks.batch import Batch
+from tasks.batch import Batch, fields_of_all, with_fields
 from tasks.inputs.indexed import ByteCounts, IndexedInput, RowInput, Shard, generator
 from tasks.inputs.rows import TokensInput
 
@@ -62,14 +62,11 @@ class MixtureInput(RowInput):
 
     def row(self, number: int) -> Batch:
         source, row = self.place(number)
-        return self._like_others(self.sources[source].row(row))
-
-    def _like_others(self, row: Batch) -> Batch:
-        return row if row.segment_ids is not None or "segment_ids" not in self.fields else _one_segment(row)
+        return with_fields(self.sources[source].row(row), self.fields)
 
     @functools.cached_property
     def fields(self) -> frozenset[str]:
-        return frozenset().union(*(source.fields for source in self.sources))
+        return fields_of_all(source.fields for source in self.sources)
 
     @property
     def byte_counts(self) -> ByteCounts | None:
@@ -141,12 +138,11 @@ class ChainedInput(IndexedInput):
 
     def batch(self, index: int, shard: Shard = Shard()) -> Batch:
         source = int(np.searchsorted(self._bounds, index, side="right")) - 1
-        batch = self.sources[source].batch(index - int(self._bounds[source]), shard)
-        return _one_segment(batch) if batch.segment_ids is None and "segment_ids" in self.fields else batch
+        return with_fields(self.sources[source].batch(index - int(self._bounds[source]), shard), self.fields)
 
     @functools.cached_property
     def fields(self) -> frozenset[str]:
-        return frozenset().union(*(source.fields for source in self.sources))
+        return fields_of_all(source.fields for source in self.sources)
 
     def texts(self) -> Iterator[str]:
         return itertools.chain.from_iterable(source.texts() for source in self.sources)
@@ -192,14 +188,6 @@ def _sum(counts: list[ByteCounts | None]) -> ByteCounts | None:
 def _tokens(source: RowInput) -> int:
     """Returns the number of tokens in the source's split; 1 if it has no such number."""
     return len(source.tokens) if isinstance(source, TokensInput) else 1
-
-
-def _one_segment(batch: Batch) -> Batch:
-    """Returns the row or batch with its tokens in segment 1 and padding in segment 0."""
-    weights = np.asarray(batch.weights)
-    last = np.cumsum(weights[..., ::-1] > 0, axis=-1)[..., ::-1] > 0  # up to the last target with weight above 0
-    positions = np.broadcast_to(np.arange(weights.shape[-1], dtype=np.int32), weights.shape)
-    return batch.replace(segment_ids=last.astype(np.int32), positions=np.where(last, positions, 0))
 
 
 @functools.lru_cache(maxsize=8)

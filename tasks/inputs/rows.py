@@ -78,7 +78,13 @@ class TokensInput(RowInput):
 
     @property
     def fields(self) -> frozenset[str]:
-        return frozenset({"segment_ids", "positions"} if self.document_masks else ())
+        if self.document_masks:
+            return frozenset({"segment_ids", "positions"})
+        return frozenset({"is_token"} if self._has_padding else ())
+
+    @property
+    def _has_padding(self) -> bool:
+        return not self.shuffle or self.rows in ("pack", "truncate")
 
     @property
     def fingerprint(self) -> str | None:
@@ -129,14 +135,19 @@ class TokensInput(RowInput):
         """Returns a row of running text, whose targets start at position `start` of the split."""
         read = len(targets)
         pad = lambda ids: np.pad(ids, (0, self.seq_len - len(ids))).astype(np.int32)
-        weights = (np.arange(self.seq_len) < read).astype(np.float32)
         if not self.document_masks:
-            return Batch(pad(inputs), pad(targets), weights)
+            return self._unmasked(pad(inputs), pad(targets), read)
+        weights = (np.arange(self.seq_len) < read).astype(np.float32)
         starts = self.tokens.begins(start, read)
         if self.tokens.first_id is not None:
             inputs = np.where(starts, self._first, inputs)
         starts[:1] = True
         return self._with_segments(pad(inputs), pad(targets), weights, starts)
+
+    def _unmasked(self, inputs: np.ndarray, targets: np.ndarray, read: int) -> Batch:
+        """Returns the row as one segment of `read` tokens."""
+        is_token = np.arange(self.seq_len) < read
+        return Batch(inputs, targets, is_token.astype(np.float32), is_token=is_token if self._has_padding else None)
 
     def _with_segments(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> Batch:
         """Returns the row with segments and positions; `starts` bool (read,) marks the first token of each segment."""
@@ -174,9 +185,9 @@ class TokensInput(RowInput):
             targets[here], inputs[here] = ids, np.concatenate([before, ids[:-1]])
             starts[at] = True
             at += len(ids)
-        weights = (np.arange(self.seq_len) < at).astype(np.float32)
         if not self.document_masks:
-            return Batch(inputs, targets, weights)
+            return self._unmasked(inputs, targets, at)
+        weights = (np.arange(self.seq_len) < at).astype(np.float32)
         return self._with_segments(inputs, targets, weights, starts[:at])
 
     @property

@@ -103,19 +103,14 @@ def rows_of(
 
 
 def batch_of(element: Mapping[str, np.ndarray], objective: Objective, mask_id: int | None) -> Batch:
-    """Converts the output of a feature converter for some rows to a Batch; rows of zeros remain padding.
-
-    Without packing, rows of language models need no segment ids, because padding follows the tokens.
-    """
+    """Converts the output of a feature converter for some rows to a Batch; rows of zeros remain padding."""
     side = "encoder" if objective == "encoder" else "decoder"
     part = lambda name: np.asarray(element[f"{side}_{name}"], np.int32)
     inputs, targets, weights = part("input_tokens"), part("target_tokens"), part("loss_weights")
     if objective == "encoder" and mask_id is None:
         weights = targets != 0
-    segments = positions = None
+    weights = weights.astype(np.float32)
     if f"{side}_segment_ids" in element:
-        segments, positions = part("segment_ids"), part("positions")
-    elif objective == "encoder":
-        segments = (inputs != 0).astype(np.int32)
-        positions = np.broadcast_to(np.arange(inputs.shape[1], dtype=np.int32), inputs.shape) * segments
-    return Batch(inputs, targets, weights.astype(np.float32), segments, positions)
+        return Batch(inputs, targets, weights, part("segment_ids"), part("positions"))
+    # Inputs of a decoder begin with a zero, and targets of an encoder are zero where nothing is predicted.
+    return Batch(inputs, targets, weights, is_token=(inputs if objective == "encoder" else targets) != 0)

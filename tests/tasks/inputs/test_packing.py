@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.errors import UsageError
+from tasks.batch import OPTIONAL_FIELDS
 from tasks.inputs import shuffling
 from tasks.inputs.byte_text import ByteText
 from tasks.inputs.indexed import Shard
@@ -157,6 +158,20 @@ def test_truncated_rows_are_the_beginnings_of_documents():
     assert batch.targets.tolist() == [[10, 11, 12, STOP, 0, 0, 0, 0], [*range(13, 21)]]
     assert batch.weights.sum(axis=1).tolist() == [4, 8]
     assert batch.segment_ids is None
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("how", ["cut", "restart", "pack", "truncate"])
+def test_rows_that_can_have_padding_mark_it_without_masks(how, shuffle):
+    source = rows([3, 12, 5, 30, 7], rows=how, shuffle=shuffle, document_masks=False)
+    for index in range(source.num_batches() or 4):
+        batch = source.batch(index)
+        assert source.fields == frozenset(name for name in OPTIONAL_FIELDS if getattr(batch, name) is not None)
+        if how in ("cut", "restart") and shuffle:
+            assert batch.is_token is None
+            assert batch.weights.all()
+        else:
+            np.testing.assert_array_equal(batch.is_token, batch.weights > 0)
 
 
 LENGTHS = range(1, 59)

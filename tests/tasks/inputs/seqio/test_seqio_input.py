@@ -102,8 +102,8 @@ def test_encoder(seqio_tasks):
     assert packed.segment_ids.tolist() == [[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0]]
     assert packed.weights.tolist() == [[0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0]]
     plain = one_pass(seqio_tasks.masked, objective="encoder", seq_len=7, batch_size=2, pack=False).batch(0)
-    assert plain.segment_ids.tolist() == [[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0, 0]]
-    assert plain.weights.tolist() == plain.segment_ids.tolist()
+    assert plain.is_token.astype(int).tolist() == [[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0, 0]]
+    assert plain.weights.tolist() == plain.is_token.tolist()
 
 
 def test_pixels_are_bytes_in_raster_order(seqio_tasks):
