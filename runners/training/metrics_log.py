@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from registry.runs.folders import METRICS, TIMES
+from registry.runs.metrics import EVALS, VALIDATION
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
@@ -115,6 +116,11 @@ class NullMetricsLog:
 def read(workdir: Place) -> Iterator[dict[str, Any]]:
     """Yields the lines of metrics.jsonl; a last line truncated by a crash is omitted."""
     return read_lines(workdir / METRICS)
+
+
+def is_evaluated(workdir: Place, step: int) -> bool:
+    """Returns whether metrics.jsonl has a validation loss or results of tasks at a step."""
+    return any(line["step"] == step and line["split"] in (VALIDATION, EVALS) for line in read(workdir))
 
 
 def _installed(package: str) -> bool:

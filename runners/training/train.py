@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from layers.attention.implementations import description, recorded
 from layers.errors import UsageError, VortaroError
 from registry.records.record import load
-from registry.runs.metrics import EVALS, WEIGHTS
+from registry.runs.metrics import EVALS, VALIDATION, WEIGHTS
 from registry.runs.state import FINISHED
 from runners.compiled_functions import Updates
 from runners.evals import tables
@@ -29,7 +29,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
-from runners.training.metrics_log import MetricsLog, NullMetricsLog
+from runners.training.metrics_log import MetricsLog, NullMetricsLog, is_evaluated
 from runners.training.origins.branch import branch
 from runners.training.origins.warm_start import Origin, begin
 from runners.training.profile import TraceWindow
@@ -114,18 +114,11 @@ class _Run:
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
         parent = None if self.origin is None else self.origin.parent
         record_start(workdir, session, options.start, step=self.start, parent=parent)
-        self.log: MetricsLog | NullMetricsLog = (
-            NullMetricsLog()
-            if not self.processes.primary
-            else MetricsLog(
-                workdir,
-                resume_at=self.start,
-                began=options.start.began,
-                tensorboard=options.tensorboard,
-                wandb=options.wandb,
-                config=load(workdir)["config"],
-            )
-        )
+        self.log: MetricsLog | NullMetricsLog = NullMetricsLog()
+        if self.processes.primary:
+            outputs: Any = {"tensorboard": options.tensorboard, "wandb": options.wandb}
+            config = load(workdir)["config"]
+            self.log = MetricsLog(workdir, resume_at=self.start, began=options.start.began, config=config, **outputs)
         self.progress = TrainingProgress(self.program.num_steps, self.start)
         self.trace = TraceWindow(workdir, options.profile_at if self.processes.primary else None, options.profile_steps)
         self.signal: int | None = None
@@ -318,7 +311,7 @@ class _Run:
         self.aside, self.paused = self.aside + time.perf_counter() - began, None
 
     def _evaluate(self, step: int) -> None:
-        if "validation" in self.session.test.inputs and self.loss_step != step:
+        if VALIDATION in self.session.test.inputs and self.loss_step != step:
             self._evaluate_loss(step)
         if self.suite is not None and self.evaluated != step:
             self._stop_if_bad(self.state.bad_step.item())
@@ -330,11 +323,11 @@ class _Run:
 
     def _evaluate_loss(self, step: int) -> None:
         self._stop_if_bad(self.state.bad_step.item())
-        scalars = evaluate(self.session, self.session.functions.evaluated(self.state), "validation")
+        scalars = evaluate(self.session, self.session.functions.evaluated(self.state), VALIDATION)
         self.loss, self.loss_step = scalars["loss"], step
         if self.program.input.borders:
             scalars["phase"] = self.session.experiment.phase
-        self.log.write(step, "validation", scalars)
+        self.log.write(step, VALIDATION, scalars)
         self.progress.print(f"step {step:>6} validation  {summary(scalars)}")
         if time.perf_counter() - self.report_written > REPORT_EVERY:
             self._write_report()
@@ -383,13 +376,18 @@ class _Run:
                 self.progress.print(f"The report cannot be written: {error}")
             self.report_written = time.perf_counter()
 
+    def _is_evaluated(self, step: int) -> bool:
+        if self.start < step:
+            return self.loss_step == step
+        # Nothing was left to train, but a signal may have ended the last start before its evaluation.
+        return self.processes.broadcast(self.processes.primary and is_evaluated(self.workdir, step))
+
     def _finish(self) -> int:
         self.watchdog.rest()
         step = int(self.state.step)
-        if self.saved != step or self.start < step == self.last:
-            if self.signal is None:
-                self._evaluate(step)
-            self._save(step)
+        if self.signal is None and step == self.last and not self._is_evaluated(step):
+            self._evaluate(step)
+        self._save(step)
         self.checkpoints.close()
         name = None if self.signal is None else signal.Signals(self.signal).name
         is_complete = step >= self.program.num_steps

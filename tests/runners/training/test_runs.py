@@ -16,6 +16,7 @@ import pytest
 
 from registry.runs.run import Run
 from runners.training.metrics_log import MetricsLog
+from runners.training.profile import TraceWindow
 from testing import launches
 from tests.conftest import ROOT, xla_flags
 from tests.support.plugins import commands
@@ -165,6 +166,27 @@ def test_a_signal_saves_and_the_next_start_resumes(inside, tmp_path, monkeypatch
     train = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
     assert len(train) > 1
     assert len({line["flops"] / line["step"] for line in train}) == 1, "those before the stop are counted"
+
+
+def test_a_run_stopped_in_its_last_update_is_evaluated_by_the_next_start(finished, inside, tmp_path, monkeypatch):
+    flags = ["--exp=tiny.StdlibTiny", "--workdir=run", *FLAGS, "--set=EVAL_EVERY=none"]
+    before = TraceWindow.before
+
+    def stopped_at_the_end(self, step, state):
+        if step == 30:
+            signal.raise_signal(signal.SIGTERM)
+        before(self, step, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWindow, "before", stopped_at_the_end)
+        assert saved_at(tmp_path / "run", inside("runners.main", *flags).stdout, signal.SIGTERM) == 30
+    assert Run(tmp_path / "run").state == "stopped"
+    assert {line["split"] for line in lines(tmp_path / "run")} == {"train"}
+    for _ in range(2):
+        assert inside("runners.main", *flags).returncode == 0
+        assert Run(tmp_path / "run").state == "finished"
+        (found,) = [line for line in lines(tmp_path / "run") if line["split"] == "validation"]
+        assert found == lines(finished[0])[-1]
 
 
 @pytest.mark.slow
