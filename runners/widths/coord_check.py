@@ -25,7 +25,7 @@ from runners.reports.results import make_folder, title
 from runners.session import Session
 from runners.stacked_arrays import StackedArrays
 from runners.widths import coord_page
-from runners.widths.coord_gates import Gate, gates, slope
+from runners.widths.coord_gates import HEAD_PART, Gate, gates, slope
 from runners.widths.coord_plot import draw
 from runners.widths.widths import of_width, rate_text
 from tasks.storage.files import Place, write_whole
@@ -113,7 +113,7 @@ def _session(experiment: Experiment, width: int) -> Session:
 def _measure(session: Session, options: CoordOptions) -> Statistics:
     """Returns size and change of every activation before the first update and after each, averaged over seeds."""
     source = session.train.input
-    look = jax.jit(lambda variables, batch: _activations(session.task, variables, batch))
+    look = jax.jit(lambda variables, initial, batch: _activations(session.task, variables, initial, batch))
     compare = jax.jit(_compare)
     updates, runs = Updates(session.functions), []
     for seed in range(options.seeds):
@@ -121,20 +121,24 @@ def _measure(session: Session, options: CoordOptions) -> Statistics:
         batch = session.host_batches.put(part)
         update = updates.of(batch)
         state = session.functions.init(key)
-        first = look(state.variables, batch)
+        initial = jax.tree.map(jnp.copy, state.variables)  # the update overwrites the original
+        first = look(initial, initial, batch)
         seen = [compare(first, first)]
         for _ in range(options.steps):
             state = update(state, batch, key)
-            seen.append(compare(look(state.variables, batch), first))
+            seen.append(compare(look(state.variables, initial, batch), first))
         runs.append(jax.tree.map(lambda *steps: np.array(steps, float), *seen))
     return jax.tree.map(lambda *seeds: np.mean(seeds, axis=0), *runs)
 
 
-def _activations(task: Any, variables: Any, batch: Any) -> dict[str, jax.Array]:
-    """Returns every watched activation; those of stacks as one per layer of the model, like `layer 0 mixer_out`."""
-    arguments = (batch.inputs, None, batch.segment_ids, batch.positions)
+def _activations(task: Any, variables: Any, initial: Any, batch: Any) -> dict[str, jax.Array]:
+    """Returns every watched activation; those of stacks as one per layer of the model, like `layer 0 mixer_out`.
+
+    HEAD_PART is the difference to logits of the same features by the initial head.
+    """
+    arguments = (batch.inputs, None, batch.segments, batch.positions)
     (features, _), found = task.model.apply(variables, *arguments, mutable=[WATCHED])
-    _, more = task.model.apply(variables, features, method="logits", mutable=[WATCHED])
+    logits, more = task.model.apply(variables, features, method="logits", mutable=[WATCHED])
     flat: Any = {**traverse_util.flatten_dict(found), **traverse_util.flatten_dict(more)}
     watched = {"/".join(path[1:]): array for path, array in flat.items()}
     arrays = StackedArrays({path: array.shape for path, array in watched.items()})
@@ -145,7 +149,7 @@ def _activations(task: Any, variables: Any, batch: Any) -> dict[str, jax.Array]:
         for number, layer in enumerate(arrays.layers):
             if layer.place in paths:
                 seen[f"layer {number} {name.removeprefix('stack/block/')}"] = watched[paths[layer.place]][layer.index]
-    return seen
+    return {**seen, HEAD_PART: logits - task.model.apply(initial, features, method="logits")}
 
 
 def _compare(now: dict[str, jax.Array], first: dict[str, jax.Array]) -> dict[str, dict[str, jax.Array]]:

@@ -12,6 +12,8 @@ import numpy as np
 # 0.65.
 CHANGE, EMBEDDING_CHANGE, SIZE, SCORES, ENDS = 0.35, 0.15, 0.20, 0.30, 0.10
 FIRST_LAYER = ("query_bsnd", "key_bskd", "value_bskd", "value_bskf", "mixer_out")
+LOGITS = "logits_bsv"
+HEAD_PART = "logits_by_head_bsv"  # the part of the change of logits that is due to updates of the head
 AT_START = (*FIRST_LAYER, "hidden_bsf", "ffn_out", "residual_bsm")
 
 Slopes = Mapping[str, Mapping[str, Sequence[float | None]]]  # activation -> "size" or "change" -> by step
@@ -57,16 +59,21 @@ def gates(slopes: Slopes, logits_slope: float, steps: int) -> Iterator[Gate]:
 
     Sizes before the first update: activations of blocks, scores of the first layer, the embedding; logits, whose slope
     depends on the parametrization. Changes after each update: the embedding, projections and mixer of the first layer,
-    every feed-forward layer and the last residual. Changes of attention scores and of projections of later layers are
-    too noisy at few widths and seeds, as is the change of logits by any update but the last. The change of logits may
-    decrease as fast as initial logits, because it includes the product of changed features and initial weights.
+    every feed-forward layer and the last residual; after the last update that of logits. Changes of attention scores
+    and of projections of later layers are too noisy at few widths and seeds, as is that of logits by earlier updates.
+
+    The change of logits is the sum of (W - W_0) h and W_0 (h - h_0), with the head W and features h. If initial logits
+    W_0 h_0 decrease with the width, so does the second part, until it shows how far W_0 and h - h_0 are aligned; the
+    first one alone is judged then.
     """
+    changes = HEAD_PART if logits_slope < 0 else LOGITS
     last = max((layer for layer, _ in map(parts, slopes) if layer is not None), default=0)
     for name, kinds in slopes.items():
         layer, short = parts(name)
-        if short == "logits_bsv":
+        if short == changes:
+            yield from _gate(name, kinds, "change", steps, (-CHANGE, CHANGE))
+        if short == LOGITS:
             yield from _gate(name, kinds, "size", 0, (logits_slope - ENDS, logits_slope + ENDS))
-            yield from _gate(name, kinds, "change", steps, (min(-CHANGE, logits_slope), CHANGE))
         elif short == "embedded":
             yield from _gate(name, kinds, "size", 0, (-ENDS, ENDS))
         elif layer == 0 and short == "scores":

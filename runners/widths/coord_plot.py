@@ -7,7 +7,7 @@ import numpy as np
 
 from runners.reports.plots import save
 from runners.reports.results import title
-from runners.widths.coord_gates import Slopes, parts
+from runners.widths.coord_gates import HEAD_PART, LOGITS, Slopes, parts
 from runners.widths.widths import rate_text
 from tasks.storage.files import Place
 
@@ -21,7 +21,8 @@ COLORS = {
     "mixer_out": "#8c564b",
     "ffn_out": "#1f77b4",
     "residual_bsm": "#2ca02c",
-    "logits_bsv": "#17becf",
+    LOGITS: "#17becf",
+    HEAD_PART: "#bcbd22",
 }
 
 
@@ -97,5 +98,5 @@ def is_shown(name: str, statistics: Mapping[str, Any]) -> bool:
     layer, short = parts(name)
     last = max((other for other, _ in map(parts, statistics) if other is not None), default=0)
     if layer is None:
-        return short in ("embedded", "logits_bsv")
+        return short in ("embedded", LOGITS, HEAD_PART)
     return short in COLORS and layer in (0, last)

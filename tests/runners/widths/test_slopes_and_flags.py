@@ -29,7 +29,10 @@ def test_bands():
         (g.statistic, g.step, g.ok) for g in gates({name: kinds, "layer 1 residual_bsm": kinds}, logits, 2)
         if g.activation == name
     }  # fmt: skip
-    assert outcomes("logits_bsv") == {("size", 0, False), ("change", 2, False)}
+    assert outcomes("logits_bsv") == {("size", 0, False)}
+    assert outcomes("logits_bsv", 0.0) == {("size", 0, True), ("change", 2, False)}
+    assert outcomes("logits_by_head_bsv") == {("change", 2, False)}
+    assert outcomes("logits_by_head_bsv", 0.0) == set()
     assert outcomes("embedded") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
     assert outcomes("layer 0 mixer/query_bsnd") == {("size", 0, True), ("change", 1, True), ("change", 2, False)}
     assert outcomes("layer 1 mixer/query_bsnd") == {("size", 0, True)}

@@ -76,7 +76,7 @@ def wrong_rate(role, factor):
     ("role", "factor", "caught"),
     [
         ("hidden", 1, HIDDEN),  # rates of hidden weights not divided by m
-        ("output", 1, {("change", "logits_bsv")}),  # the head's not divided by it
+        ("output", 1, {("change", "logits_by_head_bsv")}),  # the head's not divided by it
         ("embedding", -1, {("change", "embedded")}),  # the embedding's divided by it
     ],
 )
@@ -189,7 +189,7 @@ def test_layers_of_a_pattern_are_numbered_as_in_the_model():
     session = Session(resolve("tiny.StdlibTiny", knobs, smoke=True))
     with session.placed():
         batch = session.host_batches.put(session.train.input.batch(0))
-        look = lambda variables: _activations(session.task, variables, batch)
+        look = lambda variables: _activations(session.task, variables, variables, batch)
         seen = jax.eval_shape(look, session.abstract.state.variables)
     of_layers = {name.partition(" ")[2].partition(" ")[::2] for name in seen if name.startswith("layer ")}
     layers = {number: {name for of, name in of_layers if of == number} for number, _ in of_layers}
