@@ -101,7 +101,7 @@ $(BENCHED): pyproject.toml benchmarks/constraints.txt
 	echo "Not all implementations can be installed here. Trying without Levanter (the next make bench tries again)."; \
 	install '.[bench-torch]' || { echo "Continuing without torch and transformers."; install .; }; fi
 
-bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/huge_pages.py
+bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/machine/huge_pages.py
 bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
 	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import DOCS, OUT_OF_MEMORY, machine, show
-from runners.chips import CHIPS, GIB
+from runners.machine.chips import CHIPS, GIB
 
 FOLDER = Path("plans/planned")
 ONE = "DEVICE_MESH_SHAPE=1,1"

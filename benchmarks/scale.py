@@ -28,7 +28,7 @@ ROWS_PER_DEVICE = 2
 
 def plan(devices: int) -> dict[str, float]:
     """Returns seconds and peak memory of preparing an update for `devices` devices; must run in its own process."""
-    from runners.virtual_devices import make_virtual_devices
+    from runners.machine.virtual_devices import make_virtual_devices
 
     make_virtual_devices(devices)
     import jax

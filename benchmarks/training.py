@@ -2,11 +2,11 @@
 
     python -m benchmarks.training --size=6x384
 
-Every implementation computes in float32 with huge pages (runners.huge_pages), unless its name differs. MFU is the
-model's share of the rate of XLA's matrix products on this machine, which alternate with the implementations; FLOPs per
-token are 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio is
-the median over turns, with its quartiles. Processes are started several times, because the memory pages that a process
-receives make it faster or slower than the next by a tenth until it exits.
+Every implementation computes in float32 with huge pages (runners.machine.huge_pages), unless its name differs. MFU is
+the model's share of the rate of XLA's matrix products on this machine, which alternate with the implementations; FLOPs
+per token are 6 times the weights in matrix products and 6 times layers x width x context for causal attention. A ratio
+is the median over turns, with its quartiles. Processes are started several times, because the memory pages that a
+process receives make it faster or slower than the next by a tenth until it exits.
 """
 
 import argparse

@@ -71,6 +71,11 @@ class CompiledFunctions:
         rate = (jax.ShapeDtypeStruct((), np.float32),) if takes_rate else ()
         return self.lower_step(batch, self._seed, *rate).compile()
 
+    @functools.cached_property
+    def rate_at(self) -> Any:
+        """The learning rate of an update, counted from 0; one program instead of one for each operation."""
+        return jax.jit(self._task.optimizer.learning_rate_at)
+
     def evaluated(self, state: TrainState) -> Any:
         """Returns the variables to evaluate, sample from and export; see tasks.train_step.evaluated_variables."""
         return self._evaluated(state) if self._task.optimizer.averages else state.variables

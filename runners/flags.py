@@ -12,7 +12,7 @@ from absl import app, flags
 from absl.flags import argparse_flags
 
 from layers.errors import UsageError, VortaroError, unknown_flag
-from runners.virtual_devices import make_virtual_devices, skip_absent_gpus, use_threads_for
+from runners.machine.virtual_devices import make_virtual_devices, skip_absent_gpus, use_threads_for
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

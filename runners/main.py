@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from layers.errors import UsageError, did_you_mean, missing_package
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
-from runners.huge_pages import use_huge_pages
+from runners.machine.huge_pages import use_huge_pages
 from runners.modes import MODES
 from runners.options import add_options, fields, from_flags
 from runners.request import Request

@@ -4,9 +4,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from registry.experiment import Experiment
-
-if TYPE_CHECKING:  # these initialize JAX's devices, which must happen after this process has joined the others
+if TYPE_CHECKING:  # these import JAX, which --help and the restart of the process do not wait for
+    from registry.experiment import Experiment
     from runners.processes.coordination import ProcessGroup
     from runners.session import Session
     from runners.training.history import Start
@@ -33,7 +32,7 @@ class ModeOptions:
 class Request:
     """An experiment, and the flags that all modes share (runners.main)."""
 
-    experiment: Experiment
+    experiment: "Experiment"
     flags: argparse.Namespace
     processes: "ProcessGroup"
 
@@ -61,6 +60,7 @@ class Request:
         Raises:
           UsageError: processes differ, the vocabulary has changed, or the checkpoint or data is missing.
         """
+        from runners.machine.compilation_cache import use_compilation_cache
         from runners.processes.consistency import require_same_data_everywhere, require_same_run
         from runners.session import Session
         from runners.training.checkpoints import require_checkpoints, session_of
@@ -69,6 +69,7 @@ class Request:
         folder = self.flags.workdir
         require_same_run(self.experiment, self.flags, self.processes)
         require_same_vocabulary(folder, self.experiment, allow_changes=self.flags.allow_changes)
+        use_compilation_cache()
         session = Session(self.experiment, processes=self.processes)
         session.show_mesh()
         if checkpoint is not None:

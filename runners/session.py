@@ -16,9 +16,9 @@ from registry.checks import Built, check
 from registry.experiment import Experiment, cls_key, owner
 from registry.records.quantities import mesh_text
 from runners.abstract_arrays import AbstractArrays
-from runners.chips import chip_of
 from runners.compiled_functions import CompiledFunctions
 from runners.host_batches import HostBatches
+from runners.machine.chips import chip_of
 from runners.mesh import granules, make_mesh
 from runners.processes.coordination import ProcessGroup
 from runners.throughput import Throughput

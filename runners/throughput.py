@@ -9,8 +9,8 @@ from layers.auxiliary import OVERHEAD
 from layers.errors import UsageError
 from layers.platform import counting_products
 from runners.abstract_arrays import AbstractArrays
-from runners.chips import chip_of
 from runners.flops import matmul_flops
+from runners.machine.chips import chip_of
 from tasks.batch import empty_batch
 from tasks.task import Task
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,6 +211,21 @@ class LanguageModelTask:
         """Returns the number of positions per row that the trained model is made for; None if it is not stated."""
         stated = [length for length in (self.model.max_length, self.context_limit()) if length is not None]
         return min(stated, default=None)
+
+    def decoding_caveat(self) -> str | None:
+        """Returns how decoding differs from a pass over complete rows, by the first layer that has such a method."""
+        caveats = (module.decoding_caveat() for module in _modules(self.model) if hasattr(module, "decoding_caveat"))
+        return next((caveat for caveat in caveats if caveat is not None), None)
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """Yields a module and all modules in its fields."""
+    yield module
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, nn.Module):
+                yield from _modules(part)
 
 
 def _split_positions(features: Any) -> tuple[Any, Callable[[Any], Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from runners.virtual_devices import use_threads_for
+from runners.machine.virtual_devices import use_threads_for
 
 pytest_plugins = ["tests.support.plugins.shapes", "tests.support.plugins.commands", "tests.support.plugins.progress"]
 ROOT = Path(__file__).parent.parent

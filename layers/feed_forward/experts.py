@@ -135,6 +135,22 @@ class MixtureOfExperts(nn.Module):
         y = constrain(y_gsm, self.activations, "group_gsm").reshape(x.shape)
         return y if self.shared is None else y + self.shared(x, segment_ids)
 
+    def decoding_caveat(self) -> str | None:
+        """Returns how decoding differs from a pass over complete rows; None if a token's output depends on it alone."""
+        if self.routing == "expert_choice":
+            return (
+                "Experts choose their tokens (ROUTING = expert_choice), and later tokens change the choice. Decoding "
+                "has not read them, so its log-probabilities differ from those of complete rows."
+            )
+        if self.capacity_factor is None:
+            return None
+        slots = f"CAPACITY_FACTOR = {self.capacity_factor:g}" if self.capacity_factor else f"CAPACITY = {self.capacity}"
+        return (
+            f"Experts have slots ({slots}). Tokens without a slot skip the expert; in decoding fewer do than in "
+            f"complete rows, so its log-probabilities can differ from those of training. With CAPACITY_FACTOR=none "
+            f"they do not."
+        )
+
     def _check(self) -> None:
         if self.num_groups < 1 or self.capacity < 0 or (self.capacity_factor or 0) < 0 or not 0 <= self.jitter < 1:
             raise UsageError(

@@ -39,6 +39,7 @@ class Continuer:
     def __init__(self, session: Session, placement: Placement, report: Callable[[str], None] = print, seed: int = 0):
         self._session, self._placement, self._report, self._seed = session, placement, report, seed
         self._batches, self._shapes = 0, set[tuple[int, int, int]]()  # shapes: rows, prompt tokens, new tokens
+        self._caveat = session.task.decoding_caveat()
 
     def count(self) -> str:
         """Returns the number of batches and shapes since the last call, in words."""
@@ -51,6 +52,9 @@ class Continuer:
 
         Called by all processes with the same prompts. Equal prompts are continued once, unless that is random.
         """
+        if self._caveat is not None:
+            self._report(self._caveat)
+            self._caveat = None
         is_random = settings.sampler.temperature > 0
         keys = [(number if is_random else 0, *prompt) for number, prompt in enumerate(prompts)]
         unique = list(dict.fromkeys(keys))

@@ -1,14 +1,15 @@
 """Evaluates a checkpoint on tasks of lm-evaluation-harness."""
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from layers.errors import UsageError
-from registry.build import build
-from registry.experiment import Experiment
 from runners.options import option
 from runners.request import ModeOptions, Request
-from tasks.programs import EvalTasks
+
+if TYPE_CHECKING:  # these import jax
+    from registry.experiment import Experiment
+    from tasks.programs import EvalTasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,15 @@ def run(request: Request, options: Options) -> int:
     return evaluate_tasks(session, folder, tasks, options.checkpoint, **more)
 
 
-def chosen_tasks(experiment: Experiment, options: Options) -> EvalTasks:
+def chosen_tasks(experiment: "Experiment", options: Options) -> "EvalTasks":
     """Returns the tasks of the flags; what they do not state is as in the experiment's Test().
 
     Raises:
       UsageError: neither names a task, or a number is too small.
     """
+    from registry.build import build
+    from tasks.programs import EvalTasks
+
     stated = build(experiment.Test(), "test").evals
     names = [name.strip() for text in options.tasks for name in text.split(",")]
     given = {

@@ -2,12 +2,14 @@
 
 import dataclasses
 import sys
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from layers.errors import UsageError
-from registry.experiment import Experiment
 from runners.options import option
 from runners.request import ModeOptions, Request
+
+if TYPE_CHECKING:  # imports jax
+    from registry.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def run(request: Request, options: Options) -> int:
     return sample(session, workdir, chosen)
 
 
-def windowed(experiment: Experiment, window: int) -> Experiment:
+def windowed(experiment: "Experiment", window: int) -> "Experiment":
     """Returns the experiment with softmax attention over the last `window` positions.
 
     Raises:

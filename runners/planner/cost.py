@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.records.snapshot import totals, weight_summary
-from runners.chips import Chip
+from runners.machine.chips import Chip
 from runners.mesh import granule_factors, granule_numbers
 from runners.planner import network
 from runners.planner.machine import Machine

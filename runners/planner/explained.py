@@ -3,7 +3,7 @@
 from registry.pages import figures
 from registry.pages.page import table, text
 from registry.tool import render
-from runners.chips import GIB
+from runners.machine.chips import GIB
 from runners.planner.cost import Plan
 
 BUFFER_COLUMNS = ("at the peak", "bytes", "layer or weight", "source")

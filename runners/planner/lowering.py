@@ -15,8 +15,8 @@ from registry.checks import Built
 from registry.experiment import Experiment, cls_key
 from registry.user_code import clear_errors
 from runners.abstract_arrays import AbstractArrays
-from runners.chips import CHIPS
 from runners.compiled_functions import CompiledFunctions
+from runners.machine.chips import CHIPS
 from runners.planner.topologies import planned_cudnn
 
 # By JAX's name of a platform for lowering: the name of its devices' platform, and the chip that is lowered for.

@@ -8,9 +8,9 @@ import jax
 
 from layers.errors import UsageError, did_you_mean
 from registry.experiment import Experiment
-from runners.chips import CHIPS, Chip
+from runners.machine.chips import CHIPS, Chip
+from runners.machine.virtual_devices import make_virtual_devices
 from runners.planner.topologies import parse_topology, topology_devices
-from runners.virtual_devices import make_virtual_devices
 
 SMOKE_DEVICES = 8  # virtual devices of a --smoke experiment without --host_devices
 

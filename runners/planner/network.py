@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from registry.records.quantities import size
-from runners.chips import Chip
+from runners.machine.chips import Chip
 from runners.mesh import factorizations
 
 Plan = dict[str, Any]

@@ -8,7 +8,7 @@ from registry.pages.page import page, table, text, write_assets
 from registry.pages.weights import weights
 from registry.records.snapshot import weight_summary
 from registry.tool import render
-from runners.chips import GIB
+from runners.machine.chips import GIB
 from runners.planner import network
 from runners.planner.cost import Plan
 from runners.planner.explained import sections as explained

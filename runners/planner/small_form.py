@@ -8,12 +8,12 @@ import jax
 from registry.experiment import Experiment, cls_key
 from registry.resolve import resolve
 from runners.flops import matmul_flops_by_dtype
+from runners.machine.virtual_devices import make_virtual_devices
 from runners.planner.cost import from_table
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import memory
 from runners.planner.programs.hlo import collective_totals
 from runners.session import Session
-from runners.virtual_devices import make_virtual_devices
 
 DEVICES = 8
 # LLVM's work is left out, which changes no figure. The CPU compiler's newer fusions are off, as they depend on the

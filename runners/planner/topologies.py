@@ -9,7 +9,7 @@ from unittest import mock
 
 from layers.errors import UsageError, first_line, missing_package
 from registry.meshes import parse_hardware
-from runners.chips import CHIPS, Chip, Gpu
+from runners.machine.chips import CHIPS, Chip, Gpu
 
 GPU_COMPILERS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules; the extra gpu-plan installs the first
 
@@ -30,7 +30,7 @@ def topology_devices(name: str) -> list[Any]:
     """Returns the devices of a machine that is not attached: programs can be compiled for them, not run.
 
     A GPU's `process_index` is its host. JAX must not have searched for devices before, except on the CPU
-    (runners.virtual_devices).
+    (runners.machine.virtual_devices).
 
     Raises:
       UsageError: the compiler is not installed, or does not support the topology.

@@ -61,6 +61,8 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
             memory, past_capacity = read_memory(options.load_state, session, prompts, read_by)
             past_tokens = int(np.max(memory.position_b)) + 1
             print(f"Continuing after the {past_tokens} tokens of {options.load_state}:", flush=True)
+        if caveat := session.task.decoding_caveat():
+            print(caveat, flush=True)
         tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
         check_room(session, past_tokens + tokens.shape[1], options.new_tokens)
         stop_ids = vocabulary.stop_ids if options.stop else ()

@@ -44,7 +44,7 @@ def window_scalars(
         **language_scalars(totals, source.byte_ratio),
         "grad_norm": totals["grad_norm"] / max(totals["steps"], 1),
         "param_norm": norm,
-        "learning_rate": task.optimizer.learning_rate_at(step - 1).item(),
+        "learning_rate": session.functions.rate_at(step - 1).item(),
         "tokens_seen": tokens_seen,
         "tokens_per_second": positions / seconds,
         "steps_per_second": steps / seconds,

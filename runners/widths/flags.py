@@ -1,11 +1,14 @@
 """Shared flags of the modes over several widths, and their checks."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from layers.errors import UsageError
-from registry.experiment import Experiment
 from runners.options import option
 from runners.request import ModeOptions
+
+if TYPE_CHECKING:  # imports jax
+    from registry.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,7 @@ class WidthOptions(ModeOptions):
     seeds: int | None = option("seeds to average over; by default 1", advice="Set SEED.", default=None)
 
 
-def require_initial_weights(experiment: Experiment, mode: str) -> None:
+def require_initial_weights(experiment: "Experiment", mode: str) -> None:
     """Raises a UsageError for an experiment that starts from the weights of another run."""
     if (folder := experiment.knobs().get("WARM_START")) is not None:
         raise UsageError(f"WARM_START has no effect with --mode={mode} (got {folder}). Remove it.")

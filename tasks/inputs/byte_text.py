@@ -6,7 +6,6 @@ import hashlib
 import os
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tasks.inputs.files.files import on_this_machine
 from tasks.inputs.files.plain_text import plain_text
 from tasks.inputs.indexed import ByteCounts
 from tasks.inputs.tokens import Tokens
-from tasks.storage.files import write_whole
+from tasks.storage.files import cache_folder, write_whole
 
 SPLITS = ("train", "validation", "test")
 DOCUMENT_END = b"\0"
@@ -119,21 +118,6 @@ def _sources(root: str, below: str = "") -> Iterator[tuple[str, str, int]]:
                 yield from _sources(root, f"{relative}/")
         elif entry.name.endswith(".py"):
             yield relative, entry.path, entry.stat().st_size
-
-
-def cache_folder() -> Path:
-    """Returns the cache folder (XDG_CACHE_HOME), or a temporary folder if that one is not writable; creates it."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    try:
-        folder = Path(home) / "vortaro"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    folder = Path(tempfile.gettempdir()) / f"vortaro-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def _map_bytes(path: str, *, check: bool = False) -> np.ndarray:

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from layers.errors import UsageError, VortaroError
-from tasks.inputs.byte_text import cache_folder
-from tasks.storage.files import file_system, reached, sweep_abandoned
+from tasks.storage.files import cache_folder, file_system, reached, sweep_abandoned
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # memory mappings kept open at a time

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -115,6 +116,21 @@ def _let_in(name: str) -> None:
     with reached(name), contextlib.suppress(FileNotFoundError):
         system, path = file_system(name)
         system.ls(path, detail=False)
+
+
+def cache_folder() -> Path:
+    """Returns the cache folder (XDG_CACHE_HOME), or a temporary folder if that one is not writable; creates it."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        folder = Path(home) / "vortaro"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir()) / f"vortaro-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def absolute(folder: Place) -> Place:

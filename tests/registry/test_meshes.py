@@ -19,7 +19,7 @@ from registry.records.diff import diff, is_equal
 from registry.records.snapshot import snapshot
 from registry.resolve import resolve
 from registry.tool import verbs
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from tests.support.references.lingvo import NUMBERS
 
 

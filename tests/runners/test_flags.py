@@ -198,3 +198,10 @@ def test_verbosity_holds_for_one_command(logged, tmp_path):
 def test_a_flag_with_stated_values_is_one_text(flags, step):
     options = from_flags(main.mode_module("plan").Options, main.parse(["--exp=tiny.StdlibTiny", "--mode=plan", *flags]))
     assert options.plan_step == step
+
+
+def test_flags_of_all_modes_are_read_without_jax():
+    """--help, an error in a flag, and the restart of the process with huge pages do not wait for its import."""
+    lines = ("import sys", "from runners import main", "for mode in main.MODES: main.mode_parser(mode)")
+    code = "\n".join((*lines, "sys.exit('jax' in sys.modules)"))
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

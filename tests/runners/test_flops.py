@@ -19,8 +19,8 @@ from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
 from runners import flops
-from runners.chips import CHIPS
 from runners.flops import matmul_flops
+from runners.machine.chips import CHIPS
 from runners.planner.topologies import planned_cudnn
 
 X, Y = jnp.ones((8, 4)), jnp.ones((4, 4))

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from runners.chips import Chip
+from runners.machine.chips import Chip
 from runners.planner.cost import from_table
 from runners.planner.programs.compilation import Step
 from runners.planner.search.exchanges import Times, Update, times

@@ -11,7 +11,7 @@ from jax.extend import core
 
 from layers.collectives import dim_of
 from layers.specs import P, axes_of
-from runners.chips import Chip
+from runners.machine.chips import Chip
 from runners.mesh import granule_factors
 from tasks.batch import empty_batch
 from tasks.task import Task

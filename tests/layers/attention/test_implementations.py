@@ -11,7 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from layers.attention.implementations import BLOCKWISE_FROM, Call, Decision, choose, description, recorded
 from layers.errors import UsageError
 from layers.positions.alibi import Alibi
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.planner.topologies import planned_cudnn
 from tests.layers.attention.test_attention import attention, params_of
 

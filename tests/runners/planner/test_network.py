@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from registry.resolve import resolve
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.mesh import granule_numbers, make_mesh
 from runners.planner import network
 from runners.planner.cost import cost

@@ -9,8 +9,8 @@ import pytest
 from layers.errors import UsageError
 from registry.index import entries
 from registry.resolve import resolve
-from runners.chips import CHIPS, chip_of
 from runners.flops import matmul_flops
+from runners.machine.chips import CHIPS, chip_of
 from runners.planner.cost import cost
 from runners.planner.machine import Machine
 from runners.planner.plan import plan

@@ -15,7 +15,7 @@ from layers.errors import UsageError
 from layers.specs import Specs
 from layers.weights.initializers import FanIn
 from registry.templates.decoder import DecoderLm
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.planner.machine import Machine
 from runners.planner.programs.hlo import collectives
 from runners.planner.summary import fit_message

@@ -9,9 +9,9 @@ from layers.errors import UsageError
 from registry.checks import check
 from registry.resolve import resolve
 from runners import throughput
-from runners.chips import CHIPS
 from runners.compiled_functions import CompiledFunctions
 from runners.host_batches import HostBatches
+from runners.machine.chips import CHIPS
 from runners.main import main
 from runners.session import Session
 from runners.training.profile import TraceWindow

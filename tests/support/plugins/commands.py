@@ -126,7 +126,8 @@ def _devices(count: int) -> Iterator[None]:
     """Inside, JAX shows the first so many devices of this process, or as many as the command makes."""
     import jax
 
-    from runners import flags, virtual_devices
+    from runners import flags
+    from runners.machine import virtual_devices
     from runners.planner import machine
 
     shown = [count]

@@ -13,7 +13,7 @@ from typing import Any
 
 from registry.experiment import Experiment
 from registry.resolve import resolve
-from runners.chips import CHIPS, Chip
+from runners.machine.chips import CHIPS, Chip
 from runners.planner.search.best_first import Excluded
 from runners.planner.search.cases import Case, cases, dimensions
 from tests import conftest  # sets the compiler flags of tests before jax is imported

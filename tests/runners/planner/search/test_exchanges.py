@@ -11,7 +11,7 @@ from layers.specs import P
 from layers.weights.weight import Weight
 from registry.records.snapshot import placed_task
 from registry.resolve import resolve
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.planner.machine import Machine
 from runners.planner.search.cases import Case
 from runners.planner.search.exchanges import Exchanged, Update, exchanged, times, weights_with_gradient

@@ -7,7 +7,7 @@ import pytest
 
 from layers.errors import UsageError
 from registry.resolve import resolve
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.planner.machine import Machine
 from runners.planner.search.largest_batch import Largest, bisect, largest_batch
 

@@ -11,7 +11,7 @@ from layers.errors import UsageError
 from registry.experiment import REGISTRY, Experiment, cls_key
 from registry.records.snapshot import placed_task
 from registry.resolve import resolve
-from runners.chips import CHIPS
+from runners.machine.chips import CHIPS
 from runners.planner.machine import Machine
 from runners.planner.programs.compilation import Lowered, Trace
 from runners.planner.search import plans

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runners.huge_pages import KERNEL, _module, tunables
+from runners.machine.huge_pages import KERNEL, _module, tunables
 
 GLIBC, ASKED = "glibc 2.36", "always [madvise] never\n"
 
@@ -29,7 +29,7 @@ def test_settings_of_the_allocator(given, kernel, library, wanted):
 REPORT = """
 import os, sys
 print("begun", os.getpid())
-from runners import huge_pages
+from runners.machine import huge_pages
 {change}
 huge_pages.use_huge_pages("{module}")
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], flush=True)
@@ -105,4 +105,4 @@ def test_the_runner_has_huge_pages():
     assert "hugetlb" not in subprocess.run([sys.executable, "-c", code], **options).stdout
     mapped = [sys.executable, "-X", "importtime", "-m", "runners.main", "--help"]
     ended = subprocess.run(mapped, **options)
-    assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.huge_pages")]) == 2
+    assert len([line for line in ended.stderr.splitlines() if line.endswith("| runners.machine.huge_pages")]) == 2

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runners.chips import CHIPS, chip_of
+from runners.machine.chips import CHIPS, chip_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from runners import virtual_devices
+from runners.machine import virtual_devices
 
 VARIABLE = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 

@@ -1,0 +1,62 @@
+"""The compilation cache: in the user's cache folder by default, bounded, and not for several CPU devices."""
+
+import os
+
+import jax
+import pytest
+
+from runners.machine import compilation_cache
+from runners.machine.compilation_cache import FOLDER, SETTINGS, processor, use_compilation_cache
+
+NAMES = ("jax_compilation_cache_dir", *SETTINGS)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """JAX's settings, as without a cache; the cache folder is a temporary one and there is one device."""
+    before = {name: getattr(jax.config, name) for name in NAMES}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    for name in SETTINGS:
+        monkeypatch.delenv(name.upper(), raising=False)
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield lambda: {name: getattr(jax.config, name) for name in NAMES}
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_programs_are_stored_up_to_a_limit(config, tmp_path):
+    use_compilation_cache()
+    expected = {"jax_compilation_cache_dir": str(tmp_path / "vortaro" / FOLDER / processor()), **SETTINGS}
+    assert config() == expected
+    assert expected["jax_compilation_cache_max_size"] == 2 * 2**30
+
+
+def test_the_environment_is_kept(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "1000")
+    jax.config.update("jax_compilation_cache_max_size", 1000)
+    use_compilation_cache()
+    assert config()["jax_compilation_cache_max_size"] == 1000
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    use_compilation_cache()
+    assert config()["jax_compilation_cache_dir"] == str(tmp_path / "mine")
+
+
+def test_not_for_several_cpu_devices_or_folders_of_others(config, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_count", lambda: 8)
+        use_compilation_cache()
+    assert config()["jax_compilation_cache_dir"] is None
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    use_compilation_cache()
+    assert config()["jax_compilation_cache_dir"] is None
+
+
+def test_processors_have_folders_of_their_own(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(compilation_cache, "CPU", cpuinfo)
+    found = []
+    for features in ("avx2", "avx2 avx512f", "avx2"):
+        cpuinfo.write_text(f"processor : 0\nflags : {features}\ncpu MHz : {len(found)}\n")
+        found.append(processor())
+    assert found[0] == found[2] != found[1]
