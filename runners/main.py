@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from layers.errors import UsageError, did_you_mean, missing_package
 from runners.flags import Parser, check_module_flags, parse_with_modules, prepare_devices, run_app
 from runners.machine.huge_pages import use_huge_pages
+from runners.machine.terminal import progress_console
 from runners.modes import MODES
 from runners.options import add_options, fields, from_flags
 from runners.request import Request
@@ -143,6 +144,8 @@ def run(options: argparse.Namespace, processes: "ProcessGroup | None" = None) ->
     if options.tensorboard and not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
         raise missing_package("--tensorboard", "clu (and tensorflow)", "tensorboard")
     options.tensorboard = options.tensorboard is not False  # MetricsLog checks whether it is installed
+    with progress_console().status("Importing JAX ..."):  # on a terminal
+        importlib.import_module("runners.training.workdir")
     from runners.processes.distributed import joined
     from tasks.storage.files import trouble
 

@@ -1,1 +1,1 @@
-"""The machine that a command runs on: its chips, memory pages, virtual devices and stored programs."""
+"""The machine that a command runs on: its chips, memory pages, devices, stored programs and terminal."""

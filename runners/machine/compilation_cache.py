@@ -26,7 +26,8 @@ def use_compilation_cache() -> None:
 
     Call it after this process has joined the others: it initializes JAX's devices.
     """
-    if jax.config.jax_compilation_cache_dir is not None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
+    is_chosen = jax.config.read("jax_compilation_cache_dir") is not None
+    if is_chosen or (jax.default_backend() == "cpu" and jax.device_count() > 1):
         return
     folder = cache_folder()
     if folder.stat().st_uid != os.getuid():  # programs of other users are not run

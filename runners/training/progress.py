@@ -1,11 +1,11 @@
 """Progress display of training: a bar on a terminal, plain lines elsewhere."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+from runners.machine.terminal import progress_console
 
 # The displayed scalars by importance: on a narrow terminal the last ones are omitted.
 SHOWN = (
@@ -30,9 +30,7 @@ class TrainingProgress:
     """
 
     def __init__(self, total: int, start: int, now: Callable[[], float] = time.perf_counter):
-        # mpirun gives its processes a terminal even if its own output is a file.
-        plain = False if "OMPI_COMM_WORLD_RANK" in os.environ else None
-        self._console = Console(highlight=False, soft_wrap=True, force_terminal=plain)
+        self._console = progress_console()
         self._total = total
         self._now = now
         self._first: tuple[float, int] | None = None  # time and step of the first report
