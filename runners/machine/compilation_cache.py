@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -26,16 +27,16 @@ def use_compilation_cache() -> None:
 
     Call it after this process has joined the others: it initializes JAX's devices.
     """
-    is_chosen = jax.config.read("jax_compilation_cache_dir") is not None
-    if is_chosen or (jax.default_backend() == "cpu" and jax.device_count() > 1):
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is not None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
         return
     folder = cache_folder()
     if folder.stat().st_uid != os.getuid():  # programs of other users are not run
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder / FOLDER / processor()))
+    config.update("jax_compilation_cache_dir", str(folder / FOLDER / processor()))
     for name, value in SETTINGS.items():
         if name.upper() not in os.environ:
-            jax.config.update(name, value)
+            config.update(name, value)
 
 
 def processor() -> str:

@@ -14,13 +14,13 @@ NAMES = ("jax_compilation_cache_dir", *SETTINGS)
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """JAX's settings, as without a cache; the cache folder is a temporary one and there is one device."""
-    before = {name: jax.config.read(name) for name in NAMES}
+    before = {name: getattr(jax.config, name) for name in NAMES}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     for name in SETTINGS:
         monkeypatch.delenv(name.upper(), raising=False)
     jax.config.update("jax_compilation_cache_dir", None)
-    yield lambda: {name: jax.config.read(name) for name in NAMES}
+    yield lambda: {name: getattr(jax.config, name) for name in NAMES}
     for name, value in before.items():
         jax.config.update(name, value)
 
