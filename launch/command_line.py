@@ -24,7 +24,7 @@ RENDER: dict[str, tuple[type[jobs.Job], Callable[..., Path]]] = {
     "jobset": (jobs.JobSet, jobset.render),
     "tpu create": (jobs.NewTpu, tpu.create),
     "tpu install": (jobs.Installation, tpu.install),
-    "tpu run": (jobs.Tpu, tpu.run),
+    "tpu run": (jobs.TpuRun, tpu.run),
     "tpu attach": (jobs.Watch, tpu.attach),
     "tpu logs": (jobs.Watch, tpu.logs),
     "tpu kill": (jobs.Stop, tpu.kill),
@@ -66,8 +66,8 @@ def parse(arguments: Sequence[str]) -> tuple[str, jobs.Job]:
         if target.startswith("tpu"):
             raise UsageError(f"`python -m launch {target}` requires the name of the slice. Add --name=NAME.")
         given["name"] = re.sub(r"[^\w.-]", "-", Path(workdir or "").name)
-    job = cls(flags=flags, arrays=arrays, **given)
-    _require_workdir(job, workdir)
+    job = cls(flags=flags, workdir=workdir, arrays=arrays, **given)
+    _require_workdir(job)
     return target, job
 
 
@@ -87,11 +87,11 @@ class _Help(Exception):
     """Raised if the command line only requests help."""
 
 
-def _require_workdir(job: jobs.Job, workdir: str | None) -> None:
+def _require_workdir(job: jobs.Job) -> None:
     if isinstance(job, jobs.JobSet):
-        require_shared(workdir, jobset.mounts(job), "a folder on a --volume=CLAIM:/path")
+        require_shared(job.workdir, jobset.mounts(job), "a folder on a --volume=CLAIM:/path")
     elif isinstance(job, jobs.Tpu):
-        require_shared(workdir, ["/"], "the absolute path of a mounted folder")
+        require_shared(job.workdir, ["/"], "the absolute path of a mounted folder")
 
 
 def run(arguments: Sequence[str]) -> int:

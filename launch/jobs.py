@@ -32,6 +32,7 @@ class Job:
     """Options of every target."""
 
     flags: tuple[str, ...] = ()  # the runner's
+    workdir: str | None = None  # of the runner's flags
     arrays: tuple[int, ...] = ()  # runs of each rung of a study or ladder, for targets with arrays; empty: one job
     name: str = option("the name of the launch; by default the last part of the workdir", default="")
     folder: str = option("the folder of scripts and logs; by default launches/NAME", default="")
@@ -51,7 +52,19 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(Job):
+class Supervised(Job):
+    """Options of the targets that can start a run again."""
+
+    restarts: int = option("times that a run is started again after a failure; 0", default=0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.restarts < 0:
+            raise UsageError(f"--restarts must be at least 0 (got {self.restarts}).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(Supervised):
     """Processes on this machine. Process 0 writes to the terminal, the others to files."""
 
     num_processes: int = option("number of processes")
@@ -97,7 +110,7 @@ class Slurm(Job):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mpirun(Job):
+class Mpirun(Supervised):
     """Open MPI's mpirun, in the foreground."""
 
     num_processes: int = option("number of processes")
@@ -163,6 +176,11 @@ class Tpu(Job):
     def __post_init__(self):
         super().__post_init__()
         require_dns_name(self.name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuRun(Tpu, Supervised):
+    """A run on all hosts of a slice, in tmux."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,24 +10,47 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from launch.jobs import Local
+from launch.supervisor import end_with_parent, received_signals, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
 
 
 def start(job: Local, folder: Path) -> int:
     """Starts the processes of the runner and waits for them; returns the first exit code that is not zero."""
     more = [] if job.host_devices is None else [f"--host_devices={job.host_devices}"]
     command = [sys.executable, "-m", "runners.main", *job.flags, *more]
-    return processes(command, job.num_processes, folder / "logs", dry_run=job.dry_run)
+    logs = folder / "logs"
+    if not job.restarts or job.dry_run:
+        with received_signals() as received:
+            return processes(command, job.num_processes, logs, received, dry_run=job.dry_run)
+    run = functools.partial(processes, command, job.num_processes, logs, patience=PATIENCE_BEFORE_RESTART)
+    return supervise(run, job.workdir, job.restarts)
 
 
-def processes(command: Sequence[str], count: int, logs: Path, *, dry_run: bool = False) -> int:
+def processes(
+    command: Sequence[str],
+    count: int,
+    logs: Path,
+    received: Sequence[int],
+    *,
+    patience: float | None = None,
+    dry_run: bool = False,
+) -> int:
     """Runs a command in `count` connected processes; returns the first exit code that is not zero.
 
-    The first process writes to the terminal, the others to files in `logs`. Forwards SIGTERM and SIGINT, once to each.
+    The first process writes to the terminal, the others to files in `logs`.
+
+    Args:
+      command: the command, without the flags by which processes find each other.
+      count: number of processes.
+      logs: the folder of the output of all processes but the first.
+      received: signals that this process has received; each is sent to all processes, once.
+      patience: seconds in which the other processes must exit after one has failed; PATIENCE by default.
+      dry_run: prints the commands and runs none.
     """
     port = _free_port()
     lines = [[*command, *_place(port, count, index)] for index in range(count)]
@@ -37,18 +60,14 @@ def processes(command: Sequence[str], count: int, logs: Path, *, dry_run: bool =
         print(f"Output of process 0 follows; the others write to {_log(logs, '*')}", flush=True)
     if dry_run:
         return 0
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in SIGNALS}
     started: list[subprocess.Popen] = []
     try:
         started += [_started(line, index, logs) for index, line in enumerate(lines)]
-        return _first_failure(started, asked, logs)
+        return _first_failure(started, received, logs, PATIENCE if patience is None else patience)
     finally:
         for process in started:
             if process.poll() is None:
                 process.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _free_port() -> int:
@@ -68,21 +87,22 @@ def _log(logs: Path, index: int | str) -> Path:
 def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
     environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(index)}  # one GPU each, if the machine has any
     # Each in a new session, so that it receives Ctrl-C only once, from this process.
-    start = functools.partial(subprocess.Popen, line, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    more: Any = {"start_new_session": True, "preexec_fn": end_with_parent}
+    start = functools.partial(subprocess.Popen, line, env=environment, stdin=subprocess.DEVNULL, **more)
     if index == 0:
         return start()
     logs.mkdir(parents=True, exist_ok=True)
-    with _log(logs, index).open("w") as file:
+    with _log(logs, index).open("a") as file:
         return start(stdout=file, stderr=subprocess.STDOUT)
 
 
-def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: Path) -> int:
+def _first_failure(started: Sequence[subprocess.Popen], received: Sequence[int], logs: Path, patience: float) -> int:
     """Waits for all processes; prints how failed ones ended, and returns the exit code of the first of them."""
     running, passed, code, deadline = dict(enumerate(started)), 0, 0, float("inf")
     while running:
-        while passed < len(asked):
+        while passed < len(received):
             for process in running.values():
-                process.send_signal(asked[passed])
+                process.send_signal(received[passed])
             passed += 1
         for index, process in list(running.items()):
             if (ended := process.poll()) is None:
@@ -91,7 +111,7 @@ def _first_failure(started: Sequence[subprocess.Popen], asked: list[int], logs: 
             if ended != 0:
                 _say(index, ended, logs)
                 code = code or (ended if ended > 0 else 128 - ended)
-                deadline = min(deadline, time.monotonic() + PATIENCE)
+                deadline = min(deadline, time.monotonic() + patience)
         if time.monotonic() > deadline:
             for index, process in running.items():
                 print(f"vortaro: Process {index} did not exit in time and is killed.", file=sys.stderr)

@@ -5,17 +5,13 @@ from pathlib import Path
 
 from launch.jobs import Mpirun
 from launch.rendering import script, write
+from launch.supervisor import command_of
 
 
 def render(job: Mpirun, folder: Path) -> Path:
     """Writes the script that runs mpirun; returns its path."""
-    line = [
-        "mpirun",
-        "-n",
-        str(job.num_processes),
-        "--bind-to",
-        "none",
-    ]  # by default, two processes would get one core each
+    # By default, two processes would get one core each.
+    line = ["mpirun", "-n", str(job.num_processes), "--bind-to", "none"]
     if job.hosts:
         line += ["--host", job.hosts]
     if job.hostfile:
@@ -30,4 +26,5 @@ def render(job: Mpirun, folder: Path) -> Path:
         line += ["bash", "-c", f'{job.activate}\nexec "$@"', "bash", "python", *runner]
     else:
         line += [sys.executable, *runner]
+    line = [*command_of(job.restarts, job.workdir, sys.executable), *line]
     return write(folder, "mpirun.sh", script("mpirun.sh", grace=job.grace, mpirun=line))

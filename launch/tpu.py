@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.jobs import Installation, NewTpu, QueuedTpu, Stop, Tpu, Watch
+from launch.jobs import Installation, NewTpu, QueuedTpu, Stop, Tpu, TpuRun, Watch
 from launch.rendering import script, steps, write
+from launch.supervisor import command_of
 from layers.errors import UsageError
 
 VM, QUEUE = "tpu-vm", "queued-resources"
@@ -30,9 +31,10 @@ def install(job: Installation, folder: Path) -> Path:
     return _script(folder, "tpu_install.sh", archive, _copy(job, code, host), _on_hosts(job, "bash launch_install.sh"))
 
 
-def run(job: Tpu, folder: Path) -> Path:
+def run(job: TpuRun, folder: Path) -> Path:
     """Writes the script that starts a run on all hosts, in tmux; returns its path."""
-    command = ["../venv/bin/python", "-m", "runners.main", *job.flags]
+    python = "../venv/bin/python"
+    command = [*command_of(job.restarts, job.workdir, python), python, "-m", "runners.main", *job.flags]
     session = write(folder, "launch_session.sh", script("tpu_session.sh", command=command))
     host = write(folder, "launch_run.sh", script("tpu_run_host.sh"))
     return _script(folder, "tpu_run.sh", _copy(job, session, host), _on_hosts(job, "bash launch_run.sh"))

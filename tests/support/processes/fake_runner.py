@@ -64,13 +64,12 @@ def main(action: str, flags: list[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "start":
         from launch import local
+        from launch.supervisor import received_signals
 
         folder, count, action = sys.argv[2:]
         os.environ["FIRST_PID"] = f"{folder}/first_pid"
         local.PATIENCE = 1 if action == "linger" else local.PATIENCE
-        sys.exit(
-            local.processes(
-                [sys.executable, "-m", "tests.support.processes.fake_runner", action], int(count), Path(folder)
-            )
-        )
+        line = [sys.executable, "-m", "tests.support.processes.fake_runner", action]
+        with received_signals() as received:
+            sys.exit(local.processes(line, int(count), Path(folder), received))
     sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,129 @@
+"""Starts a command again after it failed.
+
+python -m launch.supervisor --restarts=5 --workdir=runs/NAME -- COMMAND ...
+
+`--restarts=N` of the targets `local`, `mpirun` and `tpu run` uses it (docs/howto/launch.md).
+"""
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from layers.errors import UsageError
+from registry.runs.state import last_saved
+from runners.flags import Parser, exit_code
+from tasks.storage.files import place
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+USAGE_ERROR = 2  # the exit code of a command that would fail again
+SAME_STEP = 3  # failures without a new checkpoint between them after which a run is not started again
+LONGEST_WAIT = 60  # seconds before a restart, at most
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+Start = Callable[[list[int]], int]
+
+
+def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Calls `start` until it returns 0; returns the last exit code.
+
+    It is not called again after a usage error, after this process has received SIGTERM or SIGINT, after SAME_STEP
+    failures without a new checkpoint, or after `restarts` restarts. The time before a restart doubles from one second
+    with each failure without a new checkpoint.
+
+    Args:
+      start: starts the command, passes the signals that its argument will contain on to it, and returns its exit code.
+      workdir: the run folder; None for a command without one, which counts as one without checkpoints.
+      restarts: the largest number of restarts.
+      sleep: waits for some seconds.
+    """
+    failures, before = 0, None
+    with received_signals() as received:
+        for done in range(restarts + 1):
+            code = start(received)
+            if code in (0, USAGE_ERROR) or received:
+                return code
+            saved = None if workdir is None else last_saved(place(workdir))
+            failures = failures + 1 if saved == before else 1
+            before = saved
+            where = "without a checkpoint" if saved is None else f"after the checkpoint of step {saved}"
+            failed = f"The run ended with exit code {code} {where}"
+            if failures == SAME_STEP:
+                _print(f"{failed}, for the {SAME_STEP}rd time. It is not started again.")
+                return code
+            if done == restarts:
+                break
+            seconds = min(2 ** (failures - 1), LONGEST_WAIT)
+            _print(f"{failed}. Restart {done + 1} of {restarts} in {seconds} s.")
+            for _ in range(10 * seconds):
+                if received:
+                    return code
+                sleep(0.1)
+    if restarts:
+        _print(f"{failed}. --restarts={restarts} allows no further restart.")
+    return code
+
+
+@contextlib.contextmanager
+def received_signals() -> Iterator[list[int]]:
+    """Inside, SIGTERM and SIGINT are appended to a list instead of ending this process."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Makes this process receive SIGTERM when its parent ends, even by SIGKILL; for Popen's `preexec_fn`, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_once(command: Sequence[str], received: list[int]) -> int:
+    """Runs a command to its end, and passes signals on to it; returns its exit code."""
+    # In a new session, so that it receives Ctrl-C only once, from this process.
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
+    passed = 0
+    while (code := process.poll()) is None:
+        while passed < len(received):
+            process.send_signal(received[passed])
+            passed += 1
+        time.sleep(0.05)
+    return code if code >= 0 else 128 - code
+
+
+def _print(message: str) -> None:
+    print(f"vortaro: {message}", file=sys.stderr, flush=True)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command after `--`; returns its exit code."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser("launch.supervisor", __doc__)
+    parser.add_argument("--restarts", type=int, default=0, metavar="N")
+    parser.add_argument("--workdir", metavar="FOLDER")
+    options = parser.parse_known(arguments[:end])
+    command = arguments[end + 1 :]
+    if not command:
+        raise UsageError("launch.supervisor needs a command. Add it after `--`.")
+    if options.restarts < 0:
+        raise UsageError(f"--restarts must be at least 0 (got {options.restarts}).")
+    return supervise(lambda received: run_once(command, received), options.workdir, options.restarts)
+
+
+def command_of(restarts: int, workdir: str | None, python: str) -> list[str]:
+    """Returns the words before a command that supervise it; none without restarts."""
+    if not restarts:
+        return []
+    folder = [] if workdir is None else [f"--workdir={workdir}"]
+    return [python, "-m", "launch.supervisor", f"--restarts={restarts}", *folder, "--"]
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(run, None))
