@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.jobs import Local
-from launch.supervisor import end_with_parent, received_signals, supervise
+from launch.supervisor import end_with_parent, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
@@ -24,10 +24,12 @@ def start(job: Local, folder: Path) -> int:
     more = [] if job.host_devices is None else [f"--host_devices={job.host_devices}"]
     command = [sys.executable, "-m", "runners.main", *job.flags, *more]
     logs = folder / "logs"
-    if not job.restarts or job.dry_run:
-        with received_signals() as received:
-            return processes(command, job.num_processes, logs, received, dry_run=job.dry_run)
-    run = functools.partial(processes, command, job.num_processes, logs, patience=PATIENCE_BEFORE_RESTART)
+    if job.dry_run:
+        return processes(command, job.num_processes, logs, (), dry_run=True)
+    for file in logs.glob("process_*.log"):  # of an earlier launch; those of a restart are appended to
+        file.unlink()
+    patience = PATIENCE_BEFORE_RESTART if job.restarts else PATIENCE
+    run = functools.partial(processes, command, job.num_processes, logs, patience=patience)
     return supervise(run, job.workdir, job.restarts)
 
 

@@ -13,16 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from registry.runs.state import last_saved
 from runners.flags import Parser, exit_code
 from tasks.storage.files import place
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 USAGE_ERROR = 2  # the exit code of a command that would fail again
-SAME_STEP = 3  # failures without a new checkpoint between them after which a run is not started again
-LONGEST_WAIT = 60  # seconds before a restart, at most
+WAITS = (1, 120)  # seconds before a restart, by the number of failures without a new checkpoint; no restart after more
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# Loaded now: a child of a process with threads must not load it.
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 Start = Callable[[list[int]], int]
 
@@ -30,9 +31,9 @@ Start = Callable[[list[int]], int]
 def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[[float], None] = time.sleep) -> int:
     """Calls `start` until it returns 0; returns the last exit code.
 
-    It is not called again after a usage error, after this process has received SIGTERM or SIGINT, after SAME_STEP
-    failures without a new checkpoint, or after `restarts` restarts. The time before a restart doubles from one second
-    with each failure without a new checkpoint.
+    It is not called again after a usage error, after this process has received a signal to stop, after three failures
+    without a new checkpoint between them, or after `restarts` restarts. The first restart after a checkpoint follows
+    quickly; the second one waits, because a machine or a store may be away for a while.
 
     Args:
       start: starts the command, passes the signals that its argument will contain on to it, and returns its exit code.
@@ -44,32 +45,42 @@ def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[
     with received_signals() as received:
         for done in range(restarts + 1):
             code = start(received)
-            if code in (0, USAGE_ERROR) or received:
+            if code in (0, USAGE_ERROR) or received or not restarts:
                 return code
-            saved = None if workdir is None else last_saved(place(workdir))
+            saved = _last_saved(workdir, before)
             failures = failures + 1 if saved == before else 1
             before = saved
             where = "without a checkpoint" if saved is None else f"after the checkpoint of step {saved}"
             failed = f"The run ended with exit code {code} {where}"
-            if failures == SAME_STEP:
-                _print(f"{failed}, for the {SAME_STEP}rd time. It is not started again.")
+            if failures > len(WAITS):
+                _print(f"{failed}, for the {failures}rd time. It is not started again.")
                 return code
             if done == restarts:
                 break
-            seconds = min(2 ** (failures - 1), LONGEST_WAIT)
+            seconds = WAITS[failures - 1]
             _print(f"{failed}. Restart {done + 1} of {restarts} in {seconds} s.")
             for _ in range(10 * seconds):
                 if received:
                     return code
                 sleep(0.1)
-    if restarts:
-        _print(f"{failed}. --restarts={restarts} allows no further restart.")
+    _print(f"{failed}. --restarts={restarts} allows no further restart.")
     return code
+
+
+def _last_saved(workdir: str | None, before: int | None) -> int | None:
+    """Returns the step of the last checkpoint; the one before if the folder cannot be read."""
+    if workdir is None:
+        return None
+    try:
+        return last_saved(place(workdir))
+    except Exception as error:  # of any store
+        _print(f"The checkpoints in '{workdir}' cannot be read ({first_line(error)}).")
+        return before
 
 
 @contextlib.contextmanager
 def received_signals() -> Iterator[list[int]]:
-    """Inside, SIGTERM and SIGINT are appended to a list instead of ending this process."""
+    """Inside, signals to stop are appended to a list instead of ending this process."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in SIGNALS}
     try:
@@ -81,8 +92,8 @@ def received_signals() -> Iterator[list[int]]:
 
 def end_with_parent() -> None:
     """Makes this process receive SIGTERM when its parent ends, even by SIGKILL; for Popen's `preexec_fn`, on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_once(command: Sequence[str], received: list[int]) -> int:

@@ -31,7 +31,7 @@ class Batch(struct.PyTreeNode):
 
     @property
     def real(self) -> Any:
-        """bool (B, S): False at padding; positions of weight 0 are padding if nothing else marks it."""
+        """bool (B, S): True at tokens; at positions with a weight, if nothing marks padding."""
         return self.weights > 0 if self.segments is None else self.segments != 0
 
 

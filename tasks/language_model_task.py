@@ -158,7 +158,10 @@ class LanguageModelTask:
         if rng is not None:
             rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
         collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
-        arguments = (batch.inputs, state, batch.segments, batch.positions)
+        segments = batch.segments
+        if state is not None and segments is not None:
+            segments = segments.astype(jnp.int32)  # the state has numbers of segments
+        arguments = (batch.inputs, state, segments, batch.positions)
         apply: Any = self.model.apply
         (features, state), collections = apply(variables, *arguments, rngs=rngs, mutable=collected)
         return features, state, collections

@@ -21,6 +21,7 @@ for _ in $(seq %%{grace}); do
   sleep 1
 done
 echo "vortaro: The run on $HOSTNAME did not end within %%{grace} seconds and is killed." >&2
+run pkill -KILL -P "$pid" || true # the run, if a supervisor has started it
 run kill -KILL "$pid" || true
 run tmux kill-session -t =vortaro || true
 exit 1

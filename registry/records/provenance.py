@@ -18,7 +18,7 @@ from registry.user_code import package_files
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "numpy")  # required packages
 OTHER_PACKAGES = (  # recorded if installed: other dependencies, then accelerators, then extras
     *("absl-py", "einops", "etils", "fsspec", "jaxtyping", "jinja2", "matplotlib", "plotly", "rich", "safetensors"),
-    *("ml-dtypes", "scipy", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+    *("filelock", "ml-dtypes", "scipy", "tensorstore", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"),
     *("nvidia-cuda-nvcc", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
     *(
         "apache-beam",

@@ -21,22 +21,39 @@ CPU = Path("/proc/cpuinfo")
 def use_compilation_cache() -> None:
     """Makes JAX store compiled programs in the cache folder, unless JAX_COMPILATION_CACHE_DIR names another one.
 
-    JAX_ENABLE_COMPILATION_CACHE=false disables it. Programs for several CPU devices are not stored: read from a cache
-    (jaxlib 0.10.2), they may run independent collectives in another order on each device, and wait for each other
-    forever.
+    JAX_ENABLE_COMPILATION_CACHE=false disables it. By default there is none for
+
+    * several CPU devices: programs that are read from a cache (jaxlib 0.10.2) may run independent collectives in
+      another order on each device, and wait for each other forever;
+    * several processes: JAX stores the programs of the first one only, and processes that compile share their
+      autotuning with each other, so that all must read from a cache or none;
+    * a folder that other users own or can write to, because programs in it are run.
 
     Call it after this process has joined the others: it initializes JAX's devices.
     """
     config: Any = jax.config
-    if config.jax_compilation_cache_dir is not None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
+    if config.jax_compilation_cache_dir is not None or jax.process_count() > 1:
         return
-    folder = cache_folder()
-    if folder.stat().st_uid != os.getuid():  # programs of other users are not run
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
         return
-    config.update("jax_compilation_cache_dir", str(folder / FOLDER / processor()))
+    outer = cache_folder() / FOLDER
+    folder = outer / processor()
+    if not (_is_private(outer) and _is_private(folder)):
+        return
+    config.update("jax_compilation_cache_dir", str(folder))
     for name, value in SETTINGS.items():
         if name.upper() not in os.environ:
             config.update(name, value)
+
+
+def _is_private(folder: Path) -> bool:
+    """Returns whether only this user can write to a folder, which is created if it does not exist."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def processor() -> str:

@@ -118,9 +118,10 @@ def read(workdir: Place) -> Iterator[dict[str, Any]]:
     return read_lines(workdir / METRICS)
 
 
-def is_evaluated(workdir: Place, step: int) -> bool:
-    """Returns whether metrics.jsonl has a validation loss or results of tasks at a step."""
-    return any(line["step"] == step and line["split"] in (VALIDATION, EVALS) for line in read(workdir))
+def evaluations(workdir: Place, step: int) -> list[str]:
+    """Returns which of VALIDATION and EVALS metrics.jsonl has at a step."""
+    splits = {line["split"] for line in read(workdir) if line["step"] == step}
+    return [split for split in (VALIDATION, EVALS) if split in splits]
 
 
 def _installed(package: str) -> bool:

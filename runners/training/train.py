@@ -29,7 +29,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
-from runners.training.metrics_log import MetricsLog, NullMetricsLog, is_evaluated
+from runners.training.metrics_log import MetricsLog, NullMetricsLog, evaluations
 from runners.training.origins.branch import branch
 from runners.training.origins.warm_start import Origin, begin
 from runners.training.profile import TraceWindow
@@ -376,16 +376,15 @@ class _Run:
                 self.progress.print(f"The report cannot be written: {error}")
             self.report_written = time.perf_counter()
 
-    def _is_evaluated(self, step: int) -> bool:
-        if self.start < step:
-            return self.loss_step == step
-        # Nothing was left to train, but a signal may have ended the last start before its evaluation.
-        return self.processes.broadcast(self.processes.primary and is_evaluated(self.workdir, step))
-
     def _finish(self) -> int:
         self.watchdog.rest()
         step = int(self.state.step)
-        if self.signal is None and step == self.last and not self._is_evaluated(step):
+        if self.signal is None and step == self.last:
+            if self.start == step:  # nothing was left to train, but the last start may have ended before its evaluation
+                known = evaluations(self.workdir, step) if self.processes.primary else []
+                known = self.processes.broadcast(known)
+                self.loss_step = step if VALIDATION in known else self.loss_step
+                self.evaluated = step if EVALS in known else self.evaluated
             self._evaluate(step)
         self._save(step)
         self.checkpoints.close()

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from launch import supervisor
 from launch.supervisor import command_of, supervise
 from tests.conftest import ROOT
 
@@ -37,10 +38,10 @@ class Failing:
     [
         ([0], [], 5, 0, 1, 0),
         ([1, 137, 0], [10, 20], 5, 0, 3, 2),  # each failure after a new checkpoint
-        ([1, 1, 0], [10], 5, 0, 3, 3),  # the second wait is longer
-        ([1, 1, 3], [10], 5, 3, 3, 3),  # three failures after the same checkpoint
-        ([1, 1, 3], [], 5, 3, 3, 3),  # before the first checkpoint
-        ([1, 1, 1, 1, 1, 0], [10, None, 20, None, 30], 5, 0, 6, 7),
+        ([1, 1, 0], [10], 5, 0, 3, 121),  # the second wait is longer
+        ([1, 1, 3], [10], 5, 3, 3, 121),  # three failures after the same checkpoint
+        ([1, 1, 3], [], 5, 3, 3, 121),  # before the first checkpoint
+        ([1, 1, 1, 1, 1, 0], [10, None, 20, None, 30], 5, 0, 6, 243),
         ([1, 3], [10, 20], 1, 3, 2, 1),  # no restart is left
         ([3], [], 0, 3, 1, 0),
         ([2], [], 5, 2, 1, 0),  # a usage error
@@ -57,7 +58,7 @@ def test_messages(tmp_path, capsys):
     Failing(tmp_path, 137, 1, 1, saved=[20]).supervised(9)
     assert capsys.readouterr().err.splitlines() == [
         "vortaro: The run ended with exit code 137 after the checkpoint of step 20. Restart 1 of 9 in 1 s.",
-        "vortaro: The run ended with exit code 1 after the checkpoint of step 20. Restart 2 of 9 in 2 s.",
+        "vortaro: The run ended with exit code 1 after the checkpoint of step 20. Restart 2 of 9 in 120 s.",
         "vortaro: The run ended with exit code 1 after the checkpoint of step 20, for the 3rd time. It is not started "
         "again.",
     ]
@@ -66,6 +67,15 @@ def test_messages(tmp_path, capsys):
         "vortaro: The run ended with exit code 1 after the checkpoint of step 30. --restarts=1 allows no further "
         "restart."
     )
+
+
+def test_an_unreadable_folder_counts_as_no_new_checkpoint(tmp_path, monkeypatch, capsys):
+    def last_saved(folder):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(supervisor, "last_saved", last_saved)
+    assert Failing(tmp_path, 1, 1, 7).supervised(5) == 7
+    assert f"The checkpoints in '{tmp_path}' cannot be read (Input/output error)." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("when", ["running", "waiting"])
@@ -109,7 +119,7 @@ def is_gone(pid):
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
 def test_no_process_is_left(tmp_path, number):
     """The second start is running when the supervisor gets a signal to end, or is killed."""
     words = [*command_of(3, None, sys.executable), sys.executable, "-c", CHILD]
@@ -120,7 +130,7 @@ def test_no_process_is_left(tmp_path, number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert "Restart 1 of 3 in 1 s." in errors
-    assert process.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert process.returncode == {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}[number]
     wait_for(lambda: is_gone(int(starts.read_text().split()[1])))
 
 

@@ -42,12 +42,22 @@ def test_the_environment_is_kept(config, tmp_path, monkeypatch):
     assert config()["jax_compilation_cache_dir"] == str(tmp_path / "mine")
 
 
-def test_not_for_several_cpu_devices_or_folders_of_others(config, monkeypatch):
+def test_not_for_several_devices_of_cpus_or_processes_or_folders_of_others(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(jax, "device_count", lambda: 8)
         use_compilation_cache()
     assert config()["jax_compilation_cache_dir"] is None
-    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        use_compilation_cache()
+    assert config()["jax_compilation_cache_dir"] is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 123_456)
+        use_compilation_cache()
+    assert config()["jax_compilation_cache_dir"] is None
+    folder = tmp_path / "vortaro" / FOLDER
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
     use_compilation_cache()
     assert config()["jax_compilation_cache_dir"] is None
 
