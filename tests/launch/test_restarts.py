@@ -14,6 +14,7 @@ from testing import launches
 from tests.conftest import ROOT, xla_flags
 
 pytestmark = pytest.mark.slow
+LAST = 120  # NUM_STEPS of launches.SETTINGS
 
 
 def supervised(workdir: Path, processes: int, restarts: int) -> subprocess.Popen:
@@ -45,7 +46,7 @@ def kill_often(process: subprocess.Popen, workdir: Path, kills: int, rng: random
         saved = launches.saved_steps(workdir)
         if saved and saved[-1] > seen and (running := trainers(workdir)):
             time.sleep(rng.uniform(0, 0.5))
-            if (newest := launches.saved_steps(workdir)[-1]) >= 120:
+            if (newest := launches.saved_steps(workdir)[-1]) >= LAST:
                 break
             try:
                 os.kill(rng.choice(running), signal.SIGKILL)

@@ -57,6 +57,23 @@ def test_ids_at_padding_change_nothing(kind):
     assert near(found[3], found[4]) == (kind in ("attention", "static sgu", "pointer"))
 
 
+@pytest.mark.parametrize("kind", ["attention", "vq", "experts", "static sgu", "pointer"])
+def test_rows_in_pieces_keep_the_kind_of_their_state(kind):
+    """A state has numbers of segments, whatever marks the padding: pieces of a row are read by one program."""
+    task, batch = task_of(**KINDS[kind]), rows(1)
+    variables, state = variables_of(task), task.init_decode_state(4, 16)
+    kinds = lambda state: jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    given, losses = kinds(state), []
+    for start in (0, 8):
+        piece = jax.tree.map(lambda x: x[:, start : start + 8], batch)
+        objective, output = task.loss(variables, piece, state)
+        state = output.state
+        losses.append(float(objective))
+        assert kinds(state) == given
+    if kind not in ("experts", "vq"):  # slots and the mean of the commit loss are those of a piece
+        assert sum(losses) == pytest.approx(float(task.loss(variables, batch)[0]), rel=1e-5)
+
+
 def test_codebooks_count_tokens_only():
     task, batch = task_of(**KINDS["vq"]), rows(1)
     _, output = task.loss(variables_of(task), batch, rng=jax.random.key(1))
