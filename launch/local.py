@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.jobs import Local
-from launch.supervisor import end_with_parent, supervise
+from launch.supervisor import end_with_parent, pass_on, shell_code, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
@@ -102,17 +102,14 @@ def _first_failure(started: Sequence[subprocess.Popen], received: Sequence[int],
     """Waits for all processes; prints how failed ones ended, and returns the exit code of the first of them."""
     running, passed, code, deadline = dict(enumerate(started)), 0, 0, float("inf")
     while running:
-        while passed < len(received):
-            for process in running.values():
-                process.send_signal(received[passed])
-            passed += 1
+        passed = pass_on(received, passed, running.values())
         for index, process in list(running.items()):
             if (ended := process.poll()) is None:
                 continue
             del running[index]
             if ended != 0:
                 _say(index, ended, logs)
-                code = code or (ended if ended > 0 else 128 - ended)
+                code = code or shell_code(ended)
                 deadline = min(deadline, time.monotonic() + patience)
         if time.monotonic() > deadline:
             for index, process in running.items():

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from layers.errors import UsageError, first_line
 from registry.runs.state import last_saved
@@ -102,10 +102,22 @@ def run_once(command: Sequence[str], received: list[int]) -> int:
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
     passed = 0
     while (code := process.poll()) is None:
-        while passed < len(received):
-            process.send_signal(received[passed])
-            passed += 1
+        passed = pass_on(received, passed, [process])
         time.sleep(0.05)
+    return shell_code(code)
+
+
+def pass_on(received: Sequence[int], passed: int, processes: Iterable[subprocess.Popen]) -> int:
+    """Sends the signals after the first `passed` ones to processes; returns how many have been passed on now."""
+    new = received[passed:]
+    for number in new:
+        for process in processes:
+            process.send_signal(number)
+    return passed + len(new)
+
+
+def shell_code(code: int) -> int:
+    """Returns an exit code as shells have it: 128 plus the signal's number for a process that was killed."""
     return code if code >= 0 else 128 - code
 
 

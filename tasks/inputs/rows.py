@@ -137,25 +137,24 @@ class TokensInput(RowInput):
         pad = lambda ids: np.pad(ids, (0, self.seq_len - len(ids))).astype(np.int32)
         if not self.document_masks:
             return self._unmasked(pad(inputs), pad(targets), read)
-        weights = (np.arange(self.seq_len) < read).astype(np.float32)
         starts = self.tokens.begins(start, read)
         if self.tokens.first_id is not None:
             inputs = np.where(starts, self._first, inputs)
         starts[:1] = True
-        return self._with_segments(pad(inputs), pad(targets), weights, starts)
+        return self._with_segments(pad(inputs), pad(targets), starts)
 
     def _unmasked(self, inputs: np.ndarray, targets: np.ndarray, read: int) -> Batch:
         """Returns the row as one segment of `read` tokens."""
         is_token = np.arange(self.seq_len) < read
         return Batch(inputs, targets, is_token.astype(np.float32), is_token=is_token if self._has_padding else None)
 
-    def _with_segments(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> Batch:
+    def _with_segments(self, inputs: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:
         """Returns the row with segments and positions; `starts` bool (read,) marks the first token of each segment."""
         read, places = len(starts), np.arange(len(starts))
         segments, positions = np.zeros((2, self.seq_len), np.int32)
         segments[:read] = np.cumsum(starts)
         positions[:read] = places - np.maximum.accumulate(np.where(starts, places, 0))
-        return Batch(inputs, targets, weights, segments, positions)
+        return Batch(inputs, targets, (segments > 0).astype(np.float32), segments, positions)
 
     @functools.cached_property
     def _packed(self) -> np.ndarray:
@@ -187,8 +186,7 @@ class TokensInput(RowInput):
             at += len(ids)
         if not self.document_masks:
             return self._unmasked(inputs, targets, at)
-        weights = (np.arange(self.seq_len) < at).astype(np.float32)
-        return self._with_segments(inputs, targets, weights, starts[:at])
+        return self._with_segments(inputs, targets, starts[:at])
 
     @property
     def _first(self) -> np.ndarray:
