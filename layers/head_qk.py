@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from layers.attention.key_value_cache import moved_slots
 from layers.collectives import on_each_device
 from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import P, Specs, constrain, split_of
@@ -32,6 +33,20 @@ class PointerState(struct.PyTreeNode):
             jax.lax.dynamic_update_slice(self.tokens_bt, tokens_bs, at),
             jax.lax.dynamic_update_slice(self.segment_ids_bt, ids_bs, at),
             self.index + tokens_bs.shape[1],
+        )
+
+    def rewound(self, count: Int[Array, ""] | int) -> "PointerState":
+        """Returns the state before its last `count` positions; what their slots hold is not read."""
+        return self.replace(index=self.index - count)
+
+    def moved(self, count_b: Int[Array, " b"]) -> "PointerState":
+        """Returns the state of rows that begin with `count_b` more padding and lack as many of their last positions."""
+        place = {"rows": -2, "slots": -1}
+        return PointerState(
+            moved_slots(self.key_btc, count_b, rows=-3, slots=-2),
+            moved_slots(self.tokens_bt, count_b, **place),
+            moved_slots(self.segment_ids_bt, count_b, **place, empty=-1),
+            self.index,
         )
 
 

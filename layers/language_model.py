@@ -30,6 +30,27 @@ class ModelState(struct.PyTreeNode):
         restacked = lambda part: part.stacked() if is_unstacked(part) else part
         return self.replace(layers=jax.tree.map(restacked, self.layers, is_leaf=is_unstacked))
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether all layers keep every position, so that the state can be rewound and moved."""
+        parts = jax.tree.leaves((self.layers, self.pointer), is_leaf=_keeps_all)
+        return all(_keeps_all(part) for part in parts)
+
+    def rewound(self, count: Int[Array, ""] | int) -> "ModelState":
+        """Returns the state before its last `count` positions; requires `can_rewind`."""
+        back = lambda tree: jax.tree.map(lambda part: part.rewound(count), tree, is_leaf=_keeps_all)
+        return ModelState(back(self.layers), self.index - count, back(self.pointer))
+
+    def moved(self, count_b: Int[Array, " b"]) -> "ModelState":
+        """Returns the state of rows that begin with `count_b` more padding and lack as many of their last positions."""
+        move = lambda tree: jax.tree.map(lambda part: part.moved(count_b), tree, is_leaf=_keeps_all)
+        return ModelState(move(self.layers), self.index, move(self.pointer))
+
+
+def _keeps_all(part: Any) -> bool:
+    """Returns whether a layer's state keeps every position in a slot of its own."""
+    return hasattr(part, "rewound") and hasattr(part, "moved")
+
 
 class LanguageModel(nn.Module):
     """Maps token ids to features (`__call__`) and features to logits (`logits`).

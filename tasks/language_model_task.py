@@ -189,11 +189,24 @@ class LanguageModelTask:
         return chunked_token_scores(by_position, lambda part: self._logits(variables, join(part)), tokens, chunk)
 
     def decode_step(
-        self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
+        self,
+        variables: Any,
+        tokens: jax.Array,
+        state: Any,
+        segment_ids: Any = None,
+        positions: Any = None,
+        *,
+        last_only: bool = True,
     ) -> tuple[jax.Array, Any]:
-        """Reads `tokens` (B, S) after those in `state`; returns float32 next-token logits (B, V) and the new state."""
+        """Reads `tokens` (B, S) after those in `state`.
+
+        Returns:
+          float32 logits of the token after the last one (B, V), or after each of them (B, S, V), and the new state.
+        """
         result: Any = self.model.apply(variables, tokens, state, segment_ids, positions)
         features, state = result
+        if not last_only:
+            return self._logits(variables, features), state
         by_position, join = _split_positions(features)
         last = jax.tree.map(lambda x: x[:, -1:], by_position)
         return self._logits(variables, join(last))[:, 0], state

@@ -76,7 +76,14 @@ class Task(Protocol):
     ) -> TokenScores: ...
 
     def decode_step(
-        self, variables: Any, tokens: jax.Array, state: Any, segment_ids: Any = None, positions: Any = None
+        self,
+        variables: Any,
+        tokens: jax.Array,
+        state: Any,
+        segment_ids: Any = None,
+        positions: Any = None,
+        *,
+        last_only: bool = True,
     ) -> tuple[jax.Array, Any]: ...
 
     # For a loop over single tokens; `state.stacked()` restores the stacked layout.

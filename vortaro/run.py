@@ -14,7 +14,8 @@ from runners.session import Session
 from runners.training import metrics_log
 from runners.training.checkpoints import Checkpoints, session_of
 from runners.training.workdir import recorded
-from tasks.decoding.generation import generate, pad_prompts
+from tasks.decoding.generation import generate
+from tasks.decoding.prompts import pad_prompts, shared_tokens
 from tasks.decoding.sampler import Sampler
 from tasks.storage.files import place
 from vortaro.tables import Table
@@ -86,12 +87,13 @@ class Run:
         texts, task = [prompt] if isinstance(prompt, str) else list(prompt), self._session.task
         prompts = [prompt_ids(task.vocabulary, text, False) for text in texts]
         tokens, real = pad_prompts(prompts)
-        check_room(self._session, tokens.shape[1], max_new_tokens)
+        check_room(task, tokens.shape[1], max_new_tokens)
         chosen: dict[str, Any] = {
             "sampler": Sampler(**rules),
             "stop_ids": task.vocabulary.stop_ids,
             "new_tokens": max_new_tokens,
             "capacity": tokens.shape[1] + max_new_tokens,
+            "shared": shared_tokens(task, prompts),
         }
         with self._session.placed():
             drawn, _ = generate(task, self.variables, tokens, real, jax.random.key(seed), **chosen)

@@ -14,7 +14,7 @@ from layers.attention.blockwise import attend, grouped, ungrouped
 from layers.attention.context_parallel import attend_split, by_heads, by_positions, exchange_of, heads_of, sequence_axis
 from layers.attention.exchanges import Alone
 from layers.attention.implementations import Call, ContextParallel, Decision, Implementation, choose
-from layers.attention.key_value_cache import KeyValueCache, append, slide
+from layers.attention.key_value_cache import KeyValueCache, WindowCache, append, slide
 from layers.attention.score_functions import masked, value_weights
 from layers.auxiliary import WATCHED, place, watch
 from layers.dropout import dropout
@@ -102,7 +102,7 @@ class Attention(nn.Module):
     dtype: str = "float32"  # of the computation; the softmax is always float32
     param_dtype: str = "float32"
 
-    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
+    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache | WindowCache:
         """Returns an empty cache for `capacity` positions, or for the positions of a window."""
         capacity = capacity if self.window is None else self.window - 1
         shape = (batch_size, capacity, self._kv_slots, self.head_dim)
@@ -110,7 +110,8 @@ class Attention(nn.Module):
             constrain(jnp.zeros(shape, self.dtype), self.activations, row) for row in ("key_bskd", "value_bskd")
         )
         ids = jnp.zeros((batch_size, capacity), jnp.int32)
-        return KeyValueCache(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
+        kind = KeyValueCache if self.window is None else WindowCache
+        return kind(key.swapaxes(1, 2), value.swapaxes(1, 2), ids, jnp.int32(0))
 
     def _projections(self, x) -> list[Float[Array, "b s h d"]]:
         """Returns query, key and value."""
@@ -176,10 +177,10 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "b s m"],
-        state: KeyValueCache | None = None,
+        state: KeyValueCache | WindowCache | None = None,
         segment_ids: SegmentIds = None,
         positions: Int[Array, "b s"] | None = None,
-    ) -> tuple[Float[Array, "b s m"], KeyValueCache | None]:
+    ) -> tuple[Float[Array, "b s m"], KeyValueCache | WindowCache | None]:
         """Mixes along the sequence; with `state`, continues the sequence that the state holds.
 
         Raises:
@@ -200,7 +201,7 @@ class Attention(nn.Module):
             segment_ids = key_ids = hiding(segment_ids, causal=self.causal)
         else:
             segment_ids = segment_numbers(segment_ids, x.shape[:2])
-            if self.window is None:
+            if isinstance(state, KeyValueCache):
                 seen = state = append(state, key, value, segment_ids)
             else:
                 seen, state = slide(state, key, value, segment_ids)

@@ -10,7 +10,8 @@ import numpy as np
 from runners.evals.packing import PackedBatch, counted
 from runners.evals.placement import Placement, Reminder
 from runners.session import Session
-from tasks.decoding.generation import Memory, chunk_sizes, generate_in_chunks, pad_prompts
+from tasks.decoding.generation import Memory, chunk_sizes, generate_in_chunks
+from tasks.decoding.prompts import pad_prompts, shared_tokens
 from tasks.decoding.sampler import Sampler
 from tasks.vocabularies.vocabulary import Vocabulary
 
@@ -79,6 +80,7 @@ class Continuer:
         """Extends the texts of a batch chunk by chunk until all have ended."""
         padding = [prompts[-1]] * (batch.rows - len(prompts))
         tokens, real = self._placement.put_rows(pad_prompts([*prompts, *padding], length=batch.length))
+        shared = shared_tokens(self._session.task, [*prompts, *padding], batch.length)
         rng = jax.random.fold_in(jax.random.key(self._seed), self._batches)
         choices: dict[str, Any] = {
             "sampler": settings.sampler,
@@ -87,8 +89,9 @@ class Continuer:
         }
 
         def run(generate: Any, tokens: Any, real: Any, size: int, memory: Memory | None) -> tuple[jax.Array, Memory]:
-            task = self._session.task
-            result = generate(task, variables, tokens, real, rng, new_tokens=size, memory=memory, **choices)
+            given = (self._session.task, variables, tokens, real, rng)
+            once = shared if memory is None else 0
+            result = generate(*given, new_tokens=size, memory=memory, shared=once, **choices)
             return self._session.settle(result)
 
         self._batches += 1

@@ -36,6 +36,10 @@ class Options(ModeOptions):
     save_state: str | None = option("write the decoding state to a file", metavar="FILE", default=None)
     load_state: str | None = option("continue from a file of --save_state", metavar="FILE", default=None)
     checkpoint: str = option("last, best or a step", default="last")
+    draft: str | None = option(
+        "run of a smaller model that drafts tokens; greedy samples stay the same", metavar="RUN@STEP", default=None
+    )
+    draft_tokens: int = option("tokens that the draft draws at once", default=4)
 
 
 def run(request: Request, options: Options) -> int:
@@ -61,6 +65,8 @@ def run(request: Request, options: Options) -> int:
         checkpoint=options.checkpoint,
         load_state=options.load_state,
         save_state=options.save_state,
+        draft=options.draft,
+        draft_tokens=options.draft_tokens,
     )
     return sample(session, workdir, chosen)
 

@@ -11,11 +11,16 @@ import numpy as np
 
 from layers.errors import UsageError
 from runners.sampling.decoding_state import read_memory, write_memory
+from runners.sampling.draft import LoadedDraft, load_draft
 from runners.session import Session
 from runners.training import report
 from runners.training.checkpoints import Checkpoints
-from tasks.decoding.generation import Memory, Sampler, chunk_sizes, generate_in_chunks, pad_prompts
+from tasks.decoding.generation import Memory, chunk_sizes, generate, generate_in_chunks, generate_in_place
+from tasks.decoding.prompts import pad_prompts, shared_tokens
+from tasks.decoding.sampler import Sampler
+from tasks.decoding.speculation import speculate, speculate_in_place
 from tasks.storage.files import Place, make_folder, write_whole
+from tasks.task import Task
 from tasks.vocabularies.vocabulary import Vocabulary
 
 
@@ -33,6 +38,8 @@ class SampleOptions:
     checkpoint: str = "last"
     load_state: str | None = None  # file of a decoding state to continue from
     save_state: str | None = None  # file that the final decoding state is written to
+    draft: str | None = None  # run folder and checkpoint of a smaller model that drafts tokens
+    draft_tokens: int = 4  # tokens that it drafts at once
 
 
 def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
@@ -43,11 +50,13 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
     """
     if options.new_tokens < 1:
         raise UsageError(f"--max_new_tokens must be at least 1 (got {options.new_tokens}).")
+    if options.draft and options.load_state:
+        raise UsageError("--load_state has no state of a draft. Remove --draft or --load_state.")
     if session.processes.several and (options.load_state or options.save_state):
         raise UsageError("--load_state and --save_state need a single process, because they use one file. Remove them.")
     vocabulary, has_state = session.task.vocabulary, options.load_state is not None
     encoded = [prompt_ids(vocabulary, text, has_state) for text in options.prompts]
-    prompts = [ids for ids in encoded for _ in range(options.copies)]
+    prompts = [ids for ids in encoded for _ in range(options.copies)]  # of all rows
     with session.placed():
         state, _ = Checkpoints(workdir, read_only=True, processes=session.processes).require(
             session.abstract.state, options.checkpoint
@@ -63,19 +72,23 @@ def sample(session: Session, workdir: Place, options: SampleOptions) -> int:
             print(f"Continuing after the {past_tokens} tokens of {options.load_state}:", flush=True)
         if caveat := session.task.decoding_caveat():
             print(caveat, flush=True)
-        tokens, real = pad_prompts(prompts, allow_empty=memory is not None)
-        check_room(session, past_tokens + tokens.shape[1], options.new_tokens)
+        tokens, real = pad_prompts(prompts if has_state else encoded, allow_empty=has_state)
+        check_room(session.task, past_tokens + tokens.shape[1], options.new_tokens)
+        draft = None if options.draft is None else load_draft(session, options.draft, options.draft_tokens)
+        if draft is not None:
+            check_room(draft.draft.task, tokens.shape[1], options.new_tokens, "the draft")
         stop_ids = vocabulary.stop_ids if options.stop else ()
-        capacity = past_capacity + tokens.shape[1] + options.new_tokens
-        drawing = _Drawing(session, variables, options, stop_ids)
+        capacity = past_capacity + tokens.shape[1] + options.new_tokens + (0 if draft is None else draft.draft.tokens)
+        drawing = _Drawing(session, variables, options, stop_ids, draft)
+        reading = {} if has_state else drawing.reading(encoded)
         texts = _Texts(vocabulary, prompts, stop_ids, streams=options.stream)
-        for drawn, after in drawing.pieces(tokens, real, memory, capacity):
+        for drawn, after in drawing.pieces(tokens, real, memory, capacity, reading):
             memory = after
             if texts.add(drawn):
                 break
     text, count = texts.finish()
     rate = f"{count} tokens in {drawing.seconds:.2f} s: {count / drawing.seconds:,.0f} tokens/s"
-    print(f"\n[{rate}, step {int(state.step)}]", flush=True)
+    print(f"\n[{rate}, step {int(state.step)}{drawing.accepted(memory)}]", flush=True)
     assert memory is not None
     if options.save_state is not None:
         write_memory(options.save_state, session, memory, capacity, read_by)
@@ -98,12 +111,12 @@ def prompt_ids(vocabulary: Vocabulary, text: str, is_continuation: bool) -> list
     return ids or ([] if vocabulary.stop_id is None else [vocabulary.stop_id])
 
 
-def check_room(session: Session, read: int, new_tokens: int) -> None:
-    """Raises a UsageError if `read` and `new_tokens` together exceed the model's learned positions."""
-    limit = session.task.context_limit()
+def check_room(task: Task, read: int, new_tokens: int, whose: str = "the model") -> None:
+    """Raises a UsageError if `read` and `new_tokens` together exceed the learned positions of a model."""
+    limit = task.context_limit()
     if limit is not None and read + new_tokens > limit:
         raise UsageError(
-            f"{read} prompt tokens and {new_tokens} new ones exceed the model's {limit} learned positions. "
+            f"{read} prompt tokens and {new_tokens} new ones exceed {whose}'s {limit} learned positions. "
             f"Use --max_new_tokens={max(1, limit - read)}."
         )
 
@@ -114,29 +127,58 @@ STREAMED = 8  # tokens per chunk when streaming
 class _Drawing:
     """Decoding of all new tokens at once, or in chunks when streaming."""
 
-    def __init__(self, session: Session, variables: Any, options: SampleOptions, stop_ids: tuple[int, ...]):
-        self._task, self._variables, self._rng = session.task, variables, jax.random.key(options.seed)
+    def __init__(
+        self,
+        session: Session,
+        variables: Any,
+        options: SampleOptions,
+        stop_ids: tuple[int, ...],
+        draft: LoadedDraft | None,
+    ):
+        self._task, self._variables, self._draft = session.task, variables, draft
+        self._rng, self._copies = jax.random.key(options.seed), options.copies
         self._sizes = chunk_sizes(options.new_tokens, STREAMED if options.stream else options.new_tokens)
-        self._choices = {"sampler": options.sampler, "stop_ids": stop_ids}
+        self._choices: dict[str, Any] = {"sampler": options.sampler, "stop_ids": stop_ids}
+        if draft is not None:
+            self._choices["draft"] = draft.draft
         self.seconds = 0.0  # of decoding, compilation excluded
 
+    def reading(self, prompts: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Returns how the prompts of a new state are read: what they share is read once, and so is each of them."""
+        tasks = [self._task] if self._draft is None else [self._task, self._draft.draft.task]
+        shared = min(shared_tokens(task, prompts) for task in tasks)
+        if shared:
+            print(f"The prompts share their first {shared} tokens, which are read once.", flush=True)
+        return {"shared": shared, "copies": self._copies}
+
     def pieces(
-        self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int
+        self, tokens: np.ndarray, real: np.ndarray, memory: Memory | None, capacity: int, reading: dict[str, int]
     ) -> Iterator[tuple[np.ndarray, Memory]]:
         """Yields chunks of new tokens, (rows, tokens), with the memory after them."""
         programs: dict[tuple[Any, int], Any] = {}
+        functions = (generate, generate_in_place) if self._draft is None else (speculate, speculate_in_place)
+        weights = [self._variables] if self._draft is None else [self._variables, self._draft.variables]
 
         def run(draw: Any, tokens: Any, real: Any, size: int, memory: Memory | None) -> tuple[jax.Array, Memory]:
-            arguments = (self._variables, tokens, real, self._rng)
+            arguments = (*weights, tokens, real, self._rng)
             if (key := (draw, size)) not in programs:
                 choices = {**self._choices, "new_tokens": size, "capacity": capacity}
+                choices |= reading if draw is functions[0] else {}
                 programs[key] = draw.lower(self._task, *arguments, memory=memory, **choices).compile()
             began = time.perf_counter()
             result = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
             return result
 
-        return generate_in_chunks(run, tokens, real, memory, self._sizes)
+        return generate_in_chunks(run, tokens, real, memory, self._sizes, functions)
+
+    def accepted(self, memory: Any) -> str:
+        """Returns how many tokens each pass of the model gave, if they were drafted; else an empty text."""
+        if self._draft is None or not int(memory.rounds):
+            return ""
+        passes = int(memory.rounds)
+        new = int(memory.drawn) - len(self._sizes)  # the first token of each chunk is not drafted
+        return f", {new / passes:.2f} tokens per pass with a draft of {self._draft.draft.tokens}"
 
 
 class _Texts:

@@ -91,7 +91,12 @@ class Checkpoints:
             use_s3()
         folder = absolute(workdir / FOLDER)
         self._require_metrics(folder)
-        self._manager = _Manager(folder, options=options, item_names=("state", "extra"))
+        # Uncompressed: zstd takes 6% to 8% off the bytes of weights and slots, for six times the CPU time of a save.
+        handlers: dict[str, Any] = {
+            "state": ocp.PyTreeCheckpointHandler(use_compression=False),
+            "extra": ocp.JsonCheckpointHandler(),
+        }
+        self._manager = _Manager(folder, options=options, item_handlers=handlers)
 
     def _require_metrics(self, folder: Place) -> None:
         """Moves checkpoints with unreadable metrics aside, because the manager reads all metrics and would fail.
@@ -120,7 +125,7 @@ class Checkpoints:
         """
         extra = extra | {CHECKSUMS: _checksums(state)}
         self._saved = time.monotonic()
-        items = ocp.args.Composite(state=ocp.args.StandardSave(_stored(state)), extra=ocp.args.JsonSave(extra))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
             self._manager.save(step, args=items, metrics=metrics, force=True)
@@ -318,6 +323,12 @@ def session_of(session: Session, workdir: Place, which: str) -> Session:
     if len(session.phases) == 1:
         return session
     return session.of_update(Checkpoints(workdir, read_only=True, processes=session.processes).find(which))
+
+
+def run_and_checkpoint(source: str) -> tuple[str, str]:
+    """Returns the run folder and the checkpoint of RUN@STEP: a step, last or best; of RUN alone it is the last one."""
+    folder, at, which = source.rpartition("@")
+    return (folder, which) if at else (source, "last")
 
 
 def require_checkpoints(workdir: str) -> None:

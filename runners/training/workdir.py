@@ -88,6 +88,32 @@ def require_same_vocabulary(path: str, experiment: Experiment, *, allow_changes:
     print(f"{message} Continuing because of --allow_changes.")
 
 
+def require_shared_vocabulary(
+    where: str, other: str, experiment: Experiment, advice: str, allow_changes: bool = False
+) -> None:
+    """Checks that the run in the folder `other` and an experiment, if both have text, have one vocabulary.
+
+    Args:
+      where: the setting that names the other run, with which the message begins.
+      advice: what to do, with which it ends.
+    Raises:
+      UsageError: they differ, and that is not allowed.
+    """
+    learned = load(place(other)).get("vocabulary") if (place(other) / EXPERIMENT).exists() else None
+    ours = vocabulary_record(experiment)
+    if not learned or not ours or learned["fingerprint"] == ours["fingerprint"]:
+        return
+    if not (ours["is_text"] and learned.get("is_text", True)):  # records of older runs lack is_text
+        return
+    message = (
+        f"{where} has the tokens of {learned['is']} (fingerprint {learned['fingerprint'][:8]}), and this "
+        f"run those of {ours['is']} ({ours['fingerprint'][:8]})."
+    )
+    if not allow_changes:
+        raise UsageError(f"{message} {advice}")
+    print(f"{message} Continuing because of --allow_changes.")
+
+
 def open_workdir(
     path: str,
     experiment: Experiment,

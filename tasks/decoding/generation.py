@@ -9,34 +9,9 @@ import numpy as np
 from flax import struct
 from jax.experimental import multihost_utils
 
-from layers.errors import UsageError
+from tasks.decoding.prompts import take_rows
 from tasks.decoding.sampler import Sampler
 from tasks.task import Task
-
-
-def pad_prompts(
-    prompts: Sequence[Sequence[int]], allow_empty: bool = False, length: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns prompts of different lengths as one array, padded on the left, and a mask of real entries.
-
-    Args:
-      prompts: token ids.
-      allow_empty: whether a prompt may be empty.
-      length: columns of the arrays, at least as many as the longest prompt has tokens; None is its length.
-
-    Raises:
-      UsageError: a prompt is empty.
-    """
-    if not all(prompts) and not allow_empty:
-        raise UsageError("A prompt is empty. Give at least one token.")
-    length = max(map(len, prompts)) if length is None else length
-    tokens = np.zeros((len(prompts), length), np.int32)
-    real = np.zeros((len(prompts), length), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, length - len(prompt) :] = prompt
-        real[row, length - len(prompt) :] = 1
-    return tokens, real
-
 
 # Number of new tokens from which the loop unstacks the layers; for fewer, the copy of the weights does not pay off.
 APART_TOKENS = 32
@@ -71,33 +46,65 @@ def _to_read(tokens: jax.Array, real: jax.Array, memory: Memory | None) -> tuple
     return tokens, jnp.ones_like(tokens), memory.position_b[:, None] + jnp.arange(tokens.shape[1])
 
 
-def _read_prompts(
+def read_prompts(
     task: Task,
     variables: Any,
     tokens: jax.Array,
     real: jax.Array,
     memory: Memory | None,
-    capacity: int | None,
-    new_tokens: int,
+    capacity: int,
+    shared: int = 0,
+    copies: int = 1,
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """Reads the prompts after the tokens of `memory`; returns next-token logits (B, V), state and positions (B, S)."""
+    """Reads the prompts after the tokens of `memory`, in room for `capacity` positions.
+
+    Args:
+      task, variables, tokens, real, memory, shared, copies: as in `generate`.
+      capacity: positions that the state has room for.
+
+    Returns:
+      next-token logits (B copies, V), the state, and the position of each row's last token, (B copies,).
+    """
     tokens, real, positions = _to_read(tokens, real, memory)
-    state = task.init_decode_state(tokens.shape[0], tokens.shape[1] + new_tokens if capacity is None else capacity)
-    state = state if memory is None else unpack(memory, state)
+    rows = tokens.shape[0]
+    if shared:
+        state = _read_shared(task, variables, tokens, real, capacity, shared)
+        tokens, real, positions = tokens[:, shared:], jnp.ones_like(tokens[:, shared:]), positions[:, shared:]
+    else:
+        state = task.init_decode_state(rows, capacity)
+        state = state if memory is None else unpack(memory, state)
     logits, state = task.decode_step(variables, tokens, state, real, positions)
-    return logits, state, positions
+    last = positions[:, -1]
+    if copies > 1:
+        repeated = jnp.repeat(jnp.arange(rows), copies)
+        logits, last, state = logits[repeated], last[repeated], take_rows(task, state, repeated, capacity)
+    return logits, state, last
 
 
-def _counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
+def _read_shared(
+    task: Task, variables: Any, tokens: jax.Array, real: jax.Array, capacity: int, shared: int
+) -> Any:
+    """Returns the state of all rows after their first `shared` columns, from one pass over the tokens they share."""
+    padding = tokens.shape[1] - jnp.sum(real, axis=1)
+    start = jax.lax.dynamic_slice_in_dim(tokens[:1], padding[0], shared, axis=1)
+    _, state = task.decode_step(
+        variables, start, task.init_decode_state(1, capacity), jnp.ones_like(start), jnp.arange(shared)[None]
+    )
+    state: Any = take_rows(task, state, jnp.zeros(tokens.shape[0], jnp.int32), capacity)
+    return state.moved(padding) if getattr(state, "can_rewind", False) else state  # without padding, if it cannot move
+
+
+def counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
     """Returns the counts with `token` (B,) added; None if tokens are not counted."""
     return None if counts is None else counts.at[jnp.arange(token.shape[0]), token].add(1)
 
 
-def _is_stop(token: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
+def is_stop(token: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
+    """Returns which tokens (B,) end a row."""
     return jnp.isin(token, jnp.array(stop_ids, jnp.int32))
 
 
-def _for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
+def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Returns variables and state in the layout of the token loop, and a function that restores the stored layout."""
     if new_tokens < APART_TOKENS:
         return variables, state, lambda state: state
@@ -116,6 +123,8 @@ def _generate(
     stop_ids: tuple[int, ...] = (),
     memory: Memory | None = None,
     capacity: int | None = None,
+    shared: int = 0,
+    copies: int = 1,
 ) -> tuple[jax.Array, Memory]:
     """Continues each prompt by `new_tokens` tokens.
 
@@ -131,18 +140,22 @@ def _generate(
         them); the loop ends when all rows have drawn one.
       memory: state to continue from; prompts must then be without padding, and may be empty.
       capacity: positions of the state, those in `memory` included; None is the number read in this call.
+      shared: tokens at the start of all prompts that are read once (tasks.decoding.prompts.shared_tokens); 0 with a
+        memory.
+      copies: continuations of each prompt, which is read once; 1 with a memory.
 
     Returns:
-      int32 (B, new_tokens), and the memory to continue from.
+      int32 (B copies, new_tokens), and the memory to continue from.
     """
-    rows = tokens.shape[0]
     before = jnp.int32(0) if memory is None else memory.drawn
-    logits, state, positions = _read_prompts(task, variables, tokens, real, memory, capacity, new_tokens)
+    if capacity is None:
+        capacity = tokens.shape[1] + new_tokens + (memory is not None)
+    logits, state, end = read_prompts(task, variables, tokens, real, memory, capacity, shared, copies)
     counts = None if memory is None else memory.counts_bv
     if counts is None and sampler.repetition_penalty != 1:
         counts = jnp.zeros(logits.shape, jnp.int32)
     first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
-    drawn = jnp.full((rows, new_tokens), stop_ids[0] if stop_ids else 0, jnp.int32).at[:, 0].set(first)
+    drawn = jnp.full((len(first), new_tokens), stop_ids[0] if stop_ids else 0, jnp.int32).at[:, 0].set(first)
 
     def unfinished(carry):
         step, *_, stopped = carry
@@ -151,50 +164,52 @@ def _generate(
     def body(carry):
         step, drawn, state, counts, stopped = carry
         last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
-        logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), positions[:, -1:] + step)
+        logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, last[:, 0], token)
-        stopped |= _is_stop(token, stop_ids)
-        return step + 1, drawn.at[:, step].set(token), state, _counted(counts, token), stopped
+        stopped |= is_stop(token, stop_ids)
+        return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped
 
-    variables, state, stored = _for_the_loop(task, variables, state, new_tokens)
-    carry = (jnp.int32(1), drawn, state, _counted(counts, first), _is_stop(first, stop_ids))
+    variables, state, stored = for_the_loop(task, variables, state, new_tokens)
+    carry = (jnp.int32(1), drawn, state, counted(counts, first), is_stop(first, stop_ids))
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
     last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
-    return drawn, Memory(stored(state), last, positions[:, -1] + steps, before + steps, counts)
+    return drawn, Memory(stored(state), last, end + steps, before + steps, counts)
 
 
-_STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity")
+_STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity", "shared", "copies")
 generate = jax.jit(_generate, static_argnames=_STATIC)
 generate_in_place = jax.jit(_generate, static_argnames=_STATIC, donate_argnames=("memory",))
 """Like `generate`, but donates `memory`."""
 
 
 def generate_in_chunks(
-    run: Callable[[Any, np.ndarray | jax.Array, np.ndarray | jax.Array, int, Memory | None], tuple[jax.Array, Memory]],
+    run: Callable[[Any, np.ndarray | jax.Array, np.ndarray | jax.Array, int, Any], tuple[jax.Array, Any]],
     tokens: np.ndarray | jax.Array,
     real: np.ndarray | jax.Array,
-    memory: Memory | None,
+    memory: Any,
     sizes: Sequence[int],
-) -> Iterator[tuple[np.ndarray, Memory]]:
+    functions: tuple[Any, Any] = (generate, generate_in_place),
+) -> Iterator[tuple[np.ndarray, Any]]:
     """Yields chunks of new tokens, int32 (B, size), in all processes, each with the memory after it.
 
     Args:
-      run: calls `(function, tokens, real, size, memory)`, where the function is `generate` for the first chunk and
-        `generate_in_place` for the others, and returns its result.
+      run: calls `(function, tokens, real, size, memory)`, where the function is the first of `functions` for the first
+        chunk and the second for the others, and returns its result.
       tokens: int32 (B, S), prompts padded on the left.
       real: int32 (B, S), 1 where `tokens` is prompt.
       memory: state to continue from.
       sizes: new tokens of each chunk.
+      functions: `generate` and `generate_in_place`, or those of tasks.decoding.speculation.
     """
-    function = generate
+    function, in_place = functions
     for size in sizes:
         drawn, memory = run(function, tokens, real, size, memory)
         if not drawn.is_fully_addressable:
             drawn = multihost_utils.process_allgather(drawn, tiled=True)
         yield np.asarray(drawn), memory
-        tokens = real = np.zeros((tokens.shape[0], 0), np.int32)
-        function = generate_in_place  # donates the memory, which this loop owns after the first chunk
+        tokens = real = np.zeros((drawn.shape[0], 0), np.int32)
+        function = in_place  # donates the memory, which this loop owns after the first chunk
 
 
 def chunk_sizes(new_tokens: int, chunk: int) -> list[int]:

@@ -41,12 +41,23 @@ class Sampler:
         self, logits: Float[Array, "b v"], rng: jax.Array, counts: Int[Array, "b v"] | None = None
     ) -> Int[Array, " b"]:
         """Returns token ids drawn from float32 logits; `counts` is how often each token was drawn before."""
-        if self.repetition_penalty != 1 and counts is not None:
-            penalised = jnp.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            logits = jnp.where(counts > 0, penalised, logits)  # Keskar et al. 2019, CTRL, section 4.1
+        logits = self._penalized(logits, counts)
         if self.temperature == 0:
             return jnp.argmax(logits, axis=-1)
         return jax.random.categorical(rng, self.keep(logits / self.temperature))
+
+    def probabilities(self, logits: Float[Array, "b v"], counts: Int[Array, "b v"] | None = None) -> jax.Array:
+        """Returns the probability of each token, float32 (b, v); arguments as those of a call."""
+        logits = self._penalized(logits, counts)
+        if self.temperature == 0:
+            return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+        return jax.nn.softmax(self.keep(logits / self.temperature))
+
+    def _penalized(self, logits: Float[Array, "b v"], counts: Int[Array, "b v"] | None) -> Float[Array, "b v"]:
+        if self.repetition_penalty == 1 or counts is None:
+            return logits
+        penalized = jnp.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+        return jnp.where(counts > 0, penalized, logits)  # Keskar et al. 2019, CTRL, section 4.1
 
     def keep(self, logits: Float[Array, "b v"]) -> Float[Array, "b v"]:
         """Returns the logits, minus infinity for tokens that are filtered out; the likeliest token is always kept."""

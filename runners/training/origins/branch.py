@@ -14,7 +14,7 @@ from registry.records.snapshot import snapshot, stored_configs, with_todays_fiel
 from registry.runs.folders import METRICS
 from registry.runs.metrics import content_of
 from runners.session import Session
-from runners.training.checkpoints import Checkpoints, require_checkpoints
+from runners.training.checkpoints import Checkpoints, require_checkpoints, run_and_checkpoint
 from runners.training.history import parent_run
 from runners.training.input_state import require_same_data
 from runners.training.origins.warm_start import Origin
@@ -36,7 +36,7 @@ def check_branch(session: Session, source: str, *, allow_changes: bool = False) 
       UsageError: the checkpoint does not exist or is too late, or the other run was trained up to there in another way
         than this run would be.
     """
-    folder, which = _parts(source)
+    folder, which = run_and_checkpoint(source)
     where = f"--branch={source}"
     with errors_of(where):
         require_checkpoints(folder)
@@ -78,7 +78,7 @@ def branch(
 
 def require_branch_of(source: str, workdir: str) -> None:
     """Raises a UsageError unless the run in a folder, which has checkpoints, is a branch of the run in `source`."""
-    folder, _ = _parts(source)
+    folder, _ = run_and_checkpoint(source)
     record = load(place(workdir)) if (place(workdir) / EXPERIMENT).exists() else {}
     parent = record.get("parent") or {}
     if not parent.get("branch") or folder not in (parent["workdir"], parent.get("path")):
@@ -86,12 +86,6 @@ def require_branch_of(source: str, workdir: str) -> None:
             f"The workdir '{workdir}' holds a run that is not a branch of '{folder}' (--branch={source}). Choose "
             f"another --workdir, or resume the run without --branch."
         )
-
-
-def _parts(source: str) -> tuple[str, str]:
-    """Returns the folder and the checkpoint of RUN@STEP."""
-    folder, at, which = source.rpartition("@")
-    return (folder, which) if at else (source, "last")
 
 
 def _first_change(stored: Snapshot, session: Session, step: int) -> str:

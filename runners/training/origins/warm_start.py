@@ -17,7 +17,7 @@ from runners.stacked_arrays import StackedArrays
 from runners.training.checkpoints import Checkpoints, path_name, require_checkpoints, shapes_by_path
 from runners.training.history import parent_run
 from runners.training.origins.growth import Growth
-from runners.training.workdir import vocabulary_record
+from runners.training.workdir import require_shared_vocabulary
 from tasks.batch import empty_batch
 from tasks.programs import WarmStart
 from tasks.storage.files import place
@@ -64,24 +64,9 @@ def check_warm_start(session: Session, *, allow_changes: bool = False) -> None:
     """
     if session.train.warm_start is not None:
         _find(session, session.train.warm_start)
-        _check_vocabulary(session, session.train.warm_start.workdir, allow_changes)
-
-
-def _check_vocabulary(session: Session, other: str, allow_changes: bool) -> None:
-    """Raises a UsageError if both runs are trained on text with different vocabularies."""
-    learned = load(place(other)).get("vocabulary") if (place(other) / EXPERIMENT).exists() else None
-    ours = vocabulary_record(session.experiment)
-    if not learned or not ours or learned["fingerprint"] == ours["fingerprint"]:
-        return
-    if not (ours["is_text"] and learned.get("is_text", True)):  # records of older runs lack is_text
-        return
-    message = (
-        f"WARM_START = {other} has the tokens of {learned['is']} (fingerprint {learned['fingerprint'][:8]}), and this "
-        f"run those of {ours['is']} ({ours['fingerprint'][:8]})."
-    )
-    if not allow_changes:
-        raise UsageError(f"{message} Set VOCABULARY and VOCABULARY_PATH as there, or add --allow_changes.")
-    print(f"{message} Continuing because of --allow_changes.")
+        other = session.train.warm_start.workdir
+        advice = "Set VOCABULARY and VOCABULARY_PATH as there, or add --allow_changes."
+        require_shared_vocabulary(f"WARM_START = {other}", other, session.experiment, advice, allow_changes)
 
 
 def _find(session: Session, warm: WarmStart) -> tuple[int, Growth]:

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from runners.conversion.name_maps import name_map
 from runners.conversion.renaming import Layout, slice_of
 from tasks.batch import Batch
-from tasks.decoding.generation import generate, pad_prompts
+from tasks.decoding.generation import generate
+from tasks.decoding.prompts import pad_prompts
 from tasks.decoding.sampler import Sampler
 from tests.support.references.foreign import variables_in
 from tests.support.references.hugging_face import (

@@ -10,7 +10,9 @@ from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.sampling.decoding_state import read_memory, write_memory
 from runners.session import Session
-from tasks.decoding.generation import Sampler, generate, pad_prompts
+from tasks.decoding.generation import generate
+from tasks.decoding.prompts import pad_prompts
+from tasks.decoding.sampler import Sampler
 
 GREEDY = Sampler(temperature=0.0)
 NAMES = {"VQStdlib": [], "VQThroughputMqa": ["REDUCTION=scan"], "StdlibTiny": [], "FullStdlib": []}

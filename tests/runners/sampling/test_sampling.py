@@ -43,9 +43,42 @@ def test_a_window_lets_text_continue(workdir):
     assert text.startswith("def f")
 
 
+def test_a_draft_changes_no_greedy_token(workdir):
+    """On two devices; the model is its own draft, so each pass accepts all tokens."""
+    flags = ["--max_new_tokens=31", "--temperature=0", "--num_samples=2", "--prompt=class"]
+    plain, drafted = sampled(workdir, *flags), sampled(workdir, *flags, f"--draft={workdir}@last", "--draft_tokens=5")
+    assert plain == drafted
+    shown = commands.inside(
+        workdir,
+        "runners.main",
+        f"--workdir={workdir}",
+        "--mode=sample",
+        "--no-stop",
+        *flags,
+        f"--draft={workdir}",
+        devices=2,
+    )
+    assert "5.00 tokens per pass with a draft of 4]" in shown.stdout
+
+
+def test_what_prompts_share_is_read_once(workdir):
+    start = "import os and so on, " * 4
+    flags = [f"--prompt={start}def", f"--prompt={start}class A", "--max_new_tokens=9", "--temperature=0"]
+    asked = [f"--workdir={workdir}", "--mode=sample", "--no-stop", *flags]
+    together = commands.inside(workdir, "runners.main", *asked, devices=2).stdout
+    assert together.startswith("The prompts share their first 64 tokens, which are read once.\n--- sample 1\n")
+    alone = [commands.inside(workdir, "runners.main", *asked[:3], flag, *flags[2:], devices=2) for flag in flags[:2]]
+    for one in alone:
+        assert one.stdout.partition("\n\n[")[0] in together
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--draft=none"], "--draft=none: The workdir 'none' does not exist. Train first"),
+        (["--draft=.@7"], "--draft=.@7: Unknown checkpoint '7'. Choose last, best or one of 4."),
+        (["--draft=.", "--draft_tokens=0"], "--draft_tokens must be at least 1 (got 0)."),
+        (["--draft=.", "--load_state=a"], "--load_state has no state of a draft. Remove --draft or --load_state."),
         (["--window=0"], "--window must be at least 1 (got 0)"),
         (["--typical_p=2"], "typical_p must be above 0 and at most 1 (got 2.0)"),
         (["--eta=0"], "eta must be above 0 and at most 1 (got 0.0)"),

@@ -10,7 +10,9 @@ from layers.errors import UsageError
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.decoding import generation
-from tasks.decoding.generation import Sampler, generate, generate_in_place, pad_prompts
+from tasks.decoding.generation import generate, generate_in_place
+from tasks.decoding.prompts import pad_prompts
+from tasks.decoding.sampler import Sampler
 from tests.support.references.models import task_of, train_losses, variables_of
 
 TASK = task_of()

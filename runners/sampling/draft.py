@@ -1,0 +1,55 @@
+"""The draft of speculative decoding: a smaller model of the same vocabulary, from another run folder."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from layers.errors import UsageError, errors_of
+from registry.build import build, config_of
+from registry.resolve import resolve_recorded
+from runners.session import Session
+from runners.training.checkpoints import Checkpoints, require_checkpoints, run_and_checkpoint
+from runners.training.workdir import recorded, require_shared_vocabulary
+from tasks.batch import empty_batch
+from tasks.decoding.speculation import Draft
+from tasks.inputs.indexed import IndexedInput
+from tasks.storage.files import place
+from tasks.task import Task
+from tasks.train_step import abstract_state, evaluated_variables
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedDraft:
+    """A draft with its weights."""
+
+    draft: Draft
+    variables: Any  # a copy on every device
+
+
+def load_draft(session: Session, source: str, tokens: int) -> LoadedDraft:
+    """Returns the draft that `--draft=RUN@STEP` names, with a copy of its weights on every device.
+
+    Args:
+      session: that of the model, in whose mesh it is called.
+      source: a run folder and a checkpoint: a step, last or best; RUN alone is its last checkpoint.
+      tokens: tokens that it drafts at once.
+    Raises:
+      UsageError: the run has no such checkpoint, another vocabulary, or `tokens` is below 1.
+    """
+    where = f"--draft={source}"
+    if tokens < 1:
+        raise UsageError(f"--draft_tokens must be at least 1 (got {tokens}).")
+    folder, which = run_and_checkpoint(source)
+    with errors_of(where):
+        require_checkpoints(folder)
+        experiment = resolve_recorded(recorded(folder))
+        task: Task = build(config_of(experiment, "task"), "task")
+        rows: IndexedInput = build(config_of(experiment, "train"), "train").input
+    require_shared_vocabulary(where, folder, session.experiment, "Choose a draft with the same vocabulary.")
+    abstract = session.abstract.like(abstract_state(task, empty_batch(rows.batch_size, rows.seq_len)))
+    with errors_of(where):
+        checkpoints = Checkpoints(place(folder), read_only=True, processes=session.processes)
+        state, _ = checkpoints.require(abstract, which)
+    checkpoints.close()
+    return LoadedDraft(Draft(task, tokens), jax.jit(lambda state: evaluated_variables(task, state))(state))
