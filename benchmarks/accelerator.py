@@ -25,7 +25,8 @@ from benchmarks.tables import OUT_OF_MEMORY, gpt_flops_per_token, machine, measu
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.batch import Batch
-from tasks.decoding.generation import Sampler, generate
+from tasks.decoding.generation import generate
+from tasks.decoding.sampler import Sampler
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
     python -m benchmarks.decoding --size='6x384 at 512'
 
-All use the same weights and prompts. Tokens per second count new tokens; the time includes reading the prompts.
+All use the same weights and prompts. Tokens per second count new tokens; the time includes reading the prompts. With
+one row, "of memory speed" is the bytes of all weights, read once per token, as a share of the bytes that all cores read
+from an array in the same time.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.implementations import vortaro
+from benchmarks.implementations import memory_reads, vortaro
 from benchmarks.implementations.alternation import Implementation, workers
 from benchmarks.implementations.work import LLAMA_SIZES, SIZES
 from benchmarks.tables import flags, machine, show
@@ -22,6 +24,7 @@ IMPLEMENTATIONS = [
     Implementation("Vortaro", "vortaro"),
     Implementation("transformers, generate", "transformers_models"),
 ]
+MEMORY = Implementation("reads of memory", "memory_reads")
 UNCACHED = Implementation("Vortaro, no cache", "vortaro", ("uncached",))
 
 
@@ -52,17 +55,21 @@ def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[st
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
         vortaro.write_weights(ALL_SIZES[size], weights)
-        with workers(implementations, [*arguments, f"--weights={weights}"], Path(folder)) as started:
+        weight_bytes = Path(weights).stat().st_size
+        with workers([*implementations, MEMORY], [*arguments, f"--weights={weights}"], Path(folder)) as started:
             for turn in range(options.rounds + 1):
                 for worker in started:
                     worker.turn(1, counted=turn > 0)
-    ours, lines = started[0], []
-    for worker in started:
+    ours, memory, lines = started[0], started[-1], []
+    for worker in started[:-1]:
         line: dict[str, object] = {"model": size, "rows": rows, "decoder": worker.implementation.name}
         if worker.missing is None:
             same = (np.array(worker.results[-1]) == np.array(ours.results[-1])).mean()
             line |= {"tokens/s": rows * options.new / worker.median, "ratio": ours.median / worker.median}
             line |= {"same tokens": f"{same:.1%}"}
+            if rows == 1 and memory.missing is None and worker.implementation is not UNCACHED:
+                speed = weight_bytes * options.new / worker.median
+                line["of memory speed"] = speed / (memory_reads.BYTES / memory.median)
         else:
             line |= {"same tokens": f"missing: {worker.missing}"}
         lines.append(line)

@@ -18,7 +18,8 @@ from benchmarks.tables import alternate, flags, machine, show, timed
 from registry.experiment import Experiment
 from registry.templates.vq_lm import VQLm
 from runners.session import Session
-from tasks.decoding.generation import Memory, Sampler, generate
+from tasks.decoding.generation import Memory, generate
+from tasks.decoding.sampler import Sampler
 from tasks.language_model_task import LanguageModelTask
 
 SIZES: dict[str, Any] = {

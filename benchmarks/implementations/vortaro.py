@@ -31,7 +31,8 @@ from runners.conversion.renaming import Layout, name_of, slice_of
 from runners.conversion.tensors import write_safetensors
 from runners.session import Session
 from tasks.batch import Batch
-from tasks.decoding.generation import Sampler, generate
+from tasks.decoding.generation import generate
+from tasks.decoding.sampler import Sampler
 
 SETTINGS = [
     "DATA=synthetic",
