@@ -10,6 +10,7 @@ process receives make it faster or slower than the next by a tenth until it exit
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -37,6 +38,13 @@ IMPLEMENTATIONS = [
     Implementation("Levanter", "levanter_gpt2"),
     Implementation("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
 ]
+# What restricts each library to AVX2 on processors with AVX-512: XLA, torch, oneDNN and MKL.
+AVX2 = {
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 PRODUCTS = Implementation("XLA's matrix products", "products")
 LOSSES_AGREE = 1e-4  # relative
 DIFFERS = " differs!"
@@ -121,7 +129,10 @@ def main() -> int:
     parser.add_argument(
         "--together", type=int, default=len(IMPLEMENTATIONS), help="simultaneous processes, Vortaro in each group"
     )
+    parser.add_argument("--avx2", action="store_true", help="without AVX-512, in all implementations")
     options = parser.parse_args()
+    if options.avx2:  # of the processes that compute; this one has set up JAX already
+        os.environ.update(AVX2 | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {AVX2['XLA_FLAGS']}"})
     (ours, *others), size = IMPLEMENTATIONS, SIZES[options.size]
     lines, peaks, seconds, several = [], [], {}, max(1, options.together - 1)
     for begin in range(0, len(others), several):
@@ -132,7 +143,7 @@ def main() -> int:
         seconds[f"group {len(peaks)}"] = by_implementation
     weights = 12 * size.layers * size.width**2 + (size.vocab + size.context) * size.width
     facts = {
-        "machine": machine(),
+        "machine": f"{machine()}{', AVX2 without AVX-512' if options.avx2 else ''}",
         "XLA's matrix products": ", ".join(f"{peak / 1e9:,.0f} GFLOP/s" for peak in peaks),
         "weights, gradient, two slots": f"{16 * weights / 2**30:.2f} GiB",
         "launches": options.launches,
@@ -140,7 +151,7 @@ def main() -> int:
         "seconds of each turn's update": seconds,
     }
     differ = any(str(line["last loss"]).endswith(DIFFERS) for line in lines)
-    show(f"training-{options.size}", lines, facts, options.publish and not differ)
+    show(f"training-{options.size}{'-avx2' if options.avx2 else ''}", lines, facts, options.publish and not differ)
     return int(differ)
 
 
