@@ -86,7 +86,7 @@ class LanguageModel(nn.Module):
         x = place(self, "residual_bsm", dropout(self, watch(self, "embedded", x), self.dropout_rate))
         layers = None if state is None else state.layers
         x, layers = self.stack(x, layers, segment_ids, positions)
-        x = x if self.final_norm is None else self.final_norm(x)
+        x = watch(self, "features", x if self.final_norm is None else self.final_norm(x))
         x = zero_padding(x, segment_ids) if self.mask_padding else x
         if self.is_initializing() and self.head is not None:
             self.head(x[:, :1])

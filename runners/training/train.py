@@ -27,6 +27,7 @@ from runners.training import report
 from runners.training.announcement import announce, compiled, ended
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
+from runners.training.health import non_finite
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog, evaluations
@@ -358,14 +359,9 @@ class _Run:
 
     def _stop_if_bad(self, bad_step: int) -> None:
         if bad_step and self.session.task.non_finite == "stop":
+            self.watchdog.rest()
             self.checkpoints.close()
-            kept = self.checkpoints.steps()
-            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no earlier checkpoint exists"
-            raise VortaroError(
-                f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving "
-                f"it; {last} in {self.workdir}. A lower learning rate, longer warm-up or "
-                f"--set=task.non_finite=skip may help."
-            )
+            non_finite.stop(self.complete, self.workdir, bad_step, self.state, self.progress.print)
 
     def _write_report(self) -> None:
         if self.processes.primary:
