@@ -28,6 +28,7 @@ from runners.training.announcement import announce, compiled, ended
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
 from runners.training.health import non_finite
+from runners.training.health.replayed_update import updated
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog, evaluations
@@ -201,11 +202,12 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            self.watchdog.expect("Update", step)
+            self.watchdog.expect("Update", step, updates=AHEAD + 2 if self.program.replays(step) else 1)
             self._keep_up()
             ends_window = self.program.ends_window(step) or step == self.program.num_steps
             self.before = self._weights() if ends_window and self.program.weight_metrics else None
-            self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
+            arguments = (self.session, self.updates.of(batch), self.state, batch, seed, step)
+            self.state = updated(*arguments, before_end=self.checkpoints.close)
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
             self._report()  # of earlier steps, while the device runs this one

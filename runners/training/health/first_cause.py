@@ -131,7 +131,7 @@ def _part(name: str) -> str:
     return {**PARTS, **LAST_OUTPUTS}.get(name, name)
 
 
-def _by_layer(first: np.ndarray, largest: np.ndarray, is_stacked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _by_layer(first: Any, largest: Any, is_stacked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     return zip(first, largest, strict=True) if is_stacked else iter([(first.ravel(), largest.ravel())])
 
 
