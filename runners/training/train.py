@@ -27,8 +27,7 @@ from runners.training import report
 from runners.training.announcement import announce, compiled, ended
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
-from runners.training.health import non_finite
-from runners.training.health.replayed_update import updated
+from runners.training.health import non_finite, replayed_update, slow_processes
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog, evaluations
@@ -122,6 +121,7 @@ class _Run:
             config = load(workdir)["config"]
             self.log = MetricsLog(workdir, resume_at=self.start, began=options.start.began, config=config, **outputs)
         self.progress = TrainingProgress(self.program.num_steps, self.start)
+        self.slow = slow_processes.SlowProcesses(self.processes, self.progress.print, self.log.write_event)
         self.trace = TraceWindow(workdir, options.profile_at if self.processes.primary else None, options.profile_steps)
         self.signal: int | None = None
         self.interrupted = False  # by Ctrl-C; a second one exits this process immediately
@@ -206,8 +206,8 @@ class _Run:
             self._keep_up()
             ends_window = self.program.ends_window(step) or step == self.program.num_steps
             self.before = self._weights() if ends_window and self.program.weight_metrics else None
-            arguments = (self.session, self.updates.of(batch), self.state, batch, seed, step)
-            self.state = updated(*arguments, before_end=self.checkpoints.close)
+            update, save_all = self.updates.of(batch), self.checkpoints.close
+            self.state = replayed_update.updated(self.session, update, self.state, batch, seed, step, save_all)
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
             self._report()  # of earlier steps, while the device runs this one
@@ -216,6 +216,7 @@ class _Run:
                 self._read_tokens()
             if ends_window:
                 self._ask(step)
+                self.slow.measure(step, self.state.step)
             if self.program.evaluates_at(step):
                 self._beside(self._evaluate, step)
             if self.checkpoints.is_due(step):
@@ -226,7 +227,7 @@ class _Run:
                 return
             if step < self.last:
                 self.watchdog.expect("The batch of update", step + 1)
-                batch, position = next(batches)
+                batch, position = self.slow.next(batches)
         self._report()
         self.watchdog.rest()
         self.trace.close()
