@@ -80,11 +80,17 @@ def watch(module: Any, name: str, x: jax.Array) -> jax.Array:
     """
     x = named(x, name)
     if not module.is_initializing():
-        latest: Any = {"reduce_fn": lambda _, new: new, "init_fn": lambda: 0.0}
-        module.sow(WATCHED, name, x, **latest)
-        if name in PARTS and module.is_mutable_collection(CHECKED):
-            module.sow(CHECKED, name, RowSummary.of(jax.lax.stop_gradient(x)), **latest)
+        module.sow(WATCHED, name, x, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
+        if name in PARTS:
+            check(module, name, x)
     return x
+
+
+def check(module: Any, name: str, x: jax.Array) -> None:
+    """Records the RowSummary of `x` under `name`, in PARTS, if the caller collects CHECKED; no cost otherwise."""
+    if module.is_mutable_collection(CHECKED) and not module.is_initializing():
+        summary = RowSummary.of(jax.lax.stop_gradient(x))
+        module.sow(CHECKED, name, summary, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
 
 
 def place(module: Any, key: str, x: jax.Array) -> jax.Array:
