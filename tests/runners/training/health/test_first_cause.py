@@ -101,7 +101,7 @@ def test_the_layer_and_part_of_a_bad_weight_are_named(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["dense", "accumulated", "experts on 8 devices", "pipeline, ZeRO 3", "a remainder"])
 def test_the_rows_of_a_bad_token_are_named(case):
     """They are the rows that have the token, each from its first place on."""
     knobs, _, _ = CASES[case]
