@@ -3,7 +3,9 @@
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-from flax import traverse_util
+import jax.numpy as jnp
+from flax import struct, traverse_util
+from jaxtyping import Array, Float, Int
 
 from layers.remat import named
 from layers.specs import constrain
@@ -12,7 +14,35 @@ LOSSES = "losses"  # collection of terms that the task adds to its objective
 OVERHEAD = "overhead"  # named scope of products that only move data; not counted as model work (see runners.flops)
 METRICS = "metrics"  # collection of numbers that the task averages over layers and logs
 WATCHED = "watched"  # collection of activations by name, for inspecting a model
+CHECKED = "checked"  # collection of the RowSummary of each watched output of PARTS
 UPDATES = "updates"  # collection of updates of state, each under the name of the collection that it changes
+
+# Watched outputs of a model and its blocks, in the order of the forward pass, and their names in messages.
+PARTS = {
+    "embedded": "the embedding",
+    "mixer_in": "the norm before the mixer",
+    "mixer_out": "the mixer",
+    "ffn_in": "the norm before the feed-forward layer",
+    "ffn_out": "the feed-forward layer",
+    "residual_bsm": "the residual sum",
+    "features": "the final norm",
+}
+
+
+class RowSummary(struct.PyTreeNode):
+    """What is known of an array by row: the first position that is not finite, and the largest absolute value."""
+
+    first: Int[Array, "... b"]  # -1 if the row is finite
+    largest: Float[Array, "... b"]  # of the finite elements
+
+    @classmethod
+    def of(cls, x: Float[Array, "b s ..."]) -> "RowSummary":
+        """Returns the summary of an array."""
+        is_bad, inner = ~jnp.isfinite(x), tuple(range(1, x.ndim))
+        bad_bs = jnp.any(is_bad, axis=inner[1:])
+        first = jnp.where(jnp.any(bad_bs, axis=1), jnp.argmax(bad_bs, axis=1), -1)
+        largest = jnp.max(jnp.where(is_bad, 0, jnp.abs(x)), axis=inner)
+        return cls(first, largest.astype(jnp.float32))
 
 
 @runtime_checkable
@@ -44,14 +74,23 @@ def add_metric(module: Any, name: str, value: jax.Array, *, by_layer: bool = Fal
 
 
 def watch(module: Any, name: str, x: jax.Array) -> jax.Array:
-    """Returns `x`; records it under `name` if the caller collects WATCHED, at no cost otherwise.
+    """Returns `x`; records it under `name` if the caller collects WATCHED or CHECKED, at no cost otherwise.
 
     Rematerialization policies that save by names know it by `name` (layers.remat).
     """
     x = named(x, name)
     if not module.is_initializing():
         module.sow(WATCHED, name, x, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
+        if name in PARTS:
+            check(module, name, x)
     return x
+
+
+def check(module: Any, name: str, x: jax.Array) -> None:
+    """Records the RowSummary of `x` under `name`, in PARTS, if the caller collects CHECKED; no cost otherwise."""
+    if module.is_mutable_collection(CHECKED) and not module.is_initializing():
+        summary = RowSummary.of(jax.lax.stop_gradient(x))
+        module.sow(CHECKED, name, summary, reduce_fn=lambda _, new: new, init_fn=lambda: 0.0)
 
 
 def place(module: Any, key: str, x: jax.Array) -> jax.Array:

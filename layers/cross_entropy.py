@@ -155,10 +155,18 @@ def chunked_token_scores(
         log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return TokenScores(of_tokens - log_z, jnp.argmax(logits, axis=-1).astype(jnp.int32))
 
-    length = tokens.shape[1]
+    return in_chunks(scores, (features, tokens), tokens.shape[1], chunk)
+
+
+def in_chunks(function: Callable[..., Any], arguments: tuple[Any, ...], length: int, chunk: int | None = None) -> Any:
+    """Returns `function(*arguments)` of arrays (B, S, ...), with the logits of at most `chunk` positions in memory.
+
+    Raises:
+      UsageError: `chunk` does not divide S, which is `length`.
+    """
     if chunk is None or chunk >= length:
-        return scores(features, tokens)
-    pieces = jax.lax.map(lambda xs: scores(*xs), _split((features, tokens), chunk, length))
+        return function(*arguments)
+    pieces = jax.lax.map(lambda xs: function(*xs), _split(arguments, chunk, length))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], length, *x.shape[3:]), pieces)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.auxiliary import place, watch
+from layers.auxiliary import check, place, watch
 from layers.dropout import dropout
 from layers.embedding import Embedding, Unembedding
 from layers.head_qk import HeadQK, PointedFeatures, PointerState, add_pointed
@@ -108,6 +108,7 @@ class LanguageModel(nn.Module):
         layers = None if state is None else state.layers
         x, layers = self.stack(x, layers, segment_ids, positions)
         x = x if self.final_norm is None else self.final_norm(x)
+        check(self, "features", x)
         x = zero_padding(x, segment_ids) if self.mask_padding else x
         if self.is_initializing() and self.head is not None:
             self.head(x[:, :1])

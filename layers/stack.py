@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from layers.auxiliary import LOSSES, METRICS, UPDATES, WATCHED
+from layers.auxiliary import CHECKED, LOSSES, METRICS, UPDATES, WATCHED
 from layers.block import in_sequence
 from layers.collectives import keep_all_but_gathered, layers_are_gathered
 from layers.errors import UsageError, did_you_mean
@@ -83,7 +83,9 @@ class Stack(nn.Module):
 
     def _schedule(self, rows: int, state: Any) -> Schedule | None:
         """Returns the schedule of the pipeline; None if layers run one after another."""
-        if self.pipeline is None or state is not None or self.is_initializing() or self.is_mutable_collection(WATCHED):
+        if self.pipeline is None or state is not None or self.is_initializing():
+            return None
+        if any(self.is_mutable_collection(name) for name in (WATCHED, CHECKED)):
             return None
         return None if products_are_counted() else self.pipeline.schedule(rows)
 

@@ -9,9 +9,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import traverse_util
 
-from layers.auxiliary import BY_LAYER, LOSSES, METRICS, UPDATES
-from layers.cross_entropy import TokenScores, chunked_cross_entropy, chunked_token_scores
+from layers.auxiliary import BY_LAYER, CHECKED, LOSSES, METRICS, UPDATES, RowSummary
+from layers.cross_entropy import TokenScores, chunked_cross_entropy, chunked_token_scores, in_chunks
 from layers.errors import UsageError
 from layers.head_qk import PointedFeatures
 from layers.language_model import LanguageModel
@@ -150,20 +152,53 @@ class LanguageModelTask:
         )
         return objective, LossOutput(normalizer, metrics, updates, state)
 
+    def checked_outputs(
+        self, variables: Any, batch: Batch, state: Any, rng: jax.Array, sequence_rng: jax.Array
+    ) -> dict[str, RowSummary]:
+        """Returns summaries of the outputs of the model's parts, by path; arguments as in `loss`.
+
+        Those of stacked layers have a leading dimension of layers. `logits`, `loss` (cross-entropy) and
+        `losses/PATH` (terms of layers) are the last ones.
+        """
+        features, _, collections = self._forward(variables, batch, state, rng, sequence_rng, (CHECKED, LOSSES))
+        checked: Any = traverse_util.flatten_dict(collections.get(CHECKED, {}), sep="/")
+        added: Any = traverse_util.flatten_dict(collections.get(LOSSES, {}), sep="/")
+        by_position, join = _split_positions(features)
+
+        def largest_and_loss(features: Any, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = self._logits(variables, join(features))[..., : self.model.embedding.vocab_size]
+            losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, targets)
+            return jnp.max(jnp.abs(logits), axis=-1), losses * weights
+
+        parts = (by_position, batch.targets, batch.weights)
+        logits_bs, losses_bs = in_chunks(largest_and_loss, parts, batch.targets.shape[1], self.loss_chunk)
+        found = {**checked, "logits": RowSummary.of(logits_bs), "loss": RowSummary.of(losses_bs)}
+        rows = jnp.zeros(batch.targets.shape[0], jnp.int32)
+        for path, value in added.items():  # not of single rows: all have the value
+            first = jnp.where(jnp.isfinite(value), -1, 0)[..., None] + rows
+            found[f"losses/{path}"] = RowSummary(first, jnp.abs(value)[..., None] + rows)
+        return found
+
     def _forward(
-        self, variables: Any, batch: Batch, state: Any, rng: jax.Array | None, sequence_rng: jax.Array | None
+        self,
+        variables: Any,
+        batch: Batch,
+        state: Any,
+        rng: jax.Array | None,
+        sequence_rng: jax.Array | None,
+        collected: tuple[str, ...] = (LOSSES, METRICS),
     ) -> tuple[Any, Any, Any]:
-        """Returns features, the new state, and the collections that layers add to (LOSSES, METRICS, UPDATES)."""
+        """Returns features, the new state, and the collections that layers add to: `collected`, in training UPDATES."""
         rngs = {}
         if rng is not None:
             rngs = {"dropout": rng, "sequence": jax.random.fold_in(rng, 1) if sequence_rng is None else sequence_rng}
-        collected = [LOSSES, METRICS] + ([UPDATES] if rngs else [])
+        names = [*collected, UPDATES] if rngs else list(collected)
         segments = batch.segments
         if state is not None and segments is not None:
             segments = segments.astype(jnp.int32)  # the state has numbers of segments
         arguments = (batch.inputs, state, segments, batch.positions)
         apply: Any = self.model.apply
-        (features, state), collections = apply(variables, *arguments, rngs=rngs, mutable=collected)
+        (features, state), collections = apply(variables, *arguments, rngs=rngs, mutable=names)
         return features, state, collections
 
     def _logits(self, variables: Any, features: Any) -> jax.Array:

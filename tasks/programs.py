@@ -40,6 +40,7 @@ class TrainProgram:
     save_minutes: float | None = None  # minutes after a checkpoint until a temporary one is saved; None: none
     warm_start: WarmStart | None = None  # None starts from initial weights
     step_timeout: float | None = 1800.0  # seconds after which a hung update ends the run; None never
+    replay_every: int = 0  # updates between two that are computed twice and compared bit for bit; 0: none
 
     def __post_init__(self):
         for name in ("num_steps", "log_every", "save_every", "keep_last", "keep_every"):
@@ -47,6 +48,8 @@ class TrainProgram:
                 raise ValueError(f"{name} must be at least 1 (got {value})")
         if self.save_minutes is not None and not self.save_minutes > 0:
             raise ValueError(f"save_minutes must be above 0 (got {self.save_minutes:g}). Set none for none")
+        if self.replay_every < 0:
+            raise ValueError(f"replay_every must be at least 0 (got {self.replay_every}). Set 0 for none")
         if self.step_timeout is not None and self.step_timeout <= 0:
             raise ValueError(f"step_timeout must be above 0 seconds (got {self.step_timeout:g}). Set none for no limit")
 
@@ -61,6 +64,10 @@ class TrainProgram:
     def is_temporary(self, step: int) -> bool:
         """Returns whether the checkpoint of a step is there only until the next one."""
         return not (step % self.save_every == 0 or step == self.num_steps or self.is_milestone(step))
+
+    def replays(self, step: int) -> bool:
+        """Returns whether update `step` is computed twice."""
+        return self.replay_every > 0 and step % self.replay_every == 0
 
     def ends_window(self, step: int) -> bool:
         """Returns whether metrics are summed up to update `step`, and from zero after it."""

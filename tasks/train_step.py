@@ -12,7 +12,7 @@ from flax.core import meta
 from layers.auxiliary import apply_updates
 from layers.specs import P
 from tasks.batch import Batch
-from tasks.gradients import explicit_mesh, gradient_of
+from tasks.gradients import Rngs, explicit_mesh, gradient_of
 from tasks.metrics import MetricSums
 from tasks.programs import ends_window
 from tasks.task import Task
@@ -68,7 +68,7 @@ def _no_carry(task: Task, rows: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (task.gradient_accumulation, *leaf.shape)), state)
 
 
-def _carry_specs(task: Task, rows: int) -> Any:
+def carry_specs(task: Task, rows: int) -> Any:
     """Returns the specs of the carry: the dimension that grows with the number of rows is split like rows."""
     few, many = (jax.eval_shape(lambda n=n: _no_carry(task, n)) for n in (rows, 2 * rows))
     placement = task.batch_placement["tokens_bs"][0]
@@ -84,7 +84,7 @@ def state_specs(task: Task, table: WeightTable, abstract: TrainState, batch: Bat
     replicated = jax.tree.map(lambda leaf: P(), abstract)
     return replicated.replace(
         variables=table.tree(lambda row: row.spec),
-        carry=_carry_specs(task, batch.inputs.shape[0]),
+        carry=carry_specs(task, batch.inputs.shape[0]),
         optimizer=task.optimizer.state_specs(table, abstract.optimizer),
     )
 
@@ -96,15 +96,8 @@ def train_step(
 
     `state.sums` restarts from zero after every step that `log_every` divides, and after those in `borders`.
     """
-    first_step, carry = state.step, state.carry
-    if carry is not None and batch.row_positions is not None:
-        place = batch.row_positions[0, 0]
-        first_step = state.step - place // batch.inputs.shape[1]
-        new = _no_carry(task, batch.inputs.shape[0])
-        carry = jax.tree.map(lambda fresh, old: jnp.where(place == 0, fresh, old), new, carry)
-    # One key per update, and one that all chunks of a row share.
-    rngs = (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
-    gradient, output = gradient_of(task, state.variables, batch, carry, rngs, _carry_specs(task, batch.inputs.shape[0]))
+    carry, rngs = carry_and_keys(task, state, batch, seed)
+    gradient, output = gradient_of(task, state.variables, batch, carry, rngs, carry_specs(task, batch.inputs.shape[0]))
     wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)  # whatever the stored dtype
     gradient = wide(gradient)
     norm = optax.global_norm(gradient)
@@ -141,6 +134,18 @@ def train_step(
     sums = jax.tree.map(lambda total, new: jnp.where(fresh, 0, total) + new, state.sums, metrics)
     bad_step = jnp.where((state.bad_step == 0) & ~finite, step, state.bad_step)
     return TrainState(step, variables, carry, optimizer, sums, bad_step, skipped, recent)
+
+
+def carry_and_keys(task: Task, state: TrainState, batch: Batch, seed: jax.Array) -> tuple[Any, Rngs]:
+    """Returns the carry that an update on `batch` starts with, and its keys for random numbers."""
+    first_step, carry = state.step, state.carry
+    if carry is not None and batch.row_positions is not None:
+        place = batch.row_positions[0, 0]
+        first_step = state.step - place // batch.inputs.shape[1]
+        new = _no_carry(task, batch.inputs.shape[0])
+        carry = jax.tree.map(lambda fresh, old: jnp.where(place == 0, fresh, old), new, carry)
+    # One key per update, and one that all chunks of a row share.
+    return carry, (jax.random.fold_in(seed, state.step), jax.random.fold_in(jax.random.fold_in(seed, first_step), 1))
 
 
 def _placed(task: Task, which: str, params: Any) -> Any:

@@ -18,6 +18,7 @@ Line = dict[str, Any]  # "step", "split" and scalars
 
 TRAIN, VALIDATION, EVALS = "train", "validation", "evals"  # splits of lines; scalars of evals are named TASK/METRIC
 WEIGHTS = "weights"  # the split of lines with the metrics of each weight: `update_ratio/PATH`
+PROCESSES = "processes"  # the split of lines about processes, which have no scalars
 AXES = {"step": "step", "tokens": "tokens_seen", "flops": "flops", "seconds": "seconds"}  # axis: scalar of train lines
 LOWER = ("loss", "objective", "perplexity", "bits_per_byte", "bits_per_token", "brier_score")  # endings
 HIGHER = ("exact_match", "bleu", "rouge", "chrf", "pass@")  # beginnings

@@ -72,6 +72,7 @@ class LanguageData(Phases):
     EVAL_LIMIT: Positive | None = None  # documents of each of EVAL_TASKS; None is all
     EVAL_FEWSHOT: int | None = None  # solved examples in each prompt of EVAL_TASKS; None is that of the task file
     STEP_TIMEOUT: float | None = 1800.0  # seconds after which a hung update ends the run; None never
+    REPLAY_EVERY: int = 0  # updates until one is computed twice, with a copy of the state, and compared; 0: none
 
     # Optimization
     WARM_START: str | None = None  # folder of a run with as many layers or fewer, whose weights replace initial ones
@@ -111,6 +112,7 @@ class LanguageData(Phases):
             save_minutes=self.SAVE_MINUTES,
             warm_start=self.warm_start(),
             step_timeout=self.STEP_TIMEOUT,
+            replay_every=self.REPLAY_EVERY,
         )
 
     def Test(self) -> fdl.Config:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from registry.runs.folders import METRICS, TIMES
-from registry.runs.metrics import EVALS, VALIDATION
+from registry.runs.metrics import EVALS, PROCESSES, VALIDATION
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
@@ -56,6 +56,10 @@ class MetricsLog:
         if self._wandb is not None:
             self._wandb.log({f"{split}/{name}": value for name, value in scalars.items()}, step=step)
 
+    def write_event(self, step: int, name: str, content: Mapping[str, Any]) -> None:
+        """Adds an event of processes at a step to metrics.jsonl."""
+        self._file.write({"step": step, "split": PROCESSES, name: content})
+
     def spent(self, step: int, seconds: float) -> None:
         """Records the time: `step` is the last update, `seconds` the time of all updates since this start."""
         if step > self._step:
@@ -101,6 +105,9 @@ class NullMetricsLog:
     """The metrics log of processes that write no metrics."""
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def write_event(self, step: int, name: str, content: Mapping[str, Any]) -> None:
         """Does nothing."""
 
     def spent(self, step: int, seconds: float) -> None:

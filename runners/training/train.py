@@ -27,6 +27,7 @@ from runners.training import report
 from runners.training.announcement import announce, compiled, ended
 from runners.training.checkpoints import Checkpoints
 from runners.training.evaluate import evaluate, fetch
+from runners.training.health import non_finite, replayed_update, slow_processes
 from runners.training.history import Start, record_end, record_start
 from runners.training.input_state import gathered, own, require_same_data
 from runners.training.metrics_log import MetricsLog, NullMetricsLog, evaluations
@@ -120,6 +121,7 @@ class _Run:
             config = load(workdir)["config"]
             self.log = MetricsLog(workdir, resume_at=self.start, began=options.start.began, config=config, **outputs)
         self.progress = TrainingProgress(self.program.num_steps, self.start)
+        self.slow = slow_processes.SlowProcesses(self.processes, self.progress.print, self.log.write_event)
         self.trace = TraceWindow(workdir, options.profile_at if self.processes.primary else None, options.profile_steps)
         self.signal: int | None = None
         self.interrupted = False  # by Ctrl-C; a second one exits this process immediately
@@ -200,11 +202,12 @@ class _Run:
             if batch not in self.updates:
                 self._beside(self._compile, step, batch)
             self.trace.before(step, self.state)
-            self.watchdog.expect("Update", step)
+            self.watchdog.expect("Update", step, updates=AHEAD + 2 if self.program.replays(step) else 1)
             self._keep_up()
             ends_window = self.program.ends_window(step) or step == self.program.num_steps
             self.before = self._weights() if ends_window and self.program.weight_metrics else None
-            self.state = self.session.settle(self.updates.of(batch)(self.state, batch, seed))
+            update, save_all = self.updates.of(batch), self.checkpoints.close
+            self.state = replayed_update.updated(self.session, update, self.state, batch, seed, step, save_all)
             self.extra["input"] = position
             self.shapes[batch.inputs.shape] += 1
             self._report()  # of earlier steps, while the device runs this one
@@ -213,6 +216,7 @@ class _Run:
                 self._read_tokens()
             if ends_window:
                 self._ask(step)
+                self.slow.measure(step, self.state.step)
             if self.program.evaluates_at(step):
                 self._beside(self._evaluate, step)
             if self.checkpoints.is_due(step):
@@ -223,7 +227,7 @@ class _Run:
                 return
             if step < self.last:
                 self.watchdog.expect("The batch of update", step + 1)
-                batch, position = next(batches)
+                batch, position = self.slow.next(batches)
         self._report()
         self.watchdog.rest()
         self.trace.close()
@@ -358,14 +362,9 @@ class _Run:
 
     def _stop_if_bad(self, bad_step: int) -> None:
         if bad_step and self.session.task.non_finite == "stop":
+            self.watchdog.rest()
             self.checkpoints.close()
-            kept = self.checkpoints.steps()
-            last = f"the last good checkpoint is of step {kept[-1]}" if kept else "no earlier checkpoint exists"
-            raise VortaroError(
-                f"The loss, gradient or a new weight of step {bad_step} is not finite. The run stops without saving "
-                f"it; {last} in {self.workdir}. A lower learning rate, longer warm-up or "
-                f"--set=task.non_finite=skip may help."
-            )
+            non_finite.stop(self.complete, self.workdir, bad_step, self.state, self.progress.print)
 
     def _write_report(self) -> None:
         if self.processes.primary:

@@ -30,13 +30,14 @@ NOT_LEARNED = (
     *("MESH_AXES", "DEVICE_MESH_SHAPE", "DCN_MESH_SHAPE", "MESHES", "DEVICE_ORDER", "LAYOUT", "WEIGHTS", "ACTIVATIONS"),
     *("SEQUENCE_AXIS", "STACK", "PIPELINE_REPEATS", "PIPELINE_MICROBATCHES", "ZERO_STAGE", "ZERO_AXIS", "STEP_TIMEOUT"),
     *("WEIGHT_METRICS", "LOG_EVERY", "EVAL_EVERY", "SAVE_EVERY", "KEEP_EVERY", "SAVE_MINUTES", "NUM_STEPS"),
-    *("EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
+    *("REPLAY_EVERY", "EVAL_TASKS", "EVAL_TASK_PATH", "EVAL_LIMIT", "EVAL_FEWSHOT"),
 )
 NOT_LEARNED_PATHS = (
     *(
         "task.zero",
         "train.weight_metrics",
         "train.step_timeout",
+        "train.replay_every",
         "train.log_every",
         "train.eval_every",
         "train.save_every",
