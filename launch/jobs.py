@@ -69,10 +69,17 @@ class Local(Supervised):
 
     num_processes: int = option("number of processes")
     host_devices: int | None = option("virtual CPU devices of each process", default=None)
+    fewest: int | None = option("processes to continue with at least, if one fails again; by default all", default=None)
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "num_processes", "host_devices")
+        require_positive(self, "num_processes", "host_devices", "fewest")
+        if self.fewest is not None and self.fewest > self.num_processes:
+            raise UsageError(f"--fewest must be at most --num_processes = {self.num_processes} (got {self.fewest}).")
+        if self.fewest is not None and not self.restarts:
+            raise UsageError("--fewest needs --restarts. Add --restarts=N.")
+        if self.fewest is not None and self.workdir is None:
+            raise UsageError("--fewest needs a run folder. Add --workdir=FOLDER to the runner's flags.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.fewer_processes import FewerProcesses
 from launch.jobs import Local
-from launch.supervisor import end_with_parent, pass_on, shell_code, supervise
+from launch.supervisor import end_with_parent, last_checkpoint, pass_on, shell_code, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
@@ -23,53 +24,61 @@ def start(job: Local, folder: Path) -> int:
     """Starts the processes of the runner and waits for them; returns the first exit code that is not zero."""
     more = [] if job.host_devices is None else [f"--host_devices={job.host_devices}"]
     command = [sys.executable, "-m", "runners.main", *job.flags, *more]
-    logs = folder / "logs"
+    logs, places = folder / "logs", range(job.num_processes)
     if job.dry_run:
-        return processes(command, job.num_processes, logs, (), dry_run=True)
+        _lines(command, places, logs)
+        return 0
     for file in logs.glob("process_*.log"):  # of an earlier launch; those of a restart are appended to
         file.unlink()
     patience = PATIENCE_BEFORE_RESTART if job.restarts else PATIENCE
-    run = functools.partial(processes, command, job.num_processes, logs, patience=patience)
-    return supervise(run, job.workdir, job.restarts)
+    run = functools.partial(processes, command, logs, patience)
+    if job.fewest is None:
+        return supervise(lambda received: run(places, received)[0], job.workdir, job.restarts)
+    saved = functools.partial(last_checkpoint, job.workdir)
+    return supervise(FewerProcesses(run, job.num_processes, job.fewest, saved), job.workdir, job.restarts)
 
 
 def processes(
     command: Sequence[str],
-    count: int,
     logs: Path,
+    patience: float,
+    places: Sequence[int],
     received: Sequence[int],
-    *,
-    patience: float | None = None,
-    dry_run: bool = False,
-) -> int:
-    """Runs a command in `count` connected processes; returns the first exit code that is not zero.
+    stop_now: Callable[[], bool] = lambda: False,
+) -> tuple[int, int | None]:
+    """Runs a command in connected processes; returns the first exit code that is not zero, and where it was.
 
     The first process writes to the terminal, the others to files in `logs`.
 
     Args:
       command: the command, without the flags by which processes find each other.
-      count: number of processes.
       logs: the folder of the output of all processes but the first.
+      patience: seconds in which the other processes must exit after one has failed.
+      places: numbers of the processes in the names of files, and of their GPUs.
       received: signals that this process has received; each is sent to all processes, once.
-      patience: seconds in which the other processes must exit after one has failed; PATIENCE by default.
-      dry_run: prints the commands and runs none.
+      stop_now: called every second; once it is True, all processes receive SIGTERM.
     """
-    port = _free_port()
+    lines = _lines(command, places, logs)
+    started: dict[int, subprocess.Popen] = {}
+    try:
+        for place, line in zip(places, lines, strict=True):
+            started[place] = _started(line, place, logs, is_first=place == places[0])
+        return _first_failure(started, received, logs, patience, stop_now)
+    finally:
+        for process in started.values():
+            if process.poll() is None:
+                process.kill()
+
+
+def _lines(command: Sequence[str], places: Sequence[int], logs: Path) -> list[list[str]]:
+    """Returns the command of each process, and prints it."""
+    port, count = _free_port(), len(places)
     lines = [[*command, *_place(port, count, index)] for index in range(count)]
     for line in lines:
         print("+", shlex.join(line))
     if count > 1:
-        print(f"Output of process 0 follows; the others write to {_log(logs, '*')}", flush=True)
-    if dry_run:
-        return 0
-    started: list[subprocess.Popen] = []
-    try:
-        started += [_started(line, index, logs) for index, line in enumerate(lines)]
-        return _first_failure(started, received, logs, PATIENCE if patience is None else patience)
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
+        print(f"Output of process {places[0]} follows; the others write to {_log(logs, '*')}", flush=True)
+    return lines
 
 
 def _free_port() -> int:
@@ -86,41 +95,51 @@ def _log(logs: Path, index: int | str) -> Path:
     return logs.absolute() / f"process_{index}.log"
 
 
-def _started(line: Sequence[str], index: int, logs: Path) -> subprocess.Popen:
-    environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(index)}  # one GPU each, if the machine has any
+def _started(line: Sequence[str], place: int, logs: Path, *, is_first: bool) -> subprocess.Popen:
+    environment = os.environ | {"JAX_LOCAL_DEVICE_IDS": str(place)}  # one GPU each, if the machine has any
     # Each in a new session, so that it receives Ctrl-C only once, from this process.
     more: Any = {"start_new_session": True, "preexec_fn": end_with_parent}
     start = functools.partial(subprocess.Popen, line, env=environment, stdin=subprocess.DEVNULL, **more)
-    if index == 0:
+    if is_first:
         return start()
     logs.mkdir(parents=True, exist_ok=True)
-    with _log(logs, index).open("a") as file:
+    with _log(logs, place).open("a") as file:
         return start(stdout=file, stderr=subprocess.STDOUT)
 
 
-def _first_failure(started: Sequence[subprocess.Popen], received: Sequence[int], logs: Path, patience: float) -> int:
-    """Waits for all processes; prints how failed ones ended, and returns the exit code of the first of them."""
-    running, passed, code, deadline = dict(enumerate(started)), 0, 0, float("inf")
+def _first_failure(
+    started: Mapping[int, subprocess.Popen],
+    received: Sequence[int],
+    logs: Path,
+    patience: float,
+    stop_now: Callable[[], bool],
+) -> tuple[int, int | None]:
+    """Waits for all processes; prints how failed ones ended, and returns exit code and place of the first of them."""
+    running, passed, code, failed, deadline = dict(started), 0, 0, None, float("inf")
+    is_stopping, looked = False, time.monotonic()
     while running:
         passed = pass_on(received, passed, running.values())
-        for index, process in list(running.items()):
+        for place, process in list(running.items()):
             if (ended := process.poll()) is None:
                 continue
-            del running[index]
+            del running[place]
             if ended != 0:
-                _say(index, ended, logs)
-                code = code or shell_code(ended)
+                _say(place, ended, logs if process is not started[min(started)] else None)
+                code, failed = (code, failed) if code else (shell_code(ended), place)
                 deadline = min(deadline, time.monotonic() + patience)
+        if not is_stopping and time.monotonic() - looked > 1:
+            is_stopping, looked = stop_now(), time.monotonic()
+            pass_on([signal.SIGTERM] * is_stopping, 0, running.values())
         if time.monotonic() > deadline:
-            for index, process in running.items():
-                print(f"vortaro: Process {index} did not exit in time and is killed.", file=sys.stderr)
+            for place, process in running.items():
+                print(f"vortaro: Process {place} did not exit in time and is killed.", file=sys.stderr)
                 process.kill()
             deadline = float("inf")
         time.sleep(0.05)
-    return code
+    return code, failed
 
 
-def _say(index: int, code: int, logs: Path) -> None:
-    where = "" if index == 0 else f" (its output: {_log(logs, index)})"
+def _say(place: int, code: int, logs: Path | None) -> None:
+    where = "" if logs is None else f" (its output: {_log(logs, place)})"
     what = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-    print(f"vortaro: Process {index} {what}{where}.", file=sys.stderr, flush=True)
+    print(f"vortaro: Process {place} {what}{where}.", file=sys.stderr, flush=True)

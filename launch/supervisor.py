@@ -47,7 +47,7 @@ def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[
             code = start(received)
             if code in (0, USAGE_ERROR) or received or not restarts:
                 return code
-            saved = _last_saved(workdir, before)
+            saved = last_checkpoint(workdir, before)
             failures = failures + 1 if saved == before else 1
             before = saved
             where = "without a checkpoint" if saved is None else f"after the checkpoint of step {saved}"
@@ -67,8 +67,8 @@ def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[
     return code
 
 
-def _last_saved(workdir: str | None, before: int | None) -> int | None:
-    """Returns the step of the last checkpoint; the one before if the folder cannot be read."""
+def last_checkpoint(workdir: str | None, before: int | None) -> int | None:
+    """Returns the step of the last checkpoint, None without one; `before` if the folder cannot be read."""
     if workdir is None:
         return None
     try:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,14 @@ pytestmark = pytest.mark.slow
 LAST = 120  # NUM_STEPS of launches.SETTINGS
 
 
-def supervised(workdir: Path, processes: int, restarts: int) -> subprocess.Popen:
-    runner = [*launches.command(workdir)[3:], "--peer_timeout=20"]
-    line = ["-m", "launch", "local", f"--num_processes={processes}", f"--restarts={restarts}", "--host_devices=2"]
-    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": str(ROOT)}
+def supervised(
+    workdir: Path, processes: int, restarts: int, launcher: Sequence[str] = (), runner: Sequence[str] = ()
+) -> subprocess.Popen:
+    """Starts a run of launches.command in the parent folder of `workdir`, with more flags of launcher and runner."""
+    runner = [*launches.command(workdir)[3:], "--peer_timeout=20", *runner]
+    start = [f"--num_processes={processes}", f"--restarts={restarts}", "--host_devices=2", *launcher]
+    line = ["-m", "launch", "local", *start]
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": f"{ROOT}:{workdir.parent}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *line, "--", *runner], cwd=workdir.parent, env=environment, **pipes)
 
