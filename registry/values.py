@@ -35,6 +35,8 @@ else:
 
 CALLED = {cls.__name__: cls for cls in (P, Phase, Study, Uniform)}  # values that are written as calls
 
+# What Python's parser and `_evaluated` raise for texts; the last two if parentheses or operators are nested too deeply.
+INVALID_SOURCE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _REPEATED = re.compile(r"\s*(\d+)\s*\*\s*(.+)")
 _SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
@@ -50,7 +52,7 @@ def parse(text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         return _evaluated(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, TypeError):
+    except INVALID_SOURCE:
         return text
 
 
@@ -216,7 +218,7 @@ def _items(text: str) -> list[str]:
     text = text.strip()
     try:
         tree = ast.parse(text, mode="eval").body
-    except (ValueError, SyntaxError):
+    except INVALID_SOURCE:
         return [item.strip() for item in text.split(",")]
     if isinstance(tree, ast.Tuple | ast.List):
         return [ast.get_source_segment(text, item) or "" for item in tree.elts]

@@ -1,13 +1,13 @@
 """Plans that --mode=plan wrote, as rows for the pages of their experiments."""
 
 import glob
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
 from registry.records.quantities import hardware_text, mesh_text, peak_parts, size
+from tasks.storage.json_values import parsed
 
 FILE = "plan.json"
 PARTS = ("weights", "gradients", "optimizer", "activations and other")  # in the order of the page
@@ -34,7 +34,7 @@ def read_plans(patterns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        plan = json.loads(file.read_text(encoding="utf-8"))
+        plan = parsed(file.read_text(encoding="utf-8"))
         if not isinstance(plan, dict) or "memory_bytes_per_device" not in plan:
             raise ValueError("it has no memory_bytes_per_device")
     except (OSError, ValueError) as error:

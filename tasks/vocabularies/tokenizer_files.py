@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import json
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ import numpy as np
 
 from layers.errors import UsageError, first_line, missing_package
 from tasks.storage.files import Place, place
+from tasks.storage.json_values import parsed
 from tasks.vocabularies.vocabulary import fingerprint_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -116,7 +116,7 @@ def gpt2_tokens(path: str) -> Tokens:
 @functools.lru_cache(maxsize=8)
 def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
     library = _library()
-    ids = json.loads(vocabulary)
+    ids = parsed(vocabulary)
     lines = merges.splitlines()
     lines = lines[1:] if lines and lines[0].startswith("#version") else lines
     model = library.models.BPE(vocab=ids, merges=[tuple(line.split(" ")) for line in lines if line])
@@ -155,7 +155,7 @@ def _parsed(text: str, end: str | int | None, ends: tuple[int, ...], start: str 
     """
     library = _library()
     tokenizer = library.Tokenizer.from_str(text)
-    content = json.loads(text)
+    content = parsed(text)
     # Strings of special tokens in text are plain text: a document cannot contain an end-of-document token.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -249,7 +249,7 @@ def _types(part: Any) -> set[str]:
 def _json_in(folder: Place, name: str) -> dict[str, Any]:
     """Returns the content of a JSON file; empty if it cannot be read or is not a dictionary."""
     try:
-        content = json.loads((folder / name).read_text())
+        content = parsed((folder / name).read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
