@@ -8,6 +8,7 @@ from typing import Any
 import fiddle as fdl
 import jax
 import numpy as np
+from fiddle.experimental import serialization
 
 from layers.errors import UsageError, first_line
 from layers.specs import Specs, show_spec
@@ -154,6 +155,11 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
         if wrong := [root for root, config in found.items() if not isinstance(config, fdl.Config)]:
             raise TypeError(f"that of '{wrong[0]}' is not a config")
         return found
+    except serialization.PyrefPolicyError as error:
+        raise UsageError(
+            f"The configs that {stored['experiment']} was run with name {error.module}.{error.symbol}, which is not a "
+            f"class of configs. Use run folders that Vortaro has written."
+        ) from error
     except Exception as error:  # a damaged record makes Fiddle raise arbitrary exceptions
         raise UsageError(
             f"The configs that {stored['experiment']} was run with cannot be read: {first_line(error)}."

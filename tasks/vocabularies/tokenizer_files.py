@@ -259,11 +259,16 @@ def _end_in(folder: Place) -> str | int | None:
     """Returns the end-of-document token that the files in the folder of a tokenizer.json name: its text or its id."""
     for name in (*NAMES_OF_TOKENS, GENERATION):
         content = _json_in(folder, name)
-        token: Any = content.get("eos_token", content.get("eos_token_id"))
-        token = token[0] if isinstance(token, list) and token else token  # a model may stop at several
-        if token is not None:
-            return token["content"] if isinstance(token, dict) else token
+        if (token := _token(content.get("eos_token", content.get("eos_token_id")))) is not None:
+            return token
     return None
+
+
+def _token(value: Any) -> str | int | None:
+    """Returns the text or id of a token: itself, the first of several, or the content of an object; None for others."""
+    value = value[0] if isinstance(value, list) and value else value  # a model may stop at several
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _generation_ends(folder: Place) -> tuple[int, ...]:
@@ -276,9 +281,8 @@ def _generation_ends(folder: Place) -> tuple[int, ...]:
 def _named_start(folder: Place) -> str | None:
     """Returns the text of the bos_token that the files in the folder of a tokenizer.json name; None for no token."""
     for name in NAMES_OF_TOKENS:
-        token: Any = _json_in(folder, name).get("bos_token")
-        if token is not None:
-            return token["content"] if isinstance(token, dict) else token
+        if isinstance(token := _token(_json_in(folder, name).get("bos_token")), str):
+            return token
     return None
 
 

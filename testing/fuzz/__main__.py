@@ -25,7 +25,11 @@ COLUMNS = ("kind", "mutations", "accepted", "refused by a sentence", "other", "s
 
 
 def fuzz(name: str, options: argparse.Namespace) -> tuple[collections.Counter[str], float]:
-    """Reads the examples of a kind; prints the first OTHER one at each place of the code. Returns the number of each result, and the seconds."""
+    """Reads the examples of a kind; prints the first at each place of the code that is OTHER.
+
+    Returns:
+      the number of each result, and the seconds.
+    """
     began, results, seen = time.monotonic(), collections.Counter[str](), collections.Counter[str]()
 
     def report(outcome: Outcome) -> None:

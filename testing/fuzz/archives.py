@@ -27,7 +27,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
-EXPANDED = 1 << 24  # bytes of a member that compresses to a thousandth
+EXPANDED = 1 << 22  # bytes of a member that compresses to a thousandth
 
 
 def tar_of(members: Mapping[str, bytes]) -> bytes:

@@ -1,5 +1,6 @@
 """Strategies of mutations: bytes, JSON trees, texts, and sets of files of which some are mutated."""
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -116,7 +117,7 @@ def mutated_tree(draw: Any, valid: Any) -> Any:
             there = holder[key]
             if draw(st.integers(0, 3)) == 0:
                 break
-        value = draw(values())
+        value = copy.deepcopy(draw(values()))  # later edits change it in place
         value = f"{DEEP}{draw(st.sampled_from(DEPTHS))}" if value == DEEP else value
         if holder is None:
             return value

@@ -166,7 +166,7 @@ def run_folder(folder: Path) -> Files:
             {"step": step, "split": "evals", "arc/acc,none": 0.25, "arc/acc_stderr,none": 0.1, "arc/documents": 5}
         )
     (run / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    times = [{"time": 1e9, "step": 0, "starts": 1}, {"time": 1e9 + 5, "step": 4, "updates": 3.0}]
+    times = [{"time": 1e9, "step": 0, "starts": True}, {"time": 1e9 + 5, "step": 4, "updates": 3.0}]
     (run / TIMES).write_text("".join(json.dumps(line) + "\n" for line in times))
     (run / "samples").mkdir()
     (run / "samples" / "8.txt").write_text("a sample")

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from testing.fuzz.examples import OTHER, Outcome, Watch, run
+from testing.fuzz.kind import Kind
 
 SECONDS = 20.0  # of an example
 START_SECONDS = 180.0  # until the first example: imports, compilation, valid examples, and those that are skipped
@@ -18,72 +19,83 @@ MEMORY = 2 << 30  # bytes of address space that examples may add
 MOST_RESTARTS = 20  # after which a kind ends
 
 
-def supervise(kind: str, mutations: int, seed: int, report: Callable[[Outcome], object], numbers: range) -> None:
+def find_kind(name: str) -> Kind:
+    """Returns the kind of a name in `testing.fuzz.kinds`, which imports the libraries of all readers."""
+    from testing.fuzz.kinds import KINDS
+
+    return KINDS[name]
+
+
+def supervise(
+    kind: str,
+    mutations: int,
+    seed: int,
+    report: Callable[[Outcome], object],
+    numbers: range,
+    *,
+    find: Callable[[str], Kind] = find_kind,
+    seconds: float = SECONDS,
+) -> None:
     """Reads the mutated examples of a kind in processes, a new one after each hang or crash.
 
     Args:
-      kind: a name in `testing.fuzz.kinds.KINDS`.
+      kind: the name of the kind.
       mutations: the number of examples.
       seed: decides the examples.
       report: called with each outcome, also of examples that end their process.
       numbers: the examples that are read.
+      find: returns the kind of a name; a function of a module, because it is called in the processes.
+      seconds: limit of an example.
     """
     for _ in range(MOST_RESTARTS):
-        failed = _one_process(kind, mutations, seed, report, numbers)
+        arguments = (find, kind, mutations, seed, numbers)
+        failed = _one_process(arguments, report, seconds)
         if failed is None:
             return
-        numbers = range(failed + 1, numbers.stop)
+        report(failed)
+        numbers = range(failed.number + 1, numbers.stop)
 
 
-def _one_process(
-    kind: str, mutations: int, seed: int, report: Callable[[Outcome], object], numbers: range
-) -> int | None:
-    """Returns the number of the example that has ended the process; None if it has read all."""
+def _one_process(arguments: tuple[Any, ...], report: Callable[[Outcome], object], seconds: float) -> Outcome | None:
+    """Returns the outcome of the example that has ended the process; None if it has read all."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(kind, mutations, seed, numbers, theirs), daemon=True)
+    process = context.Process(target=_work, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
-    current, wrong, limit = numbers.start, "", START_SECONDS
-    while not wrong:
-        if not ours.poll(limit):
-            wrong = f"no end after {limit:.0f} s"
-            break
-        try:
+    number, limit = arguments[-1].start, START_SECONDS
+    try:
+        while ours.poll(limit):
             message = ours.recv()
-        except EOFError:
-            process.join()
-            wrong = f"the process has ended with exit code {process.exitcode}"
-            break
-        if isinstance(message, str):
-            raise AssertionError(message)
-        if message is None:
-            process.join()
-            return None
-        if isinstance(message, Outcome):
-            report(message)
-        else:
-            current, limit = message, SECONDS
-    process.kill()
-    process.join()
-    report(Outcome(current, OTHER, wrong))
-    return current
+            if isinstance(message, str):
+                raise AssertionError(message)
+            if message is None:
+                return None
+            if isinstance(message, Outcome):
+                report(message)
+            else:
+                number, limit = message, seconds
+        return Outcome(number, OTHER, f"no end after {limit:.0f} s")
+    except EOFError:
+        process.join()
+        return Outcome(number, OTHER, f"the process has ended with exit code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
 
 
-def _work(kind: str, mutations: int, seed: int, numbers: range, pipe: Connection) -> None:
-    """Reads examples and sends the number of each before, and its outcome after; None at the end."""
+def _work(find: Callable[[str], Kind], name: str, mutations: int, seed: int, numbers: range, pipe: Connection) -> None:
+    """Reads examples and sends the number of each before, and its outcome after; at the end None, or a traceback."""
     _silence()
-    from testing.fuzz.kinds import KINDS
-
-    state: dict[str, Any] = {}
+    is_limited = False
 
     def begin(number: int) -> None:
-        if not state:
-            state["limited"] = _limit_memory()
+        nonlocal is_limited
+        is_limited = is_limited or _limit_memory()
         pipe.send(number)
 
     try:
-        run(KINDS[kind], mutations, seed, pipe.send, numbers=numbers, begin=begin, watch=Watch())
+        run(find(name), mutations, seed, pipe.send, numbers=numbers, begin=begin, watch=Watch())
     except BaseException:  # of the valid example or of the mutation: an error of this package
         pipe.send(traceback.format_exc())
     else:
