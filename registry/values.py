@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import operator
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +181,7 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is types.NoneType:
         return value is None, None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
+        return (True, float(value)) if abs(value) <= sys.float_info.max else (False, None)
     if hint is int and isinstance(value, float) and value.is_integer():
         return True, int(value)
     if isinstance(value, bool):

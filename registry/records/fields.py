@@ -15,16 +15,11 @@ class Knob(TypedDict):
     owner: str  # the class or flag that sets it
 
 
-class _WeightNames(TypedDict):
+class _WeightOfAllVersions(TypedDict):
     path: str
     shape: Shape
     dtype: str
     spec: str
-
-
-class Weight(_WeightNames, total=False):
-    """A row of the weight table."""
-
     role: str
     init: str
     stddev: float
@@ -32,9 +27,27 @@ class Weight(_WeightNames, total=False):
     decay: bool
     bytes: Count
     bytes_per_device: Count
+
+
+class Weight(_WeightOfAllVersions, total=False):
+    """A row of the weight table."""
+
     slot_bytes_per_device: Count
     method: str
     slot_spec: str
+
+
+class _Parameters(TypedDict):
+    parameters: Count
+
+
+class Totals(_Parameters, total=False):
+    """Sums over the weight table."""
+
+    bytes: Count
+    bytes_per_device: Count
+    gradient_bytes_per_device: Count
+    optimizer_bytes_per_device: Count
 
 
 class _Checkout(TypedDict):
@@ -138,7 +151,7 @@ class Record(_Experiment, total=False):
     smoke: bool
     config: dict[str, str]
     weights: list[Weight]
-    totals: dict[str, Count]
+    totals: Totals
     mesh: dict[str, Annotated[int, 1]]
     phases: list[Phase]
     doc: str

@@ -11,6 +11,7 @@ from tasks.storage.json_values import parsed, require_type
 
 Snapshot = dict[str, Any]  # an experiment as plain data: registry.records.snapshot.snapshot makes one
 EXPERIMENT = "experiment.json"  # the record of a run folder
+NEEDED = ("smoke", "config", "weights", "totals", "mesh")  # in addition to the keys that all commands need
 _TEMPLATES = ("templates.", "registry.experiment.")  # owners of knobs that an experiment leaves as they are
 
 
@@ -24,7 +25,9 @@ def load(path: Place) -> Snapshot:
     if not file.exists():
         raise UsageError(f"'{path}' is not a run folder (it has no {EXPERIMENT}). Give the --workdir of a run.")
     try:
-        return of_text(with_todays_names(file.read_text()), str(file), needed=("config", "weights"))
+        return of_text(
+            with_todays_names(file.read_text()), str(file), needed=NEEDED
+        )
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' cannot be read as an experiment: {first_line(error)}.") from error
 

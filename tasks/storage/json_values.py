@@ -6,7 +6,7 @@ import json
 import math
 import types
 import typing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 LARGEST = 2**63 - 1  # of integers in files
 Count = Annotated[int, 0]  # an integer of at least 0
@@ -38,45 +38,51 @@ def require_type(value: Any, hint: Any, name: str) -> None:
     Raises:
       ValueError: it has another type; the message has the path of the first wrong value.
     """
-    if (wrong := _misfit(value, hint, name)) is not None:
-        raise ValueError(wrong)
+    if (wrong := _misfit(value, hint)) is not None:
+        raise ValueError(f"{name}{wrong}")
 
 
-def _misfit(value: Any, hint: Any, path: str) -> str | None:
-    """Returns what does not fit, with its path; None if all fits."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        wrong = [_misfit(value, each, path) for each in arguments]
+def _misfit(value: Any, hint: Any) -> str | None:
+    """Returns the path of the first value that does not fit, and what is wrong with it; None if all fits."""
+    kind, arguments = _parts(hint)
+    if kind in (typing.Union, types.UnionType):
+        wrong = [_misfit(value, each) for each in arguments]
         return None if None in wrong else wrong[0]
-    if origin is Annotated:
+    if kind is Annotated:
         least = arguments[1]
-        return _misfit(value, arguments[0], path) or (None if value >= least else f"{path} is less than {least}")
-    if typing.is_typeddict(hint) or origin is dict:
+        return _misfit(value, arguments[0]) or (None if value >= least else f" is less than {least}")
+    if kind is dict:
         if not isinstance(value, dict):
-            return f"{path} is not an object"
-        if missing := sorted(getattr(hint, "__required_keys__", frozenset()) - value.keys()):
-            return f"{path} has no {missing[0]}"
-        if wrong := [key for key in value if origin is dict and not _is_plain(key, arguments[0])]:
-            return f"{path} has the key {wrong[0]!r}"
-        fields = dict.fromkeys(value, arguments[1]) if origin is dict else _fields(hint)
-        items = [(f"{path}.{key}", value[key], each) for key, each in fields.items() if key in value]
-    elif origin in (list, tuple):
-        if not isinstance(value, list) or (origin is tuple and len(value) != len(arguments)):
-            return f"{path} is not an array{f' of {len(arguments)}' if origin is tuple else ''}"
-        hints = arguments if origin is tuple else arguments * len(value)
-        items = [(f"{path}[{number}]", *pair) for number, pair in enumerate(zip(value, hints, strict=True))]
+            return " is not an object"
+        if wrong := [key for key in value if _misfit(key, arguments[0])]:
+            return f" has the key {wrong[0]!r}"
+        items = [(f".{key}", item, arguments[1]) for key, item in value.items()]
+    elif kind is TypedDict:
+        if not isinstance(value, dict):
+            return " is not an object"
+        if missing := sorted(hint.__required_keys__ - value.keys()):
+            return f" has no {missing[0]}"
+        items = [(f".{key}", value[key], each) for key, each in arguments if key in value]
+    elif kind in (list, tuple):
+        if not isinstance(value, list) or (kind is tuple and len(value) != len(arguments)):
+            return f" is not an array{f' of {len(arguments)}' if kind is tuple else ''}"
+        hints = arguments if kind is tuple else arguments * len(value)
+        items = [(f"[{number}]", *pair) for number, pair in enumerate(zip(value, hints, strict=True))]
     else:
-        return (
-            None
-            if _is_plain(value, hint)
-            else f"{path} is not {NAMES.get(hint) or ' or '.join(map(repr, typing.get_args(hint))) or 'null'}"
-        )
-    return next(filter(None, (_misfit(item, each, at) for at, item, each in items)), None)
+        shown = NAMES.get(hint) or " or ".join(map(repr, arguments)) or "null"
+        return None if _is_plain(value, hint) else f" is not {shown}"
+    for step, item, each in items:
+        if not (each is str and type(item) is str) and (wrong := _misfit(item, each)) is not None:
+            return f"{step}{wrong}"
+    return None
 
 
 @functools.cache
-def _fields(hint: Any) -> dict[str, Any]:
-    return typing.get_type_hints(hint, include_extras=True)
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the kind of a type and its arguments; of a TypedDict, the names and types of its fields."""
+    if typing.is_typeddict(hint):
+        return TypedDict, tuple(typing.get_type_hints(hint, include_extras=True).items())
+    return typing.get_origin(hint), typing.get_args(hint)
 
 
 def _is_plain(value: Any, hint: Any) -> bool:

@@ -16,6 +16,7 @@ DEEP = "\ue000deep\ue000"  # in a JSON tree: replaced by nested arrays, which Py
 DEPTHS = (100, 2_000, 200_000)
 HUGE = (2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 1e308, math.nan, math.inf, -math.inf)
 NAMES = ("../outside", "/tmp/outside-by-fuzz", "a/../../outside", "..", "", ".", "nul\0", "x" * 5000, "C:\\x", "~/x")
+SCRIPT = "<script>alert(1)</script>"
 TEXTS = (
     "",
     " ",
@@ -25,7 +26,7 @@ TEXTS = (
     "\ud800",
     "\u202e",
     "\U0001f408",
-    "<script>alert(1)</script>\"'",
+    f"{SCRIPT}\"'",
     "-1",
     "1e999",
 )

@@ -39,6 +39,7 @@ from runners.training.workdir import open_workdir, recorded
 from testing.fuzz.kind import Files, Kind, each, files_in, write_files
 from testing.fuzz.mutations import (
     ODD,
+    SCRIPT,
     Mutation,
     mutated_bytes,
     mutated_files,
@@ -196,13 +197,20 @@ def _read_record(files: Files, folder: Path) -> None:
     each(
         lambda: table.row(run, table.varied([run]) if run.problem is None else ()),
         lambda: table.group_row([run], run.settings, []),
-        lambda: RunPages(folder / "pages").write([run.folder]),
+        lambda: _write_pages(run, folder / "pages"),
         lambda: lineage(run),
         lambda: rerun(run),
         lambda: comparison.compare([run, run]),
         lambda: recorded(str(run.folder)),
         lambda: snapshots.rebuilt(load(run.folder)),
     )
+
+
+def _write_pages(run: Run, folder: Path) -> None:
+    """Writes the pages of a run; none of their texts may be markup."""
+    RunPages(folder).write([run.folder])
+    for page in (*folder.glob("*.html"), *(folder / "runs").iterdir()):
+        assert SCRIPT not in page.read_text(), f"{page.name} has markup of a file"
 
 
 def saved_run(folder: Path) -> Files:

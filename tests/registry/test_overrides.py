@@ -196,3 +196,8 @@ def test_values_that_are_nested_too_deeply_are_texts(opening):
     assert parse(text) == text
     with pytest.raises(UsageError, match=r"MODEL_DIM takes an integer above 0|MODEL_DIM takes"):
         resolve("tiny.StdlibTiny", [f"MODEL_DIM={text}"])
+
+
+def test_an_integer_beyond_all_floats():
+    with pytest.raises(UsageError, match="LEARNING_RATE takes"):
+        resolve("tiny.StdlibTiny", [f"LEARNING_RATE=1{'0' * 400}"])

@@ -35,7 +35,7 @@ def test_a_good_record_is_read(tmp_path):
         ({"config": {"train.num_steps": 5}}, "the record.config.train.num_steps is not a text"),
         ({"totals": {"parameters": 10**400}}, "the record.totals.parameters is not an integer"),
         ({"mesh": {"data": 0}}, "the record.mesh.data is less than 1"),
-        ({"weights": [{"path": "a"}]}, r"the record.weights\[0\] has no dtype"),
+        ({"weights": [{"path": "a"}]}, r"the record.weights\[0\] has no bytes"),
         ({"starts": [{}]}, r"the record.starts\[0\] has no started"),
         ({"starts": [{**START, "ended": {"at": 5, "step": 1, "reason": "a"}}]}, "ended.at is not a time"),
         ({"starts": [{**START, "devices": {"count": "8"}}]}, "devices has no kind"),
