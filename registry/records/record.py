@@ -25,9 +25,7 @@ def load(path: Place) -> Snapshot:
     if not file.exists():
         raise UsageError(f"'{path}' is not a run folder (it has no {EXPERIMENT}). Give the --workdir of a run.")
     try:
-        return of_text(
-            with_todays_names(file.read_text()), str(file), needed=NEEDED
-        )
+        return of_text(with_todays_names(file.read_text()), str(file), needed=NEEDED)
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' cannot be read as an experiment: {first_line(error)}.") from error
 

@@ -12,15 +12,40 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from tasks.clock import CLOCK, Clock
 from tasks.storage.files import Place, file_system, no_bucket, reached
+from tasks.storage.json_values import Count, parsed, require_type
 
 FOLDER = "lease"
 RENEW_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a renewal, after which another process may take over
+
+
+class _Holder(TypedDict):
+    host: str
+    pid: Count
+    space: str
+    renewals: Count
+    released: bool
+
+
+def holder_of(content: bytes, name: str) -> dict[str, Any]:
+    """Returns the holder in the content of a lease.
+
+    Raises:
+      UsageError: it is damaged.
+    """
+    try:
+        holder = parsed(content)
+        require_type(holder, _Holder, "it")
+    except ValueError as error:
+        raise UsageError(
+            f"The lease '{name}' cannot be read ({first_line(error)}). Remove it if no process trains in its folder."
+        ) from error
+    return holder
 
 
 @contextlib.contextmanager
@@ -114,7 +139,7 @@ class _Lease:
             if name is None or not _number(name):
                 return 0, None
             with contextlib.suppress(FileNotFoundError):  # removed by the holder of the next lease: list again
-                return _number(name), json.loads(self._system.cat_file(name))
+                return _number(name), holder_of(self._system.cat_file(name), name)
 
     def _refuse(self, holder: dict[str, Any] | None) -> None:
         who = f" ({holder['host']}, process {holder['pid']})" if holder else ""
