@@ -116,7 +116,7 @@ class _Lease:
         """Renews the lease until `ended`; exits the process if another one has created the next lease."""
         while not self._clock.wait(ended, RENEW_SECONDS):
             try:
-                if self._last()[0] > self._number:
+                if _number(self._newest()) > self._number:  # whatever it holds
                     message = f"Another process has taken over '{self._workdir}' because this one could not renew it"
                     print(f"vortaro: {message}.", file=sys.stderr, flush=True)
                     os._exit(1)  # this process must not write to the folder any more
@@ -129,14 +129,18 @@ class _Lease:
         self._renewals += 1
         self._system.pipe_file(self._name(self._number), self._content(released))
 
+    def _newest(self) -> str:
+        """Returns the name of the lease with the highest number; empty without one."""
+        try:
+            name = max(self._system.ls(self._root, detail=False), key=_number, default="")
+        except FileNotFoundError:
+            return ""
+        return name if _number(name) else ""
+
     def _last(self) -> tuple[int, dict[str, Any] | None]:
         """Returns the highest number and the last record of its holder; 0 and None without a lease."""
         while True:
-            try:
-                name = max(self._system.ls(self._root, detail=False), key=_number, default=None)
-            except FileNotFoundError:
-                name = None
-            if name is None or not _number(name):
+            if not (name := self._newest()):
                 return 0, None
             with contextlib.suppress(FileNotFoundError):  # removed by the holder of the next lease: list again
                 return _number(name), holder_of(self._system.cat_file(name), name)
