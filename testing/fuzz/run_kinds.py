@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -139,7 +140,7 @@ def _read_model_config(content: bytes, folder: Path) -> None:
 @functools.cache
 def session() -> Session:
     """Returns the session of a small experiment, compiled for no update."""
-    return Session(resolve(EXPERIMENT_NAME, SMALL))
+    return Session(resolve(EXPERIMENT_NAME, SMALL), jax.devices()[:1])
 
 
 def run_folder(folder: Path) -> Files:
