@@ -13,7 +13,7 @@ TESTED = .venv/.tested-by-make
 GPU_PLAN = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu-plan]'
 EXTRAS = browser,tensorboard,dev,evals,gcs,hf,s3,sentencepiece,seqio,tfds,webdataset
 
-.PHONY: help venv demo test test-slow test-gpu-plan test-tpu test-cluster browser test-browser lint docs bench faults
+.PHONY: help venv demo test test-slow test-gpu-plan test-tpu test-cluster browser test-browser lint docs bench faults fuzz
 help:
 	@echo "make demo   set up, train the demo on the standard library's source (three to six minutes), sample from it"
 	@echo "make test   set up, run the tests (15 to 30 minutes on two cores)"
@@ -26,6 +26,7 @@ help:
 	@echo "make docs   set up, write the documentation as a site into build/site"
 	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/reference/benchmarks.md"
 	@echo "make faults set up, train with every kind of fault and count the runs that recover (an hour or less)"
+	@echo "make fuzz   set up, read 10,000 mutated inputs of each kind (one to two hours)"
 
 venv: $(TESTED)
 
@@ -119,3 +120,6 @@ bench: $(BENCHED) $(TESTED)
 
 faults: $(TESTED)
 	$(RUN) -m benchmarks.faults
+
+fuzz: $(TESTED)
+	$(RUN) -m testing.fuzz

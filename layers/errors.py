@@ -8,11 +8,32 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from layers.roots import FOLDER
 
+LONGEST = 4000  # characters of a message
+# Control characters, which terminals execute; line and paragraph ends; changes of direction; halves of surrogate pairs.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line, with escaped control characters, at most LONGEST characters and a mark of the cut.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], short)
+
 
 class VortaroError(Exception):
-    """The run failed for the reason in the message; the process exits with code 1."""
+    """The run failed for the reason in the message; the process exits with code 1.
+
+    The message may quote files and arguments: control characters in it are escaped, and its middle is left out if it is
+    longer than LONGEST.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(VortaroError):

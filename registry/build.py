@@ -1,5 +1,7 @@
 """Building of objects from configs, and registrations that let Fiddle print and save the project's own values."""
 
+import dataclasses
+import sys
 from typing import Any
 
 import fiddle as fdl
@@ -7,10 +9,11 @@ from fiddle import daglish
 from fiddle.experimental import serialization
 
 from layers.errors import SpecError, UsageError, VortaroError, first_line
+from layers.roots import is_ours
 from layers.specs import P, Specs
 from registry.experiment import Experiment
 from registry.overrides import METHODS
-from registry.user_code import building, described
+from registry.user_code import building, described, is_users
 
 
 def build(config: fdl.Config, name: str) -> Any:
@@ -47,8 +50,29 @@ def to_json(config: fdl.Config) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Returns the config that `to_json` wrote."""
-    return serialization.load_json(text)
+    """Returns the config that `to_json` wrote.
+
+    Raises:
+      PyrefPolicyError: it names another callable than those of `_Trusted`.
+    """
+    return serialization.load_json(text, _Trusted())
+
+
+class _Trusted(serialization.PyrefPolicy):
+    """What a record may name, because building its config calls it: a run folder may come from somebody else.
+
+    These are dataclasses (all that Vortaro's configs build are), the types of containers that Fiddle saves, and
+    everything in modules of users, but no other function or class of Vortaro, Python or installed packages. No module
+    is imported except Vortaro's and those of users.
+    """
+
+    def allows_import(self, module: str, symbol: str) -> bool:
+        del symbol
+        return module in sys.modules or is_ours(module) or is_users(module)
+
+    def allows_value(self, value: Any) -> bool:
+        is_container = isinstance(value, type) and serialization.find_node_traverser(value) is not None
+        return is_container or dataclasses.is_dataclass(value) or is_users(getattr(value, "__module__", None) or "")
 
 
 def _names(values: Any) -> tuple[daglish.PathElement, ...]:

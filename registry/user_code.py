@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import importlib.util
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -86,6 +88,20 @@ def _inner_place(error: BaseException) -> list[str]:
     """Returns the innermost position of all, for an error outside the user's code."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return [file_line(frames[-1][0].f_code.co_filename, frames[-1][1])] if frames else []
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Returns whether a module is a user's, not of Python, an installed library or Vortaro; imports nothing."""
+    root = module.partition(".")[0]
+    if not root or root in sys.stdlib_module_names or is_ours(root):
+        return False
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        return False
+    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
+    return any(places) and not any(_is_library(place) for place in places if place)
 
 
 @functools.cache

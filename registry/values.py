@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import operator
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,8 @@ else:
 
 CALLED = {cls.__name__: cls for cls in (P, Phase, Study, Uniform)}  # values that are written as calls
 
+# What Python's parser and `_evaluated` raise for texts; the last two if parentheses or operators are nested too deeply.
+INVALID_SOURCE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _REPEATED = re.compile(r"\s*(\d+)\s*\*\s*(.+)")
 _SIZES = re.compile(r"(\d+|\*)(x(\d+|\*))+")
 _WORDS = {"true": True, "false": False, "none": None}
@@ -50,7 +53,7 @@ def parse(text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         return _evaluated(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, TypeError):
+    except INVALID_SOURCE:
         return text
 
 
@@ -178,7 +181,7 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is types.NoneType:
         return value is None, None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
+        return (True, float(value)) if abs(value) <= sys.float_info.max else (False, None)
     if hint is int and isinstance(value, float) and value.is_integer():
         return True, int(value)
     if isinstance(value, bool):
@@ -216,7 +219,7 @@ def _items(text: str) -> list[str]:
     text = text.strip()
     try:
         tree = ast.parse(text, mode="eval").body
-    except (ValueError, SyntaxError):
+    except INVALID_SOURCE:
         return [item.strip() for item in text.split(",")]
     if isinstance(tree, ast.Tuple | ast.List):
         return [ast.get_source_segment(text, item) or "" for item in tree.elts]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from layers.errors import UsageError, did_you_mean
+from tasks.storage.json_values import parsed
 
 REQUIRED: Any = object()  # default of keys that a config.json must have
 Knobs = dict[str, Any]
@@ -192,7 +193,7 @@ def load(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     try:
-        content = json.loads(file.read_text())
+        content = parsed(file.read_text())
     except OSError as error:
         raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from layers.errors import UsageError
 from tasks.storage.files import Place, make_folder, write_whole
+from tasks.storage.json_values import parsed, require_type
 from tasks.storage.jsonl import finite
 
 HERE = Path(__file__).parent
@@ -121,6 +122,16 @@ def write_changed(file: Place, content: bytes) -> None:
     """Writes a file unless it has this content."""
     if not _has(file, content):
         write_whole(file, content)
+
+
+def listed_names(file: Place) -> set[str]:
+    """Returns the names of files in a list that an earlier command wrote; none if it is missing or damaged."""
+    try:
+        names = parsed(file.read_bytes()) if file.exists() else []
+        require_type(names, list[str], "it")
+    except ValueError:
+        return set()
+    return set(names)
 
 
 def _has(file: Place, content: bytes) -> bool:

@@ -10,7 +10,7 @@ from registry.records.quantities import size
 def weights(data: dict[str, Any]) -> str:
     """Returns the weight table of a snapshot, and its totals."""
     totals = data["totals"]
-    held, slots = (size(totals[f"{kind}bytes_per_device"]) for kind in ("", "optimizer_"))
+    held, slots = (size(totals.get(f"{kind}bytes_per_device", 0)) for kind in ("", "optimizer_"))
     summary = (
         f"<p>{totals['parameters']:,} parameters; per device {held} of weights and {slots} of optimizer state.</p>"
     )

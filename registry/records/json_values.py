@@ -17,7 +17,7 @@ def value(text: str) -> Any:
     """
     try:
         literal = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # the last two: nested too deeply
         return text
     return _plain(literal) if _is_plain(literal) else text
 

@@ -147,11 +147,20 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
     Raises:
       UsageError: they are missing, or refer to classes that no longer exist.
     """
+    configs = stored.get("fiddle", {})
+    if missing := [root for root in METHODS if root not in configs]:
+        raise UsageError(f"The record of {stored['experiment']} has no configs (no '{missing[0]}').")
     try:
-        return {root: from_json(json.dumps(stored["fiddle"][root])) for root in METHODS}
-    except KeyError as error:
-        raise UsageError(f"The record of {stored['experiment']} has no configs (no {error}).") from error
-    except (ImportError, AttributeError, TypeError, ValueError, serialization.UnserializableValueError) as error:
+        found = {root: from_json(json.dumps(configs[root])) for root in METHODS}
+        if wrong := [root for root, config in found.items() if not isinstance(config, fdl.Config)]:
+            raise TypeError(f"that of '{wrong[0]}' is not a config")
+        return found
+    except serialization.PyrefPolicyError as error:
+        raise UsageError(
+            f"The configs that {stored['experiment']} was run with name {error.module}.{error.symbol}, which is not a "
+            f"class of configs. Use run folders that Vortaro has written."
+        ) from error
+    except Exception as error:  # a damaged record makes Fiddle raise arbitrary exceptions
         raise UsageError(
             f"The configs that {stored['experiment']} was run with cannot be read: {first_line(error)}."
         ) from error

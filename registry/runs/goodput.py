@@ -4,14 +4,25 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from registry.records.quantities import duration
 from registry.runs.folders import TIMES
 from tasks.storage.files import Place, reached
+from tasks.storage.json_values import Count, require_type
 from tasks.storage.jsonl import read_lines
 
 Line = dict[str, Any]  # of times.jsonl: "time" in seconds since 1970, "step", and "starts" or "updates" (seconds)
+
+
+class _Moment(TypedDict):
+    time: float
+    step: Count
+
+
+class _Time(_Moment, total=False):
+    starts: bool
+    updates: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +57,17 @@ class Goodput:
 
 
 def times_of(folder: Place) -> list[Line]:
-    """Returns the lines of times.jsonl of a run folder; earlier versions wrote none."""
+    """Returns the lines of times.jsonl of a run folder, without damaged ones; earlier versions wrote none."""
     with reached(folder / TIMES, "read"):
-        return list(read_lines(folder / TIMES))
+        return [line for line in read_lines(folder / TIMES) if _is_time(line)]
+
+
+def _is_time(line: Line) -> bool:
+    try:
+        require_type(line, _Time, "the line")
+    except ValueError:
+        return False
+    return True
 
 
 def goodput(lines: Sequence[Line]) -> Goodput:

@@ -2,13 +2,14 @@
 
 import bisect
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from registry.runs.folders import METRICS
 from tasks.storage.files import Place, reached
+from tasks.storage.json_values import Count, parsed, require_type
+from tasks.storage.jsonl import finite
 
 _STEP = re.compile(rb'"step": (\d+)')  # in a line as it is written
 _PHASE = re.compile(rb'"phase": (\d+)')
@@ -25,6 +26,11 @@ HIGHER = ("exact_match", "bleu", "rouge", "chrf", "pass@")  # beginnings
 HIGHER_NAMES = ("em", "f1", "mcc", "mc1", "mc2")
 
 
+class _Line(TypedDict):
+    step: Count
+    split: str
+
+
 def content_of(folder: Place) -> bytes:
     """Returns the content of metrics.jsonl; empty if there is none."""
     file = folder / METRICS
@@ -33,21 +39,29 @@ def content_of(folder: Place) -> bytes:
 
 
 def lines_of(content: bytes) -> list[Line]:
-    """Returns all lines in the order of their steps, without those that a crash has truncated.
+    """Returns all lines of scalars in the order of their steps, without those that a crash has truncated.
 
     Evaluations of earlier checkpoints are at the end of the file.
     """
-    lines = [line for line in map(_parsed, content.splitlines()) if line is not None]
+    lines = [line for line in in_order_of_file(content) if line["split"] != PROCESSES]
     return sorted(lines, key=lambda line: line["step"])
 
 
+def in_order_of_file(content: bytes) -> list[Line]:
+    """Returns all lines, without those that are truncated or damaged."""
+    return [line for line in map(_parsed, content.splitlines()) if line is not None]
+
+
 def _parsed(text: bytes) -> Line | None:
+    """Returns a line; None if it is not an object of a step, a split, and numbers or nulls (of PROCESSES anything)."""
     try:
-        line = json.loads(text)
-    except ValueError:
+        line = finite(parsed(text))
+        require_type(line, _Line, "the line")
+        if line["split"] != PROCESSES:
+            require_type({**line, "split": None}, dict[str, float | None], "the line")
+    except (ValueError, TypeError):
         return None
-    is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
-    return line if is_line else None
+    return line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 import datetime
 import functools
-import json
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from layers.errors import UsageError, first_line
-from registry.earlier.renamed import with_todays_knobs
 from registry.records.json_values import value
-from registry.records.record import EXPERIMENT, Snapshot, load
+from registry.records.record import EXPERIMENT, Snapshot, load, of_text
 from registry.runs import metrics, state
 from registry.runs.folders import find
 from registry.runs.goodput import Goodput, goodput, times_of
@@ -50,7 +48,7 @@ class Run:
         file = self.folder / EXPERIMENT
         try:
             with reached(file, "read"):
-                content = file.read_text()
+                content = file.read_bytes().decode(errors="replace")
         except UsageError as error:
             if not self.folder.exists():
                 raise UsageError(f"Run folder '{self.name}' does not exist. Give the --workdir of a run.") from None
@@ -59,13 +57,8 @@ class Run:
                 raise UsageError(f"{message} Remove it, or run its command again.") from None
             raise error
         try:
-            loaded = json.loads(content)
-            if not isinstance(loaded, dict) or not {"experiment", "knobs", "overrides"} <= loaded.keys():
-                raise ValueError("it does not contain an experiment")
-            for start in loaded.get("starts") or []:
-                datetime.datetime.fromisoformat(start["started"])
-            return with_todays_knobs(loaded, str(file))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return of_text(content, str(file))
+        except ValueError as error:
             raise UsageError(f"'{file}' cannot be read as a run: {first_line(error)}.") from error
 
     @functools.cached_property

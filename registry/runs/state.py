@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from registry.runs.folders import CHECKPOINTS, LOCK, METRICS
 from tasks.storage.files import Place, file_system
-from tasks.storage.lease import DEAD_SECONDS
+from tasks.storage.lease import DEAD_SECONDS, holder_of
 from tasks.storage.lease import FOLDER as LEASE
 from tasks.storage.locks import is_locked
 
@@ -66,7 +65,7 @@ def _is_leased(folder: Place) -> bool:
     with contextlib.suppress(FileNotFoundError):
         system, root = file_system(folder / LEASE)
         name = max(system.ls(root, detail=False), default=None)
-        if name is None or json.loads(system.cat_file(name))["released"]:
+        if name is None or holder_of(system.cat_file(name), name)["released"]:
             return False
         renewed: datetime.datetime = system.modified(name)
         return time.time() - renewed.timestamp() < DEAD_SECONDS + CLOCKS_APART

@@ -64,7 +64,7 @@ def run_page(
         *_knobs(record["knobs"]),
         f"<h2>Phases</h2>{found}" if (found := phases(record)) else "",
         _time(spent),
-        f"<h2>Weights</h2>{weights(dict(record))}" if "weights" in record else "",
+        f"<h2>Weights</h2>{weights(dict(record))}" if {"weights", "totals"} <= record.keys() else "",
         "<details><summary>Full config</summary>",
         table(("path", "value"), record.get("config", {}).items()),
         "</details>",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.pages import figures
-from registry.pages.page import ASSETS, page, render, script_json, text, write_assets, write_changed
+from registry.pages.page import ASSETS, listed_names, page, render, script_json, text, write_assets, write_changed
 from registry.records.diff import differing
 from registry.records.quantities import amount, duration
 from registry.records.record import EXPERIMENT
@@ -162,9 +162,7 @@ def remove_runs(out: Place) -> None:
 
 def _recorded(folder: Place) -> set[str]:
     """Returns the names of the files of runs that an earlier command wrote into the folder."""
-    file = folder / FILES
-    found = json.loads(file.read_text()) if file.exists() else []
-    return {name for name in found if "/" not in name and name.endswith((".html", ".js"))}
+    return {name for name in listed_names(folder / FILES) if "/" not in name and name.endswith((".html", ".js"))}
 
 
 def _remove(folder: Place, names: Iterable[str]) -> None:

@@ -1,13 +1,13 @@
 """Plans that --mode=plan wrote, as rows for the pages of their experiments."""
 
 import glob
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
 from registry.records.quantities import hardware_text, mesh_text, peak_parts, size
+from tasks.storage.json_values import parsed, require_type
 
 FILE = "plan.json"
 PARTS = ("weights", "gradients", "optimizer", "activations and other")  # in the order of the page
@@ -27,19 +27,23 @@ def read_plans(patterns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         if not files:
             raise UsageError(f"--plans matches no plan (got '{pattern}'). Name folders that --mode=plan wrote.")
         for file in files:
-            plan = _read(file)
-            found.setdefault(plan["experiment"], []).append(plan_row(plan))
+            name, row = _read(file)
+            found.setdefault(name, []).append(row)
     return found
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _read(file: Path) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the experiment of a plan, and its row."""
     try:
-        plan = json.loads(file.read_text(encoding="utf-8"))
+        plan = parsed(file.read_bytes())
         if not isinstance(plan, dict) or "memory_bytes_per_device" not in plan:
             raise ValueError("it has no memory_bytes_per_device")
-    except (OSError, ValueError) as error:
+        require_type(plan.get("experiment"), str, "its experiment")
+        return plan["experiment"], plan_row(plan)
+    except KeyError as error:
+        raise UsageError(f"'{file}' cannot be read as a plan: it has no {error}. Remove it from --plans.") from error
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"'{file}' cannot be read as a plan: {first_line(error)}. Remove it from --plans.") from error
-    return plan
 
 
 def plan_row(plan: Mapping[str, Any]) -> dict[str, Any]:

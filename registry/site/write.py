@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from layers.errors import UsageError, first_line
-from registry.pages.page import write_assets, write_changed
+from registry.pages.page import listed_names, write_assets, write_changed
 from registry.site import pages
 from registry.site.records import Record
 from tasks.storage.files import Place, file_system, make_folder, reached
@@ -111,8 +111,7 @@ def _remove_others(folder: Place, texts: Mapping[str, str]) -> None:
 
 def _recorded(folder: Place) -> set[str]:
     """Returns the names of the files that earlier commands have recorded."""
-    listing = folder / "data" / FILES
-    return set(json.loads(listing.read_text())) if listing.exists() else set()
+    return listed_names(folder / "data" / FILES)
 
 
 def _record(folder: Place, names: Collection[str]) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from layers.errors import UsageError, first_line, missing_package
 from runners.conversion.tensors import Tensor, held, read_safetensors
+from tasks.storage.json_values import parsed
 
 ABSMAX_BLOCK = 4096  # values that share a scale in an 8-bit file (Dettmers et al. 2022, bitsandbytes)
 PICKLES = (".pt", ".pth", ".bin")
@@ -60,7 +60,7 @@ def _pieces(file: Path) -> list[Path]:
     if file.suffix != ".json":
         return [file]
     try:
-        names = sorted(set(json.loads(file.read_text())["weight_map"].values()))
+        names = sorted(set(parsed(file.read_text())["weight_map"].values()))
     except OSError as error:
         raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

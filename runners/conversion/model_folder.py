@@ -12,6 +12,7 @@ from registry.experiment import Experiment
 from registry.hugging_face import families, keys
 from runners.conversion.tensors import Tensor, size_in_bytes, write_safetensors
 from tasks.storage.files import TEMPORARY, Place, make_folder, write_whole
+from tasks.storage.json_values import parsed
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 SENTENCEPIECE, SENTENCEPIECE_CLASS = "tokenizer.model", "SentencePieceBackend"  # which reads it by the library itself
@@ -43,7 +44,7 @@ def vocabulary_settings(folder: str) -> list[str]:
 
 def _tokenizer_class(folder: str) -> Any:
     try:
-        return json.loads((Path(folder) / TOKENIZER_CONFIG).read_text()).get("tokenizer_class")
+        return parsed((Path(folder) / TOKENIZER_CONFIG).read_text()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):
         return None
 

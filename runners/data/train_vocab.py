@@ -16,6 +16,7 @@ from registry.build import build, config_of
 from registry.experiment import Experiment, cls_key
 from tasks.inputs.indexed import IndexedInput
 from tasks.storage.files import write_whole
+from tasks.storage.json_values import parsed
 from tasks.storage.locks import locked
 from tasks.vocabularies.subwords import SentencePieceVocabulary
 
@@ -151,7 +152,7 @@ def _check(path: Path, settings: VocabularySettings, source: IndexedInput) -> No
     """Raises a UsageError unless the existing model was trained with these settings and texts."""
     other = f"'{path}' contains another vocabulary"
     try:
-        record = json.loads(_record_path(path).read_text())
+        record = parsed(_record_path(path).read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{other}, without a record of its training. Set another VOCABULARY_PATH.") from error
     lines = _Lines(source.texts(), settings.text_bytes)

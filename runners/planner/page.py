@@ -31,7 +31,7 @@ def write(content: Plan, experiment: Experiment, folder: Place) -> None:
     columns, rows = collective_table(content)
     message = network.warning(content)
     sections = [
-        f"<h1>{text(title(content))}: the plan of a {content['step']} step</h1>",
+        f"<h1>{text(title(content))}: the plan of a {text(content['step'])} step</h1>",
         f"<p class=doc>{text(machine_text(content))}</p>",
         f"<p><b>{text(fit_message(content))}</b></p>",
         _bar(content),

@@ -3,10 +3,10 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypedDict
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from registry.experiment import Experiment, cls_key
 from registry.study import Study
 from registry.values import show
@@ -14,6 +14,7 @@ from runners.studies import page
 from runners.studies.cases import Case, checked_cases, importance, seeds_of, study_of
 from runners.studies.runs import RunOptions, Runs
 from tasks.storage.files import Place, make_folder, write_whole
+from tasks.storage.json_values import parsed, require_type
 
 STUDY = "study.json"
 
@@ -63,16 +64,39 @@ def run_of(experiment: Experiment, runs: Runs, *, number: int, rung: int) -> tup
     return case, case.seeds[number % plan.seeds], end
 
 
+class _Rung(TypedDict):
+    study: str
+    cases: list[int]
+
+
+def _recorded_order(file: Place, plan: Study, numbers: Collection[int]) -> list[int] | None:
+    """Returns the order of cases in a file of a rung; None if it is that of another study.
+
+    Raises:
+      UsageError: the file is damaged.
+    """
+    try:
+        known = parsed(file.read_text())
+        require_type(known, _Rung, "it")
+        if known["study"] != show(plan):
+            return None
+        if not set(known["cases"]) <= set(numbers):
+            raise ValueError("it has cases that the study lacks")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{file}' cannot be read: {first_line(error)}. Remove it.") from error
+    return known["cases"]
+
+
 def _array(experiment: Experiment, plan: Study, runs: Runs, rung: int) -> list[tuple[Case, int]]:
     """Returns the cases of a rung in an order that all tasks of its array share: the first task writes it."""
     cases = _cases(experiment, plan)
     ends = {case.number: plan.ends(case.steps) for case in cases}
     if not rung:
         return [(case, ends[case.number][0]) for case in cases]
+    by_number = {case.number: case for case in cases}
     file, order = runs.folder / f"rung_{rung}.json", None
     if file.exists():
-        known = json.loads(file.read_text())
-        order = known["cases"] if known["study"] == show(plan) else None
+        order = _recorded_order(file, plan, by_number.keys())
     if order is None:
         rungs = _rungs(plan, cases, runs)
         before = next(itertools.islice(rungs, rung - 1, None))
@@ -84,7 +108,6 @@ def _array(experiment: Experiment, plan: Study, runs: Runs, rung: int) -> list[t
             )
         order = [case.number for case, _ in next(rungs)]
         write_whole(file, json.dumps({"study": show(plan), "cases": order}) + "\n")
-    by_number = {case.number: case for case in cases}
     return [(by_number[number], ends[number][rung]) for number in order]
 
 

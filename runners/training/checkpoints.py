@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
+import math
 import os
 import re
 import time
@@ -18,6 +18,7 @@ from layers.errors import UsageError, VortaroError, first_line
 from registry.runs.folders import CHECKPOINTS as FOLDER
 from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.session import Session
+from runners.training.checkpoint_files import is_listed, saved_state
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
 from tasks.programs import TrainProgram
@@ -90,7 +91,7 @@ class Checkpoints:
         if str(workdir).startswith("s3://"):
             use_s3()
         folder = absolute(workdir / FOLDER)
-        self._require_metrics(folder)
+        self._require_listed(folder)
         # Uncompressed: zstd takes 6% to 8% off the bytes of weights and slots, for six times the CPU time of a save.
         handlers: dict[str, Any] = {
             "state": ocp.PyTreeCheckpointHandler(use_compression=False),
@@ -98,23 +99,23 @@ class Checkpoints:
         }
         self._manager = _Manager(folder, options=options, item_handlers=handlers)
 
-    def _require_metrics(self, folder: Place) -> None:
-        """Moves checkpoints with unreadable metrics aside, because the manager reads all metrics and would fail.
+    def _require_listed(self, folder: Place) -> None:
+        """Moves checkpoints with unreadable metrics or times aside, because the manager reads all and would fail.
 
         Raises:
           UsageError: there is one, and the folder is read-only.
         """
         there = folder.iterdir() if self._processes.primary and folder.is_dir() else ()
         steps = sorted(int(path.name) for path in there if path.name.isdigit())
-        bad = [step for step in steps if not _is_json(folder / str(step) / "metrics" / "metrics")]
-        self._without_metrics: list[int] = self._processes.broadcast(bad)
-        for step in self._without_metrics:
+        bad = [step for step in steps if not is_listed(folder / str(step))]
+        self._unlisted: list[int] = self._processes.broadcast(bad)
+        for step in self._unlisted:
             if self._read_only:
                 raise UsageError(
-                    f"Checkpoint {step} in '{self._workdir}' is damaged (its metrics cannot be read). Resume the run "
-                    f"to move it aside, or delete it."
+                    f"Checkpoint {step} in '{self._workdir}' is damaged (its metrics or its time cannot be read). "
+                    f"Resume the run to move it aside, or delete it."
                 )
-            print(f"Checkpoint {step} is damaged and skipped: its metrics cannot be read", flush=True)
+            print(f"Checkpoint {step} is damaged and skipped: its metrics or its time cannot be read", flush=True)
             self._move_aside(step)
 
     def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None, phase: int = 0) -> None:
@@ -173,7 +174,7 @@ class Checkpoints:
                 return restored
             print(f"Checkpoint {step} is damaged and skipped: {wrong}", flush=True)
             self._put_aside(step)
-        if steps := sorted([*steps, *self._without_metrics]):
+        if steps := sorted([*steps, *self._unlisted]):
             raise UsageError(
                 f"None of the checkpoints {steps} in '{self._workdir}' can be read. Choose another --workdir."
             )
@@ -218,8 +219,7 @@ class Checkpoints:
         reader = ocp.Checkpointer(handler, multiprocessing_options=alone)
         restored = reader.restore(self._state(step), args=ocp.args.StandardRestore(_stored(abstract)))
         state = TrainState(**restored) if isinstance(restored, dict) else restored
-        extra = json.loads((self._state(step).parent / "extra" / "metadata").read_text())
-        return state, extra
+        return state, saved_state(self._state(step).parent)
 
     def restore_part(self, step: int, abstract: Any) -> Any:
         """Returns the arrays of a checkpoint that `abstract` has, with its shardings.
@@ -372,17 +372,6 @@ def _checksums(state: TrainState) -> dict[str, int]:
     return dict(zip(paths, checksums(state), strict=True))
 
 
-def _is_json(path: Place) -> bool:
-    """Returns whether a file holds JSON; True if the file does not exist."""
-    try:
-        json.loads(path.read_text())
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _system_error(error: Exception) -> str:
     """Returns the operating system's error text, also for storage layers that wrap its error number in a long one."""
     if isinstance(error, OSError) and error.strerror:
@@ -393,4 +382,5 @@ def _system_error(error: Exception) -> str:
 
 def _loss(metrics: dict[str, float]) -> float:
     """Returns a number that is lowest for the best checkpoint: the loss, in the last phase that has been evaluated."""
-    return metrics["loss"] - LATER * metrics.get("phase", 0)
+    loss = metrics["loss"]
+    return (math.inf if loss is None else loss) - LATER * metrics.get("phase", 0)

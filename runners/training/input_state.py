@@ -1,7 +1,7 @@
 """The input's position in a checkpoint: one for all processes, or one per process if they differ."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import jax
 import numpy as np
@@ -9,8 +9,35 @@ from jax.experimental import multihost_utils
 
 from layers.errors import UsageError
 from tasks.inputs.indexed import IndexedInput
+from tasks.storage.json_values import Count
 
 State = dict[str, Any]
+
+
+class _NextBatch(TypedDict):
+    next_batch: Count
+
+
+class _Position(_NextBatch, total=False):
+    data: str
+    snapshot: dict[str, Any] | None
+
+
+class _Host(_Position, total=False):
+    hosts: list[_Position]
+
+
+class _Counts(TypedDict):
+    tokens_seen: Count
+    input: _Host | None
+
+
+class SavedState(_Counts, total=False):
+    """What a checkpoint has besides arrays: counts, and the input's position."""
+
+    window_tokens: Count
+    flops: Annotated[float, 0] | None  # of earlier versions: unknown
+    checksums: dict[str, Count]
 
 
 def require_same_data(state: State | None, source: IndexedInput) -> None:

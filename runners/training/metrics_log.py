@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from registry.runs.folders import METRICS, TIMES
-from registry.runs.metrics import EVALS, PROCESSES, VALIDATION
+from registry.runs.metrics import EVALS, PROCESSES, VALIDATION, content_of, in_order_of_file
 from tasks.quiet_imports import quiet_native_code, tensorflow
 from tasks.storage.files import Place, is_remote, write_whole
 from tasks.storage.jsonl import LineFile, read_lines
@@ -121,8 +121,8 @@ class NullMetricsLog:
 
 
 def read(workdir: Place) -> Iterator[dict[str, Any]]:
-    """Yields the lines of metrics.jsonl; a last line truncated by a crash is omitted."""
-    return read_lines(workdir / METRICS)
+    """Yields the lines of metrics.jsonl; truncated and damaged ones are omitted."""
+    return iter(in_order_of_file(content_of(workdir)))
 
 
 def evaluations(workdir: Place, step: int) -> list[str]:

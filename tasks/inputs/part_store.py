@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypedDict
 
 import numpy as np
 
 from layers.errors import UsageError, VortaroError
 from tasks.storage.files import cache_folder, file_system, reached, sweep_abandoned
+from tasks.storage.json_values import Count, parsed, require_type
 
 DESCRIPTION = "part.json"
 OPEN_FILES = 256  # memory mappings kept open at a time
@@ -92,16 +93,16 @@ class PartStore:
         if self._remote is not None and not (folder / DESCRIPTION).exists():
             self._download(folder)
         try:
-            text = (folder / DESCRIPTION).read_text()
+            content = (folder / DESCRIPTION).read_bytes()
         except FileNotFoundError:
             return None  # every complete part has a description
         except OSError as error:
             raise UsageError(f"The cached tokens in '{folder}' cannot be read: {error.strerror or error}.") from error
         try:
-            description = json.loads(text)
+            description = _described(content)
             splits = {split: _map(folder, split, counts) for split, counts in description["splits"].items()}
             return StoredPart(splits, description["skipped"])
-        except (ValueError, KeyError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError) as error:
             print(f"The cached tokens of {name} in '{folder}' are damaged ({error}) and will be rebuilt.", flush=True)
             _remove(folder)
             return None
@@ -218,6 +219,27 @@ class _ChecksummedFile:
         self._file.close()
 
 
+class _Counts(TypedDict):
+    dtype: Literal["<u2", "<u4"]
+    tokens: Count
+    documents: Count
+    text_bytes: Count
+    counted_bytes: float
+    crc32: tuple[Count, Count]
+
+
+class _Description(TypedDict):
+    splits: dict[Literal["train", "validation", "test"], _Counts]
+    skipped: dict[str, Count]
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    """Returns the description of a part; raises a ValueError if it is damaged."""
+    description = parsed(content)
+    require_type(description, _Description, "the description")
+    return description
+
+
 def _map(folder: Path, split: str, counts: dict[str, Any]) -> StoredSplit:
     dtype = counts["dtype"]
     arrays = {}
@@ -238,14 +260,14 @@ def _mapping(path: str, dtype: str) -> np.ndarray:
 def _is_sound(folder: Path) -> bool:
     """Returns whether the files of a part have the checksums in its description."""
     try:
-        description = json.loads((folder / DESCRIPTION).read_text())
+        description = _described((folder / DESCRIPTION).read_bytes())
         checksums = {
             f"{split}.{name}": crc
             for split, counts in description["splits"].items()
             for name, crc in zip(("ids", "ends"), counts["crc32"], strict=True)
         }
         return all(zlib.crc32((folder / name).read_bytes()) == crc for name, crc in checksums.items())
-    except (ValueError, KeyError, FileNotFoundError):
+    except (ValueError, FileNotFoundError):
         return False
 
 

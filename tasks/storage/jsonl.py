@@ -1,5 +1,6 @@
 """Files of JSON lines: one object per line, of which a crash can truncate only the last."""
 
+import contextlib
 import json
 import math
 import threading
@@ -9,20 +10,20 @@ from typing import Any
 
 from layers.errors import VortaroError
 from tasks.storage.files import Place, write_whole
+from tasks.storage.json_values import parsed
 
 REWRITE_SECONDS = 10.0  # seconds between two writes of an object; more if it is large:
 BYTES_PER_SECOND = 100_000  # upper bound on the average rate of repeated uploads
 
 
 def read_lines(file: Place) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file, which may be missing; skips lines truncated by a crash."""
+    """Yields the objects of a file, which may be missing; skips lines truncated by a crash, and damaged ones."""
     if not file.exists():
         return
-    for line in file.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+    for line in file.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            if isinstance(found := parsed(line), dict):
+                yield found
 
 
 def append_line(file: Place, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,40 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from tasks.clock import CLOCK, Clock
 from tasks.storage.files import Place, file_system, no_bucket, reached
+from tasks.storage.json_values import Count, parsed, require_type
 
 FOLDER = "lease"
 RENEW_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a renewal, after which another process may take over
+
+
+class _Holder(TypedDict):
+    host: str
+    pid: Count
+    space: str
+    renewals: Count
+    released: bool
+
+
+def holder_of(content: bytes, name: str) -> dict[str, Any]:
+    """Returns the holder in the content of a lease.
+
+    Raises:
+      UsageError: it is damaged.
+    """
+    try:
+        holder = parsed(content)
+        require_type(holder, _Holder, "it")
+    except ValueError as error:
+        raise UsageError(
+            f"The lease '{name}' cannot be read ({first_line(error)}). Remove it if no process trains in its folder."
+        ) from error
+    return holder
 
 
 @contextlib.contextmanager
@@ -91,7 +116,7 @@ class _Lease:
         """Renews the lease until `ended`; exits the process if another one has created the next lease."""
         while not self._clock.wait(ended, RENEW_SECONDS):
             try:
-                if self._last()[0] > self._number:
+                if _number(self._newest()) > self._number:  # whatever it holds
                     message = f"Another process has taken over '{self._workdir}' because this one could not renew it"
                     print(f"vortaro: {message}.", file=sys.stderr, flush=True)
                     os._exit(1)  # this process must not write to the folder any more
@@ -104,17 +129,21 @@ class _Lease:
         self._renewals += 1
         self._system.pipe_file(self._name(self._number), self._content(released))
 
+    def _newest(self) -> str:
+        """Returns the name of the lease with the highest number; empty without one."""
+        try:
+            name = max(self._system.ls(self._root, detail=False), key=_number, default="")
+        except FileNotFoundError:
+            return ""
+        return name if _number(name) else ""
+
     def _last(self) -> tuple[int, dict[str, Any] | None]:
         """Returns the highest number and the last record of its holder; 0 and None without a lease."""
         while True:
-            try:
-                name = max(self._system.ls(self._root, detail=False), key=_number, default=None)
-            except FileNotFoundError:
-                name = None
-            if name is None or not _number(name):
+            if not (name := self._newest()):
                 return 0, None
             with contextlib.suppress(FileNotFoundError):  # removed by the holder of the next lease: list again
-                return _number(name), json.loads(self._system.cat_file(name))
+                return _number(name), holder_of(self._system.cat_file(name), name)
 
     def _refuse(self, holder: dict[str, Any] | None) -> None:
         who = f" ({holder['host']}, process {holder['pid']})" if holder else ""

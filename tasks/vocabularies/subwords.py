@@ -50,7 +50,7 @@ class SentencePieceVocabulary(_ReadOnce):
     def _model(self) -> Any:
         try:
             return _sentence_piece(self._content)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, UnicodeDecodeError) as error:
             raise UsageError(f"'{self.path}' is not a SentencePiece model.") from error
 
     @property
@@ -105,7 +105,9 @@ def _sentence_piece(content: bytes) -> Any:
         raise missing_package("A SentencePiece vocabulary", "sentencepiece", "sentencepiece") from error
     if not content:
         raise RuntimeError("an empty file would load as a model without pieces")
-    return sentencepiece.SentencePieceProcessor(model_proto=content)
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    piece_bytes(model)  # raises a UnicodeDecodeError for damaged pieces
+    return model
 
 
 class _TokenizerVocabulary(_ReadOnce):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import json
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ import numpy as np
 
 from layers.errors import UsageError, first_line, missing_package
 from tasks.storage.files import Place, place
+from tasks.storage.json_values import parsed
 from tasks.vocabularies.vocabulary import fingerprint_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -116,7 +116,7 @@ def gpt2_tokens(path: str) -> Tokens:
 @functools.lru_cache(maxsize=8)
 def _byte_pairs(vocabulary: str, merges: str) -> Tokens:
     library = _library()
-    ids = json.loads(vocabulary)
+    ids = parsed(vocabulary)
     lines = merges.splitlines()
     lines = lines[1:] if lines and lines[0].startswith("#version") else lines
     model = library.models.BPE(vocab=ids, merges=[tuple(line.split(" ")) for line in lines if line])
@@ -155,7 +155,7 @@ def _parsed(text: str, end: str | int | None, ends: tuple[int, ...], start: str 
     """
     library = _library()
     tokenizer = library.Tokenizer.from_str(text)
-    content = json.loads(text)
+    content = parsed(text)
     # Strings of special tokens in text are plain text: a document cannot contain an end-of-document token.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -249,7 +249,7 @@ def _types(part: Any) -> set[str]:
 def _json_in(folder: Place, name: str) -> dict[str, Any]:
     """Returns the content of a JSON file; empty if it cannot be read or is not a dictionary."""
     try:
-        content = json.loads((folder / name).read_text())
+        content = parsed((folder / name).read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -259,11 +259,16 @@ def _end_in(folder: Place) -> str | int | None:
     """Returns the end-of-document token that the files in the folder of a tokenizer.json name: its text or its id."""
     for name in (*NAMES_OF_TOKENS, GENERATION):
         content = _json_in(folder, name)
-        token: Any = content.get("eos_token", content.get("eos_token_id"))
-        token = token[0] if isinstance(token, list) and token else token  # a model may stop at several
-        if token is not None:
-            return token["content"] if isinstance(token, dict) else token
+        if (token := _token(content.get("eos_token", content.get("eos_token_id")))) is not None:
+            return token
     return None
+
+
+def _token(value: Any) -> str | int | None:
+    """Returns the text or id of a token: itself, the first of several, or the content of an object; None for others."""
+    value = value[0] if isinstance(value, list) and value else value  # a model may stop at several
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _generation_ends(folder: Place) -> tuple[int, ...]:
@@ -276,9 +281,8 @@ def _generation_ends(folder: Place) -> tuple[int, ...]:
 def _named_start(folder: Place) -> str | None:
     """Returns the text of the bos_token that the files in the folder of a tokenizer.json name; None for no token."""
     for name in NAMES_OF_TOKENS:
-        token: Any = _json_in(folder, name).get("bos_token")
-        if token is not None:
-            return token["content"] if isinstance(token, dict) else token
+        if isinstance(token := _token(_json_in(folder, name).get("bos_token")), str):
+            return token
     return None
 
 

@@ -188,3 +188,16 @@ def test_configs_survive_json():
     config = resolve("StdlibTiny").Task()
     assert from_json(to_json(config)) == config
     assert build(from_json(to_json(config)), "task").weight_table().rows == build(config, "task").weight_table().rows
+
+
+@pytest.mark.parametrize("opening", ["(", "[", "-", "not ", "{1:", "P("])
+def test_values_that_are_nested_too_deeply_are_texts(opening):
+    text = opening * 20_000
+    assert parse(text) == text
+    with pytest.raises(UsageError, match=r"MODEL_DIM takes an integer above 0|MODEL_DIM takes"):
+        resolve("tiny.StdlibTiny", [f"MODEL_DIM={text}"])
+
+
+def test_an_integer_beyond_all_floats():
+    with pytest.raises(UsageError, match="LEARNING_RATE takes"):
+        resolve("tiny.StdlibTiny", [f"LEARNING_RATE=1{'0' * 400}"])

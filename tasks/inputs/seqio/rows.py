@@ -179,7 +179,7 @@ class SeqioInput(IndexedInput):
         snapshot = state.get("snapshot")
         if snapshot is None:
             return
-        if snapshot["of"] != self._fingerprint(shard):
+        if snapshot.get("of") != self._fingerprint(shard):
             print("The input's state was saved under other settings. Reading from the start.", flush=True)
         elif not self._cursor(shard if self.num_epochs is None else Shard()).restore(snapshot):
             print("TensorFlow cannot read the input's state. Reading from the start.", flush=True)

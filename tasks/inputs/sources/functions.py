@@ -46,6 +46,8 @@ class FromFunction(DocumentSource):
             raise UsageError(
                 f"'{self.function}' does not name a function. Write module:name, for example my_data:documents."
             )
+        if module.partition(".")[0] in sys.stdlib_module_names:  # the record of a run may name it: no os:system
+            raise UsageError(f"'{self.function}' is of Python's library. Write a function that yields documents.")
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:

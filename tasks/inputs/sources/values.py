@@ -1,6 +1,5 @@
 """Conversion of the values in files and columns to documents."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from layers.errors import UsageError, did_you_mean
 from tasks.inputs.sources.documents import Document, Skipped
+from tasks.storage.json_values import parsed
 
 EMPTY = Skipped("empty")
 INVALID_UTF8 = Skipped("invalid UTF-8")
@@ -36,10 +36,10 @@ def json_object(line: bytes) -> Mapping[str, Any] | Skipped:
     if not line.strip():
         return EMPTY
     try:
-        value = json.loads(line.decode())
+        value = parsed(line.decode())
     except UnicodeDecodeError:
         return INVALID_UTF8
-    except (ValueError, RecursionError):
+    except ValueError:
         return BROKEN_JSON
     return value if isinstance(value, dict) else NO_OBJECT
 

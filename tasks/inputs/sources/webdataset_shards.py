@@ -5,17 +5,14 @@ are cut off between two files or have a damaged header.
 """
 
 import dataclasses
-import io
 import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from layers.errors import UsageError, did_you_mean
-from tasks.inputs.files import files
+from tasks.inputs.files import files, npy
 from tasks.inputs.files.torch_tensors import load_row
 from tasks.inputs.sources.documents import Document, Skipped
 from tasks.inputs.sources.file_source import FileSource, Names
@@ -85,8 +82,8 @@ class WebDatasetShards(FileSource):
             if self._ending in ("pth", "pt"):
                 return as_document(load_row(value))
             if self._ending == "npy":
-                return as_document(np.load(io.BytesIO(value), allow_pickle=False))
-        except (ValueError, EOFError) as error:
+                return as_document(npy.from_bytes(value))
+        except ValueError as error:
             return Skipped(str(error) if self._ending != "npy" else "a damaged .npy file")
         if self._ending != "json":
             return as_document(value)

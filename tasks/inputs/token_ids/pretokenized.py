@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layers.errors import UsageError
+from layers.errors import UsageError, first_line
 from tasks.inputs.byte_text import SPLITS, check_fractions, check_split
-from tasks.inputs.files import files
+from tasks.inputs.files import files, npy
 from tasks.inputs.files.files import File
 from tasks.inputs.sources.file_source import Names, refuse_shared
 from tasks.inputs.token_ids.megatron import document_ends
@@ -121,13 +121,13 @@ def _read(name: str, dtype: str) -> Tokens:
             return Tokens(_array(name), None)
         if name.endswith(".bin"):
             return _raw(name, dtype, size)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"The file of token ids '{name}' cannot be read: {str(error).rstrip('.')}.") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The file of token ids '{name}' cannot be read: {first_line(error)}.") from error
     raise UsageError(f"'{name}' is not a file of token ids. Their names end in .npy or .bin.")
 
 
 def _array(name: str) -> np.ndarray:
-    array = np.load(name, mmap_mode="r", allow_pickle=False)
+    array = npy.mapped(name)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(f"'{name}' holds a {array.ndim}-D array of {array.dtype}. Token ids must be 1-D integers.")
     if not len(array):

@@ -4,7 +4,9 @@ import json
 import re
 from html.parser import HTMLParser
 
-from registry.pages.page import cards, page, script_data, script_json, table, text, write_assets
+import pytest
+
+from registry.pages.page import cards, listed_names, page, script_data, script_json, table, text, write_assets
 
 ATTACK = "</script><script>alert(1)</script>'\"&"
 
@@ -68,3 +70,9 @@ def test_assets_are_written_once(tmp_path):
     after = {file.name: file.stat().st_mtime_ns for file in assets.iterdir()}
     assert {name for name in names if before[name] != after[name]} == {"style.css"}
     assert (assets / "style.css").read_text() != "changed"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"[1]", b"[" * 100_000])
+def test_a_damaged_list_of_files_names_none(tmp_path, content):
+    (tmp_path / "files.json").write_bytes(content)
+    assert listed_names(tmp_path / "files.json") == set()

@@ -178,7 +178,8 @@ def made(commit, jax, dirty=False):
 def test_diff_of_a_run_names_the_code_of_its_last_start(tmp_path, capsys, monkeypatch):
     first, last = made("a", "0.9.0"), made("b", "0.9.1", dirty=True)
     file = tmp_path / "experiment.json"
-    file.write_text(json.dumps(stored_run(resolve("tiny.StdlibTiny"), first | {"starts": [first, last]})))
+    starts = [{"started": "2026-01-01T00:00:00+00:00"} | start for start in (first, last)]
+    file.write_text(json.dumps(stored_run(resolve("tiny.StdlibTiny"), first | {"starts": starts})))
     now = made("c", "0.10.0")
     monkeypatch.setattr("registry.records.provenance.made_now", lambda modules: now)
     monkeypatch.setenv("COLUMNS", "200")

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from registry.runs.goodput import Goodput, goodput
+from registry.runs.goodput import Goodput, goodput, times_of
 
 
 def test_kept_repeated_other_and_idle_seconds():
@@ -78,3 +78,10 @@ def test_disturbed_runs(seed):
     assert spent.overhead == pytest.approx(truth["overhead"], abs=unreported)
     assert spent.idle == pytest.approx(truth["idle"], abs=unreported)
     assert spent.share == spent.useful / spent.wall
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    good = b'{"time": 0.0, "step": 0, "starts": true}\n{"time": 2.5, "step": 1, "updates": 2.0}\n'
+    odd = [b"[]", b"\xff", b'{"time": "1", "step": 0}', b'{"time": 1e999, "step": 0}', b'{"step": 0}', b"[" * 100_000]
+    (tmp_path / "times.jsonl").write_bytes(good + b"\n".join(odd))
+    assert [line["time"] for line in times_of(tmp_path)] == [0.0, 2.5]

@@ -105,3 +105,33 @@ def test_an_axis_that_is_not_recorded_has_no_curve():
 )
 def test_direction(name, is_higher):
     assert higher_is_better(name) == is_higher
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": -1, "split": "validation", "loss": 0.1}',
+        b'{"step": true, "split": "validation", "loss": 0.1}',
+        b'{"step": 15, "split": "validation", "loss": "0.1"}',
+        b'{"step": 15, "split": "validation", "loss": 0.1, "extra": []}',
+        b'{"step": 15, "split": "validation", "loss": 1' + b"0" * 400 + b"}",
+        b'{"step": 15, "split": "validation", "loss": 0.1, "\xff": 1}',
+        b'{"split": "validation", "step": ' + b"[" * 100_000,
+    ],
+)
+def test_damaged_lines_are_left_out(line):
+    good = text(made(LOSSES))
+    assert lines_of(good + line) == lines_of(good)
+    assert summary(good + line) == summary(good)
+
+
+def test_numbers_that_are_not_finite_are_missing():
+    (line,) = lines_of(b'{"step": 1, "split": "train", "loss": NaN, "norm": Infinity}')
+    assert line == {"step": 1, "split": "train", "loss": None, "norm": None}
+
+
+def test_lines_about_processes_stay_in_the_file_and_are_no_scalars():
+    slow = {"step": 7, "split": "processes", "slow": {"process": 1, "host": "b", "seconds": 2.0}}
+    content = "\n".join(json.dumps(line) for line in ({"step": 7, "split": "train", "loss": 1.0}, slow)).encode()
+    assert metrics.in_order_of_file(content)[1] == slow
+    assert [line["split"] for line in metrics.lines_of(content)] == ["train"]

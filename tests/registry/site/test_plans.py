@@ -86,3 +86,12 @@ def test_files_and_folders_of_plans(tmp_path):
         (tmp_path / "b" / "plan.json").write_text(content)
         with pytest.raises(UsageError, match=r"plan\.json' cannot be read as a plan: .*\. Remove it from --plans\."):
             read_plans([f"{tmp_path}/*"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"experiment": 5}, {"mesh": 1}, {"devices": "8"}, {"collectives": [1]}, {"fits": 2}]
+)
+def test_values_of_other_types(tmp_path, changes):
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, **changes}))
+    with pytest.raises(UsageError, match=r"plan\.json' cannot be read as a plan: .*\. Remove it from --plans\."):
+        read_plans([str(tmp_path)])

@@ -13,6 +13,7 @@ from runners.flops import matmul_flops
 from runners.machine.chips import CHIPS, chip_of
 from runners.planner.cost import cost
 from runners.planner.machine import Machine
+from runners.planner.page import write
 from runners.planner.plan import plan
 from runners.planner.programs.compilation import out_of_memory
 from runners.planner.summary import fit_message, numbers, parts, show
@@ -20,6 +21,7 @@ from runners.session import Session
 from tests.support.compilers import needs_tpu_compiler
 
 GIB = 2**30
+SCRIPT = "<script>alert(1)</script>"
 PLANNED = ["gshard.DenseLm8B2x2", "gshard.DenseLm175B32x32", "gshard.MoeLm8x2B", "wiki_bert.MLPerfTrainBertDense2B"]
 
 
@@ -156,6 +158,11 @@ def test_files(tmp_path, capsys):
         assert key in written
     assert written["compile_seconds"] > 0
     page = (tmp_path / "p" / "plan.html").read_text()
+    (tmp_path / "q").mkdir()
+    write({**written, "experiment": SCRIPT, "topology": SCRIPT, "overrides": [SCRIPT]}, experiment, tmp_path / "q")
+    attacked = (tmp_path / "q" / "plan.html").read_text()
+    assert SCRIPT not in attacked
+    assert attacked.count("alert(1)") >= 3, "each is shown as text"
     assert '"name":"weights","x":[' in page
     assert (tmp_path / "p" / "assets" / "figures.js").exists()
     assert "stack/block/ffn/ffn_in_mf" in page

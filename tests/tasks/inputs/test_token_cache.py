@@ -34,6 +34,25 @@ def test_documents_follow_each_other_with_their_ends(tmp_path):
     assert (tokens.read(2, 7) - 3).tolist() == ids[2:7]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"[" * 100_000,
+        b"{}",
+        b'{"splits": {"../train": {}}, "skipped": {}}',
+        b'{"splits": {"train": {"tokens": -1}}, "skipped": {}}',
+        b'{"splits": [], "skipped": {}}',
+    ],
+)
+def test_a_part_with_a_damaged_description_is_built_again(tmp_path, content, capsys):
+    assert len(cached(tmp_path, ("ab",), fractions=EVERYTHING).tokens("train")) == 3
+    (description,) = tmp_path.rglob("part.json")
+    description.write_bytes(content)
+    assert len(cached(tmp_path, ("ab",), fractions=EVERYTHING).tokens("train")) == 3
+    assert "are damaged" in capsys.readouterr().out
+
+
 def test_the_cache_is_read_and_not_made_again(tmp_path, capsys):
     first = cached(tmp_path, ("ab",), ("c",), fractions=EVERYTHING)
     assert len(first.tokens("train")) == 5
@@ -135,7 +154,7 @@ def test_a_folder_that_cannot_be_read_is_reported_and_kept(tmp_path, monkeypatch
     def refused(self, *arguments, **named):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "read_bytes", refused)
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         source.tokens("train")
     assert list(tmp_path.rglob("train.ids"))

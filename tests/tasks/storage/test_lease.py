@@ -133,3 +133,9 @@ def test_the_holder_renews_and_ends_once_it_was_taken_over(store, clock, monkeyp
     assert (left.value.code, clock.now()) == (1, 80)
     assert seen == [1, 2, 3]
     assert "Another process has taken over '/bucket/run'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"host": "a"}', b'{"host": 1, "pid": -1}', b"\xff"])
+def test_a_damaged_lease_has_a_sentence(content):
+    with pytest.raises(UsageError, match=r"The lease 'a/00000007' cannot be read \(.*\)\. Remove it"):
+        lease.holder_of(content, "a/00000007")

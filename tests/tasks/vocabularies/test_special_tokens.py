@@ -131,3 +131,19 @@ def test_a_hub_without_a_network_is_asked_once(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"'no-such-words' is neither a local path nor on the hub .*: no network\."):
         _ = HuggingFaceVocabulary("no-such-words").size
     assert (asked, time.monotonic() - began < 20) == (["no-such-words"], True)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"eos_token": {}, "bos_token": {"text": "a"}}},
+        {"tokenizer_config": {"eos_token": [{"id": 1}], "bos_token": [["a"]]}},
+        {"tokenizer_config": {"eos_token": True, "bos_token": 5}},
+        {"generation_config": {"eos_token_id": {"content": None}}},
+        {"special_tokens_map": []},
+    ],
+)
+def test_names_of_tokens_of_other_types_are_ignored(tmp_path, files):
+    vocabulary = folder_of(tmp_path, **files)
+    assert vocabulary.decode([vocabulary.stop_id]) == "<|endoftext|>", "one of the usual ends"
+    assert vocabulary.named_start_id is None

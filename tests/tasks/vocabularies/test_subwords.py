@@ -236,3 +236,12 @@ def test_a_package_that_is_not_installed(made, monkeypatch, tmp_path, package, n
     with pytest.raises(UsageError, match=r"pip install -c constraints\.txt -e") as caught:
         vocabulary.encode("the")
     assert message in str(caught.value)
+
+
+def test_a_piece_that_is_not_utf8(tmp_path):
+    content = sentence_piece(tmp_path / "a.model").read_bytes()
+    piece = "\u2581the".encode()
+    assert piece in content
+    (tmp_path / "a.model").write_bytes(content.replace(piece, b"\xff" + piece[1:]))
+    with pytest.raises(UsageError, match=r"a\.model' is not a SentencePiece model"):
+        _ = SentencePieceVocabulary(str(tmp_path / "a.model")).size

@@ -91,3 +91,10 @@ def test_what_can_be_wrong(module, tmp_path):
     (tmp_path / "half_there.py").write_text("import no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         parts("half_there:documents")
+
+
+def test_functions_of_python_are_not_called(tmp_path):
+    """The record of a run names its function, and the run may come from somebody else."""
+    for name in ("os:system", "subprocess:getoutput", "os.path:exists"):
+        with pytest.raises(UsageError, match=rf"'{name}' is of Python's library"):
+            read(FromFunction(function=name))

@@ -173,3 +173,26 @@ def test_indices_that_do_not_belong(tmp_path):
     (tmp_path / "m.bin").unlink()
     with pytest.raises(UsageError, match=r"file '.*m.bin' does not exist"):
         only(index)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,), ",  # numpy tokenizes it as of Python 2
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (4000000000000,), }",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+        b"[" * 2000,
+    ],
+)
+def test_damaged_headers_of_numpy(tmp_path, header):
+    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    (tmp_path / "a.npy").write_bytes(head + bytes(24))
+    with pytest.raises(UsageError, match=r"a\.npy' cannot be read"):
+        only(tmp_path / "a.npy")
+
+
+def test_an_archive_of_numpy_is_not_an_array(tmp_path):
+    np.savez(tmp_path / "a.npz", np.arange(3))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(UsageError, match=r"a\.npy' cannot be read"):
+        only(tmp_path / "a.npy")

@@ -1,5 +1,6 @@
 """Tar shards as webdataset writes them, complete and cut off; rows of ids that torch saved, read without torch."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -202,3 +203,36 @@ def test_names_that_are_not_samples_and_groups_by_the_first_dot(tmp_path):
     source = WebDatasetShards(shards=str(path), member="b.txt")
     assert read(source) == ['{"text": "dir/a.b.txt"}', Skipped("no .b.txt member")]
     assert read(WebDatasetShards(shards=str(path), member="json"))[0] == "dir/a.json"
+
+
+NAMES = ("../outside.txt", "/tmp/outside-of-shards.txt", "a/../../outside.txt", "..", "link.txt")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_nothing_is_written_whatever_a_member_is_named_or_linked_to(tmp_path, name, kind):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    path = tmp_path / "inside" / "s.tar"
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname, entry.size = kind, "../secret", 4 if kind == tarfile.REGTYPE else 0
+        archive.addfile(entry, io.BytesIO(b"text"))
+    before = sorted(tmp_path.rglob("*"))
+    documents = []
+    with contextlib.suppress(UsageError):  # no sample, or none with text
+        documents = read(WebDatasetShards(shards=str(path)))
+    assert "secret" not in documents, "links are not followed"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not Path("/tmp/outside-of-shards.txt").exists()
+
+
+def test_arrays_larger_than_memory_and_archives_of_numpy_are_skipped(tmp_path):
+    head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (4000000000000000,), }"
+    large = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(64)
+    archive = io.BytesIO()
+    np.savez(archive, np.arange(3))
+    path = write(tmp_path / "s.tar", {"npy": large}, {"npy": archive.getvalue()}, {"npy": saved(np.arange(3))})
+    *skipped, ids = read(WebDatasetShards(shards=path, member="npy"))
+    assert skipped == [Skipped("a damaged .npy file")] * 2
+    assert ids.tolist() == [0, 1, 2]

@@ -1,0 +1,72 @@
+"""Files of a checkpoint besides its arrays: damaged ones are found before orbax reads them."""
+
+import json
+
+import pytest
+
+from runners.training.checkpoint_files import is_listed, saved_state
+
+TIMES = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
+STATE = {"tokens_seen": 5, "flops": 1e6, "input": {"next_batch": 2, "data": "a"}, "window_tokens": 0}
+
+
+def checkpoint(folder, metrics: bytes | None, times: bytes):
+    path = folder / "2"
+    (path / "metrics").mkdir(parents=True)
+    if metrics is not None:
+        (path / "metrics" / "metrics").write_bytes(metrics)
+    (path / "_CHECKPOINT_METADATA").write_bytes(times)
+    return path
+
+
+@pytest.mark.parametrize("metrics", [None, b'{"loss": 2.5}', b'{"loss": 2, "phase": 1}', b'{"loss": NaN}'])
+def test_what_orbax_can_list(tmp_path, metrics):
+    assert is_listed(checkpoint(tmp_path, metrics, json.dumps(TIMES).encode()))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "times"),
+    [
+        (b"", json.dumps(TIMES)),
+        (b"[]", json.dumps(TIMES)),
+        (b"{}", json.dumps(TIMES)),
+        (b'{"loss": "2"}', json.dumps(TIMES)),
+        (b"\xff", json.dumps(TIMES)),
+        (b"[" * 200_000, json.dumps(TIMES)),
+        (b'{"loss": 2.5}', json.dumps(TIMES | {"init_timestamp_nsecs": 1.5})),
+        (b'{"loss": 2.5}', json.dumps(TIMES | {"commit_timestamp_nsecs": 10**400})),
+        (b'{"loss": 2.5}', "[" * 200_000),
+    ],
+)
+def test_what_orbax_cannot_list(tmp_path, metrics, times):
+    assert not is_listed(checkpoint(tmp_path, metrics, times.encode()))
+
+
+def written(folder, content: str):
+    (folder / "extra").mkdir()
+    (folder / "extra" / "metadata").write_text(content)
+    return folder
+
+
+def test_a_saved_state(tmp_path):
+    assert saved_state(written(tmp_path, json.dumps(STATE))) == STATE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input": {}},
+        {"input": {"next_batch": -1}},
+        {"input": {"next_batch": {}}},
+        {"input": {"next_batch": 1, "data": 5}},
+        {"input": {"next_batch": 1, "hosts": [{}]}},
+        {"tokens_seen": "5"},
+        {"tokens_seen": 2**64},
+        {"flops": -1.0},
+        {"window_tokens": None},
+        {"checksums": []},
+    ],
+)
+def test_a_damaged_saved_state(tmp_path, changes):
+    with pytest.raises(ValueError, match="the saved state"):
+        saved_state(written(tmp_path, json.dumps(STATE | changes)))
