@@ -81,9 +81,7 @@ def read_prompts(
     return logits, state, last
 
 
-def _read_shared(
-    task: Task, variables: Any, tokens: jax.Array, real: jax.Array, capacity: int, shared: int
-) -> Any:
+def _read_shared(task: Task, variables: Any, tokens: jax.Array, real: jax.Array, capacity: int, shared: int) -> Any:
     """Returns the state of all rows after their first `shared` columns, from one pass over the tokens they share."""
     padding = tokens.shape[1] - jnp.sum(real, axis=1)
     start = jax.lax.dynamic_slice_in_dim(tokens[:1], padding[0], shared, axis=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.runs.metrics import Curve, curve, higher_is_better, lines_of, summary, with_seconds
+from registry.runs.metrics import Curve, curve, higher_is_better, in_order_of_file, lines_of, summary, with_seconds
 from tests.support.run_folders import lines_of as made
 
 LOSSES = {10: 4.0, 20: 2.0, 30: 3.0}
@@ -130,8 +130,8 @@ def test_numbers_that_are_not_finite_are_missing():
     assert line == {"step": 1, "split": "train", "loss": None, "norm": None}
 
 
-def test_lines_about_processes_stay_in_the_file_and_are_no_scalars():
+def test_lines_about_processes_are_kept_and_not_shown_as_scalars():
     slow = {"step": 7, "split": "processes", "slow": {"process": 1, "host": "b", "seconds": 2.0}}
     content = "\n".join(json.dumps(line) for line in ({"step": 7, "split": "train", "loss": 1.0}, slow)).encode()
-    assert metrics.in_order_of_file(content)[1] == slow
-    assert [line["split"] for line in metrics.lines_of(content)] == ["train"]
+    assert in_order_of_file(content)[1] == slow
+    assert [line["split"] for line in lines_of(content)] == ["train"]

@@ -71,5 +71,5 @@ if __name__ == "__main__":
         local.PATIENCE = 1 if action == "linger" else local.PATIENCE
         line = [sys.executable, "-m", "tests.support.processes.fake_runner", action]
         with received_signals() as received:
-            sys.exit(local.processes(line, int(count), Path(folder), received))
+            sys.exit(local.processes(line, Path(folder), local.PATIENCE, range(int(count)), received)[0])
     sys.exit(main(sys.argv[1], sys.argv[2:]))
