@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads checkpoints
 
-from registry.records.provenance import made_now
+from registry.records.provenance import code
 from testing.faults.bench import OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome
 from testing.faults.runs import RUNS
 from testing.faults.scenarios import FAULTS
@@ -56,6 +56,13 @@ def _line(row: str, outcomes: Sequence[Outcome], runs: Sequence[str]) -> str:
     return f"| {row} | {' | '.join([*cells, *map(str, totals)])} |"
 
 
+def _version() -> str:
+    """Returns a sentence with the commit that was measured."""
+    version = code()["vortaro"]
+    changes = ", with changes that are not committed" if version["dirty"] else ""
+    return f"Commit: {version['commit'] or 'unknown'}{changes}."
+
+
 def main() -> int:
     """Prints the outcome of each fault, and a table; returns exit code 1 if an outcome is OTHER."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -65,14 +72,14 @@ def main() -> int:
     parser.add_argument("--counts", choices=("small", "full"), default="full")
     options = parser.parse_args()
     began, outcomes, waits = time.monotonic(), list[Outcome](), [0.0]
-    for name in ("absl", "gcsfs"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # Orbax logs long warnings
+    for name in ("absl", "gcp_storage_emulator"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # long warnings, and files that do not exist yet
     for run in options.run or RUNS:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder), RUNS[run], options.seed, small=options.counts == "small")
             outcomes += run_scenarios(bench, options.only or list(FAULTS))
             waits.append(bench.longest_wait)
-    print(f"\nCode: {made_now(())['code']}. Seed: {options.seed}.\n\n{table(outcomes)}\n")
+    print(f"\n{_version()} Seed: {options.seed}.\n\n{table(outcomes)}\n")
     print(f"Total minutes: {(time.monotonic() - began) / 60:.0f}.")
     print(f"Longest time from a kill until the last process exited: {max(waits):.0f} s.", flush=True)
     return 1 if any(outcome.result == OTHER for outcome in outcomes) else 0

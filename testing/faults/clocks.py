@@ -7,7 +7,7 @@ from typing import Any
 
 from testing.faults import shifted_clock
 from testing.faults.bench import Bench, Fault, FaultRecord, Outcome, spread
-from testing.faults.stores import store
+from testing.faults.stores import FEWER_SAVES, store
 from testing.launches import Launch, saved_steps
 from testing.object_stores import BUCKET, google_environment, missing_package
 
@@ -80,6 +80,6 @@ def jumping_clocks(bench: Bench) -> Iterator[Outcome]:
         workdir = f"gs://{BUCKET}/{bench.run.name}"
         environment = {**local["environment"], **google_environment(proxy.address)}
         on_store: dict[str, Any] = {**shifted, "environment": environment, "workdir": workdir}
-        on_store["local"] = lambda: copied(workdir)
+        on_store |= {"local": lambda: copied(workdir), "settings": FEWER_SAVES}
         fault = _jumps(bench, clocks, jumps, saves=False)
         yield from bench.run_with_faults(STORE, bench.alone, [fault], **on_store)

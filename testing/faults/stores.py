@@ -5,12 +5,14 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from testing.faults.bench import SKIPPED, Bench, Fault, FaultRecord, Outcome, Shape, unexpected_exit
 from testing.faults.store_proxy import CUT, DENIED, LOST, SILENT, UNAVAILABLE, StoreProxy, proxied
 from testing.launches import Launch
 from testing.object_stores import BUCKET, google, google_environment, missing_package
 
+FEWER_SAVES = ("SAVE_EVERY=20",)  # each takes 2 s on the fake store
 LONGEST = 90.0  # seconds until an outage must have met a request
 ROW = "gs:// unavailable, silent, interrupting writes, losing answers or denying them, for 0.5 to 3 s"
 
@@ -76,6 +78,6 @@ def failing_stores(bench: Bench) -> Iterator[Outcome]:
             workdir = f"gs://{BUCKET}/{bench.run.name}{shape[0]}"
             launches = itertools.repeat(_outages(bench, proxy, pending), len(pending))
             faults = itertools.takewhile(lambda _, left=pending: left, launches)
-            options = {"environment": google_environment(proxy.address), "workdir": workdir}
-            options["local"] = lambda folder=workdir: local(folder)
+            options: dict[str, Any] = {"environment": google_environment(proxy.address), "workdir": workdir}
+            options |= {"local": lambda folder=workdir: local(folder), "settings": FEWER_SAVES}
             yield from bench.run_with_faults(ROW, shape, faults, **options)
