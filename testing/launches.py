@@ -131,7 +131,11 @@ class Launch:
             "XLA_FLAGS": flags,
             "PYTHONPATH": str(ROOT),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **({"JAX_ENABLE_COMPILATION_CACHE": "false"} if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}),
+            **(
+                {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+                if cache is None
+                else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+            ),
             **(environment or {}),
         }
         self._logs = logs
@@ -206,4 +210,3 @@ class Launch:
         err = self.err(index)
         messages = [line for line in err.splitlines() if line.startswith("vortaro: ")]
         return messages[0] if len(messages) == 1 and "Traceback" not in err else ""
-

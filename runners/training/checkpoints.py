@@ -20,6 +20,7 @@ from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.session import Session
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
+from runners.training.save_limits import use_monotonic_clock
 from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
@@ -87,6 +88,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
+        use_monotonic_clock()
         if str(workdir).startswith("s3://"):
             use_s3()
         folder = absolute(workdir / FOLDER)

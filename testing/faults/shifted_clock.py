@@ -1,7 +1,7 @@
 """The runner with a wall clock that jumps: `python -m testing.faults.shifted_clock` has the flags of runners.main.
 
-`time.time`, `time.time_ns` and `datetime.datetime.now` are ahead by the seconds in the file CLOCK_FOLDER/I of process I,
-which may change during the run; without the file they are not changed. `time.monotonic` remains as it is.
+`time.time`, `time.time_ns` and `datetime.datetime.now` are ahead by the seconds in the file CLOCK_FOLDER/I of process
+I, which may change during the run; without the file they are not changed. `time.monotonic` remains as it is.
 """
 
 import datetime
@@ -29,6 +29,8 @@ def shift(file: Path) -> None:
         return real() + int(offset() * 1e9)
 
     class Shifted(datetime.datetime):
+        __slots__ = ()  # the size that compiled modules expect
+
         @classmethod
         def now(cls, tz=None):
             return cls.fromtimestamp(now_ns() / 1e9, tz)

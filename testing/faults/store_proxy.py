@@ -102,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def proxied(address: str) -> Iterator[StoreProxy]:
     """Runs a proxy of the store at an address inside the context."""
     with StoreProxy(address) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield proxy
         finally:

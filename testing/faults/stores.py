@@ -66,7 +66,7 @@ def failing_stores(bench: Bench) -> Iterator[Outcome]:
     if package := missing_package("gs"):
         yield bench.outcome(ROW, SKIPPED, f"the package {package} is missing")
         return
-    few = [UNAVAILABLE, CUT, DENIED]
+    few = [UNAVAILABLE, DENIED]
     chains: list[tuple[Shape, list[str]]] = [
         (bench.alone, few if bench.small else [UNAVAILABLE, CUT, LOST, SILENT, DENIED, UNAVAILABLE]),
         (bench.pair, [] if bench.small else [LOST, SILENT, CUT, UNAVAILABLE, DENIED, CUT]),
