@@ -63,9 +63,9 @@ def last_state(workdir: Path) -> dict[str, np.ndarray]:
     return {"step": np.asarray(newest), **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}}
 
 
-def saved_steps(workdir: Path) -> list[int]:
+def saved_steps(workdir: Path | str) -> list[int]:
     """Returns the steps of complete checkpoints, ascending."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(int(path.name) for path in Path(workdir, "checkpoints").glob("*") if path.name.isdigit())
 
 
 def differences(reference: Path, other: Path) -> list[str]:
@@ -184,7 +184,7 @@ class Launch:
 
     def saving(self) -> bool:
         """Returns whether a checkpoint is being written: it has a temporary name until it is complete."""
-        return any("orbax-checkpoint-tmp" in path.name for path in (Path(self.workdir) / "checkpoints").glob("*"))
+        return any("orbax-checkpoint-tmp" in path.name for path in Path(self.workdir, "checkpoints").glob("*"))
 
     def send(self, number: int, index: int | None = None) -> None:
         """Sends a signal to a process, or to all."""

@@ -5,6 +5,7 @@ import http.server
 import importlib.util
 import threading
 from http import HTTPStatus
+from typing import Any
 
 BUCKET, READ_ONLY = "bucket", "readonly"
 NEEDED = {"gs": ("gcsfs", "gcp_storage_emulator"), "s3": ("s3fs", "moto", "flask_cors")}
@@ -52,10 +53,11 @@ def google():
         media = request.query.get("alt", [""])[0] == "media"
         (download if media else objects.get)(request, response, files, *arguments, **given)
 
-    ours = {objects.insert: insert, objects.download: download, objects.get: get}
-    for _, handlers in server.HANDLERS:
+    ours: dict[Any, Any] = {objects.insert: insert, objects.download: download, objects.get: get}
+    routes: Any = server.HANDLERS
+    for _, handlers in routes:
         handlers.update({method: ours[handler] for method, handler in handlers.items() if handler in ours})
-    running = server.create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+    running: Any = server.create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     server.buckets.create_bucket(READ_ONLY, running._storage)
     running.start()
     address = f"http://127.0.0.1:{running._api._httpd.server_address[1]}"

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from testing.faults.bench import RESUME, Bench, Fault, FaultRecord, Outcome, spread, unexpected_exit
 from testing.launches import PEER_TIMEOUT, Launch, saved_steps
@@ -118,7 +119,7 @@ def _halt(index: int, message: str, *, stacks: bool = False) -> Fault:
         launch.send(signal.SIGCONT, index)
         launch.codes(90)
         violations.append(unexpected_exit(launch, index, ""))
-        if stacks and not list((launch.workdir / "stacks").glob("process_*.txt")):
+        if stacks and not list(Path(launch.workdir, "stacks").glob("process_*.txt")):
             violations.append("no stacks were written")
         description = f"process {index}; the other exited after {waited:.0f} s"
         return [FaultRecord(description, "; ".join(filter(None, violations)))]

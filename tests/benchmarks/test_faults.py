@@ -17,7 +17,7 @@ from testing.faults.runs import RUNS
 from testing.faults.store_proxy import CUT, DENIED, LOST, SILENT, UNAVAILABLE, proxied
 from testing.launches import SETTINGS, differences, metrics
 
-# Prints the shift of each clock in whole hours, after a jump of two hours; the argument is the file.
+# Prints the shift of each clock in hours, after a jump of two hours; the argument is the file.
 CLOCKS = """
 import datetime, pathlib, sys, time
 from testing.faults.shifted_clock import shift
