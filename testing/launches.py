@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,20 @@ METRICS = "metrics.jsonl"
 TIMINGS = ("tokens_per_second", "steps_per_second", "mfu")
 PEER_TIMEOUT = 15  # seconds
 JOIN_TIMEOUT = 40
+_PRINTED = re.compile(r"^step +(\d+)/", re.MULTILINE)  # metrics of a window of updates
 HANGS = 240  # seconds after which a process that should have exited counts as hung
 
 
-def command(workdir: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
+def command(
+    workdir: Path | str,
+    settings: Sequence[str] = SETTINGS,
+    *,
+    experiment: str = "tiny.StdlibTiny",
+    module: str = "runners.main",
+) -> list[str]:
     """Returns the training command: a small model, saved often, at steps that are not multiples of LOG_EVERY."""
     flags = [f"--set={setting}" for setting in settings]
-    main = [sys.executable, "-m", "runners.main", "--exp=tiny.StdlibTiny", "--smoke", f"--workdir={workdir}"]
+    main = [sys.executable, "-m", module, f"--exp={experiment}", "--smoke", f"--workdir={workdir}"]
     return [*main, "--no-tensorboard", *flags]
 
 
@@ -55,9 +63,9 @@ def last_state(workdir: Path) -> dict[str, np.ndarray]:
     return {"step": np.asarray(newest), **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}}
 
 
-def saved_steps(workdir: Path) -> list[int]:
+def saved_steps(workdir: Path | str) -> list[int]:
     """Returns the steps of complete checkpoints, ascending."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(int(path.name) for path in Path(workdir, "checkpoints").glob("*") if path.name.isdigit())
 
 
 def differences(reference: Path, other: Path) -> list[str]:
@@ -89,38 +97,48 @@ class Launch:
     """Processes of one start of the training command; their output is written to files.
 
     Args:
-      workdir: the run folder.
+      workdir: the run folder, local or on an object store.
       processes: number of processes.
       devices: virtual CPU devices per process.
-      cache: folder of JAX's compilation cache.
+      cache: folder of JAX's compilation cache; None compiles in each process.
       logs: folder for their output.
       settings: in addition to SETTINGS.
+      experiment: the name of the experiment.
+      module: the module that runs the command.
+      environment: further environment variables.
       peer_timeout: seconds without a heartbeat after which a process counts as failed.
     """
 
     def __init__(
         self,
-        workdir: Path,
+        workdir: Path | str,
         processes: int,
         devices: int,
-        cache: Path,
+        cache: Path | None,
         logs: Path,
+        *,
         settings: Sequence[str] = (),
+        experiment: str = "tiny.StdlibTiny",
+        module: str = "runners.main",
+        environment: Mapping[str, str] | None = None,
         peer_timeout: int = PEER_TIMEOUT,
     ):
         self.workdir = workdir
         flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-        environment = {
+        variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": flags,
             "PYTHONPATH": str(ROOT),
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            **(
+                {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+                if cache is None
+                else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+            ),
+            **(environment or {}),
         }
         self._logs = logs
-        self._initial_inode = _inode(workdir / METRICS)
-        self._initial_size = -1  # length in bytes of metrics.jsonl at the start of this launch
         logs.mkdir(exist_ok=True)
         port = free_port()
         timeouts = [f"--join_timeout={JOIN_TIMEOUT}", f"--peer_timeout={peer_timeout}"]
@@ -128,9 +146,9 @@ class Launch:
         self.processes = []
         for index in range(processes):
             rank_flags = [*group_flags, f"--process_id={index}"] if processes > 1 else []
-            arguments = [*command(workdir, (*SETTINGS, *settings)), *rank_flags]
+            arguments = [*command(workdir, (*SETTINGS, *settings), experiment=experiment, module=module), *rank_flags]
             with self._file(index, "out").open("w") as out, self._file(index, "err").open("w") as err:
-                self.processes.append(subprocess.Popen(arguments, stdout=out, stderr=err, env=environment))
+                self.processes.append(subprocess.Popen(arguments, stdout=out, stderr=err, env=variables))
 
     def _file(self, index: int, kind: str) -> Path:
         return self._logs / f"{index}.{kind}"
@@ -148,8 +166,8 @@ class Launch:
         return any(process.poll() is None for process in self.processes)
 
     def step(self) -> int:
-        """Returns the last step in metrics.jsonl."""
-        return max((line["step"] for line in read_lines(self.workdir / METRICS)), default=0)
+        """Returns the last step whose metrics this launch has printed; 0 before the first."""
+        return max(map(int, _PRINTED.findall(self.out())), default=0)
 
     def until(self, condition: Callable[[], bool], seconds: float = HANGS) -> bool:
         """Waits until `condition()`; returns False if all processes have exited or the time is over before."""
@@ -160,22 +178,13 @@ class Launch:
             time.sleep(0.002)
         return True
 
-    def training(self) -> bool:
-        """Returns whether this launch has written metrics: it starts with a new file of the lines it keeps."""
-        path = self.workdir / METRICS
-        if _inode(path) == self._initial_inode:
-            return False
-        if self._initial_size < 0:
-            self._initial_size = path.stat().st_size
-        return path.stat().st_size > self._initial_size
-
     def reach(self, step: int) -> bool:
         """Waits for metrics of this launch at `step` or later; returns False if all processes exit before."""
-        return self.until(self.training) and self.until(lambda: self.step() >= step)
+        return self.until(lambda: self.step() >= max(step, 1))
 
     def saving(self) -> bool:
         """Returns whether a checkpoint is being written: it has a temporary name until it is complete."""
-        return any("orbax-checkpoint-tmp" in path.name for path in (self.workdir / "checkpoints").glob("*"))
+        return any("orbax-checkpoint-tmp" in path.name for path in Path(self.workdir, "checkpoints").glob("*"))
 
     def send(self, number: int, index: int | None = None) -> None:
         """Sends a signal to a process, or to all."""
@@ -201,7 +210,3 @@ class Launch:
         err = self.err(index)
         messages = [line for line in err.splitlines() if line.startswith("vortaro: ")]
         return messages[0] if len(messages) == 1 and "Traceback" not in err else ""
-
-
-def _inode(path: Path) -> int:
-    return path.stat().st_ino if path.exists() else 0

@@ -21,6 +21,7 @@ from runners.session import Session
 from runners.training.checkpoint_files import is_listed, saved_state
 from runners.training.checksums import checksums
 from runners.training.s3_checkpoints import use_s3
+from runners.training.save_limits import Manager, use_monotonic_clock
 from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState
@@ -29,13 +30,6 @@ LATER = 1e6  # above all losses: those of different phases, on other data, are n
 DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
 REPORTS = "sums/reports/"  # path of the sums of metrics that layers report
-
-
-class _Manager(ocp.CheckpointManager):
-    """Orbax's manager without its preemption check, whose step numbers would conflict with the check of the loop."""
-
-    def reached_preemption(self, step: int) -> bool:
-        return False
 
 
 @dataclasses.dataclass
@@ -88,6 +82,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
+        use_monotonic_clock()
         if str(workdir).startswith("s3://"):
             use_s3()
         folder = absolute(workdir / FOLDER)
@@ -97,7 +92,7 @@ class Checkpoints:
             "state": ocp.PyTreeCheckpointHandler(use_compression=False),
             "extra": ocp.JsonCheckpointHandler(),
         }
-        self._manager = _Manager(folder, options=options, item_handlers=handlers)
+        self._manager = Manager(folder, options=options, item_handlers=handlers)
 
     def _require_listed(self, folder: Place) -> None:
         """Moves checkpoints with unreadable metrics or times aside, because the manager reads all and would fail.
@@ -129,6 +124,7 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
+            self._manager.wait()
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def is_due(self, step: int) -> bool:
@@ -295,7 +291,7 @@ class Checkpoints:
           VortaroError: writing failed, for example because the disk is full.
         """
         with self._writing():
-            self._manager.wait_until_finished()
+            self._manager.wait()
             self._manager.close()
 
     @contextlib.contextmanager

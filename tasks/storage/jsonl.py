@@ -109,7 +109,7 @@ class LineFile:
         if self._stream is not None:
             self._stream.close()
         if self._lost is not None:
-            raise VortaroError(f"Lines of '{self._file}' are lost: {self._lost}")
+            raise VortaroError(f"Lines of '{self._file}' are lost: {self._lost} Run the same command again to resume.")
 
 
 def _line(content: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from runners.training.checkpoints import Checkpoints
 from tasks.storage import lease
 from tasks.storage.files import move_folder, place, write_whole
 from tasks.storage.jsonl import append_line, read_lines
-from testing import launches
+from testing import launches, object_stores
 from tests.support import stores
 
 pytestmark = pytest.mark.slow
@@ -211,9 +211,9 @@ def test_files_of_a_store(bucket):
 
 def test_a_store_that_nobody_may_write_to(capsys):
     with stores.standing("gs"):
-        assert main.main([*FLAGS, f"--workdir=gs://{stores.READ_ONLY}/run"]) == 2
+        assert main.main([*FLAGS, f"--workdir=gs://{object_stores.READ_ONLY}/run"]) == 2
         (message,) = capsys.readouterr().err.splitlines()
-        assert message.startswith(f"vortaro: 'gs://{stores.READ_ONLY}/run' cannot be written: Forbidden")
+        assert message.startswith(f"vortaro: 'gs://{object_stores.READ_ONLY}/run' cannot be written: Forbidden")
 
 
 def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
@@ -228,11 +228,11 @@ def test_a_bucket_of_a_mistyped_name_is_not_made(bucket, capsys):
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_a_store_that_lets_nobody_in(scheme, command):
     stores.require(scheme)
-    leads = {"gs": stores.google_environment, "s3": stores.amazon_environment}[scheme]
-    with stores.closed() as address:
-        done = command("registry", "diff", f"{scheme}://{stores.BUCKET}/run", **leads(address))
+    leads = {"gs": object_stores.google_environment, "s3": object_stores.amazon_environment}[scheme]
+    with object_stores.closed() as address:
+        done = command("registry", "diff", f"{scheme}://{object_stores.BUCKET}/run", **leads(address))
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"registry: '{scheme}://{stores.BUCKET}/run' cannot be reached: ")
+    assert done.stderr.startswith(f"registry: '{scheme}://{object_stores.BUCKET}/run' cannot be reached: ")
     assert done.stderr.count("\n") == 1
 
 
