@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable, Sequence
 
-# Runs processes in places: (places, received signals, whether to stop now) -> (exit code, the place that failed first).
-# If the function returns True, all processes receive SIGTERM: they save a checkpoint and exit with 0.
+# Runs processes in places: (places, received signals, whether to stop now) -> (exit code, the place that failed first;
+# None if several failed at once). If the function returns True, all processes receive SIGTERM, save and exit with 0.
 Run = Callable[[Sequence[int], list[int], Callable[[], bool]], tuple[int, int | None]]
 Saved = Callable[[int | None], int | None]
 
@@ -29,16 +29,18 @@ class FewerProcesses:
         self._lost: set[int] = set()
         self._suspect: tuple[int, int | None] | None = None  # the place that failed last, and the last checkpoint then
         self._patience = 1  # checkpoints until the lost places are tried again
+        self._last: int | None = None  # step of the last checkpoint that was seen
 
     def __call__(self, received: list[int]) -> int:
         """Runs to the end, to a signal, or to a failure that fewer processes do not avoid; returns the exit code."""
         while True:
             places = self._places()
             is_complete = len(places) == self._count
-            checkpoints = _Checkpoints(self._saved, self._patience)
+            self._last = self._saved(self._last)
+            checkpoints = _Checkpoints(self._saved, self._patience, self._last)
             stop_now = (lambda: False) if is_complete else checkpoints.are_enough
             code, first = self._run(places, received, stop_now)
-            if code == 0 and not is_complete and checkpoints.enough and not received:
+            if code == 0 and checkpoints.has_stopped and not received:
                 _print(f"The run saved a checkpoint and is started with all {self._count} processes again.")
                 self._lost, self._patience = set(), 2 * self._patience
                 continue
@@ -47,7 +49,8 @@ class FewerProcesses:
 
     def _is_lost(self, first: int) -> bool:
         """Notes that the process of a place failed first; returns whether the run continues without it."""
-        failure = (first, self._saved(None))
+        self._last = self._saved(self._last)
+        failure = (first, self._last)
         if failure != self._suspect:
             self._suspect = failure
             return False
@@ -69,18 +72,16 @@ class FewerProcesses:
 class _Checkpoints:
     """Counts new checkpoints of a run."""
 
-    def __init__(self, saved: Saved, wanted: int):
-        self._saved, self._wanted, self._last, self._new = saved, wanted, saved(None), 0
-
-    @property
-    def enough(self) -> bool:
-        return self._new >= self._wanted
+    def __init__(self, saved: Saved, wanted: int, last: int | None):
+        self._saved, self._wanted, self._last, self._new = saved, wanted, last, 0
+        self.has_stopped = False  # whether the run was stopped because of them
 
     def are_enough(self) -> bool:
         """Looks for a new checkpoint; returns whether there have been as many as wanted."""
         if (step := self._saved(self._last)) != self._last:
             self._last, self._new = step, self._new + 1
-        return self.enough
+        self.has_stopped = self._new >= self._wanted
+        return self.has_stopped
 
 
 def _print(message: str) -> None:

@@ -73,7 +73,7 @@ def processes(
 def _lines(command: Sequence[str], places: Sequence[int], logs: Path) -> list[list[str]]:
     """Returns the command of each process, and prints it."""
     port, count = _free_port(), len(places)
-    lines = [[*command, *_place(port, count, index)] for index in range(count)]
+    lines = [[*command, *_flags(port, count, index)] for index in range(count)]
     for line in lines:
         print("+", shlex.join(line))
     if count > 1:
@@ -87,7 +87,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _place(port: int, count: int, index: int) -> list[str]:
+def _flags(port: int, count: int, index: int) -> list[str]:
     return [f"--coordinator=localhost:{port}", f"--num_processes={count}", f"--process_id={index}"]
 
 
@@ -119,14 +119,14 @@ def _first_failure(
     is_stopping, looked = False, time.monotonic()
     while running:
         passed = pass_on(received, passed, running.values())
-        for place, process in list(running.items()):
-            if (ended := process.poll()) is None:
-                continue
-            del running[place]
-            if ended != 0:
-                _say(place, ended, logs if process is not started[min(started)] else None)
-                code, failed = (code, failed) if code else (shell_code(ended), place)
-                deadline = min(deadline, time.monotonic() + patience)
+        ends = {place: ended for place, process in running.items() if (ended := process.poll()) is not None}
+        failures = [place for place, ended in ends.items() if ended != 0]
+        for place in failures:
+            _print_end(place, ends[place], None if place == min(started) else logs)
+        if failures and not code:  # several at once have a common cause
+            code, failed = shell_code(ends[failures[0]]), failures[0] if len(failures) == 1 else None
+            deadline = time.monotonic() + patience
+        running = {place: process for place, process in running.items() if place not in ends}
         if not is_stopping and time.monotonic() - looked > 1:
             is_stopping, looked = stop_now(), time.monotonic()
             pass_on([signal.SIGTERM] * is_stopping, 0, running.values())
@@ -139,7 +139,7 @@ def _first_failure(
     return code, failed
 
 
-def _say(place: int, code: int, logs: Path | None) -> None:
+def _print_end(place: int, code: int, logs: Path | None) -> None:
     where = "" if logs is None else f" (its output: {_log(logs, place)})"
     what = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
     print(f"vortaro: Process {place} {what}{where}.", file=sys.stderr, flush=True)

@@ -5,13 +5,14 @@ import sys
 from typing import Any
 
 import fiddle as fdl
+import numpy as np
 from fiddle import daglish
 from fiddle.experimental import serialization
 
 from layers.errors import SpecError, UsageError, VortaroError, first_line
 from layers.roots import is_ours
 from layers.specs import P, Specs
-from registry.experiment import Experiment
+from registry.experiment import REGISTRY, Experiment
 from registry.overrides import METHODS
 from registry.user_code import building, described, is_users
 
@@ -58,12 +59,16 @@ def from_json(text: str) -> Any:
     return serialization.load_json(text, _Trusted())
 
 
+# Modules of functions that configs have as values, such as activations and parts of optimizers: none reads files.
+FUNCTIONS = ("jax._src.nn.", "jax._src.numpy.ufuncs", "jax._src.lax.", "flax.linen.", "optax.")
+
+
 class _Trusted(serialization.PyrefPolicy):
     """What a record may name, because building its config calls it: a run folder may come from somebody else.
 
-    These are dataclasses (all that Vortaro's configs build are), the types of containers that Fiddle saves, and
-    everything in modules of users, but no other function or class of Vortaro, Python or installed packages. No module
-    is imported except Vortaro's and those of users.
+    These are dataclasses, the types of containers that Fiddle saves, dtypes, the functions in FUNCTIONS, and everything
+    in modules of users and in packages that have registered an experiment: but no other function or class of Vortaro,
+    Python or installed packages. No module is imported except Vortaro's and those of users.
     """
 
     def allows_import(self, module: str, symbol: str) -> bool:
@@ -71,8 +76,24 @@ class _Trusted(serialization.PyrefPolicy):
         return module in sys.modules or is_ours(module) or is_users(module)
 
     def allows_value(self, value: Any) -> bool:
+        module = getattr(value, "__module__", None) or ""
         is_container = isinstance(value, type) and serialization.find_node_traverser(value) is not None
-        return is_container or dataclasses.is_dataclass(value) or is_users(getattr(value, "__module__", None) or "")
+        if is_container or dataclasses.is_dataclass(value) or _is_dtype(value):
+            return True
+        return f"{module}.".startswith(FUNCTIONS) or is_users(module) or _has_experiments(module)
+
+
+def _has_experiments(module: str) -> bool:
+    """Returns whether the package of a module has registered an experiment in this process, and is not Vortaro's."""
+    root = module.partition(".")[0]
+    return not is_ours(root) and any(cls.__module__.partition(".")[0] == root for cls in REGISTRY.values())
+
+
+def _is_dtype(value: Any) -> bool:
+    try:
+        return (isinstance(value, type) or hasattr(value, "dtype")) and np.dtype(value) != np.dtype(object)
+    except TypeError:
+        return False
 
 
 def _names(values: Any) -> tuple[daglish.PathElement, ...]:

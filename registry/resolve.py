@@ -11,7 +11,7 @@ from layers.roots import ROOTS
 from registry import index
 from registry.experiment import REGISTRY, TEMPLATES, Experiment, cls_key, faults_deferred, knobs_set_by, require_sound
 from registry.overrides import override
-from registry.user_code import clear_errors, with_place
+from registry.user_code import clear_errors, in_run_folder, with_place
 
 
 def resolve(
@@ -103,6 +103,10 @@ def load(module: str):
 def _exists(module: str) -> bool:
     if module in sys.modules:
         return True
+    if in_run_folder(module):  # looking for a module imports the packages that it is in
+        raise UsageError(
+            f"Module '{module}' is in a run folder, whose code is not imported. Move it to another folder."
+        )
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

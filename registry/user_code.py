@@ -90,11 +90,15 @@ def _inner_place(error: BaseException) -> list[str]:
     return [file_line(frames[-1][0].f_code.co_filename, frames[-1][1])] if frames else []
 
 
-@functools.cache
 def is_users(module: str) -> bool:
-    """Returns whether a module is a user's, not of Python, an installed library or Vortaro; imports nothing."""
+    """Returns whether a module is a user's: not of Python, an installed library, Vortaro or a run folder.
+
+    Imports nothing.
+    """
     root = module.partition(".")[0]
-    if not root or root in sys.stdlib_module_names or is_ours(root):
+    if root == "__main__":
+        return True
+    if not root or root in sys.stdlib_module_names or is_ours(root) or in_run_folder(module):
         return False
     try:
         spec = importlib.util.find_spec(root)
@@ -102,6 +106,17 @@ def is_users(module: str) -> bool:
         return False
     places = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
     return any(places) and not any(_is_library(place) for place in places if place)
+
+
+def in_run_folder(module: str) -> bool:
+    """Returns whether a module lies in a run folder on Python's path, whose code may come from somebody else."""
+    for place in sys.path:
+        folder = Path(place)
+        for part in module.split("."):
+            folder /= part
+            if (folder / "experiment.json").is_file():
+                return True
+    return False
 
 
 @functools.cache

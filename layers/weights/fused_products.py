@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-FEW_TOKENS = 15
+FEW_TOKENS = 15  # those of a pass over drafted tokens; prompts and training rows have more
 
 
 def products_of(x: Float[Array, "b s m"], weights: Sequence[Float[Array, "m ..."]], joint: bool) -> list[jax.Array]:

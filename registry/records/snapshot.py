@@ -157,8 +157,8 @@ def stored_configs(stored: Snapshot) -> dict[str, fdl.Config]:
         return found
     except serialization.PyrefPolicyError as error:
         raise UsageError(
-            f"The configs that {stored['experiment']} was run with name {error.module}.{error.symbol}, which is not a "
-            f"class of configs. Use run folders that Vortaro has written."
+            f"The configs that {stored['experiment']} was run with name {error.module}.{error.symbol}, which a record "
+            f"may not call. If it is in a package of yours, import the package (--import=MODULE)."
         ) from error
     except Exception as error:  # a damaged record makes Fiddle raise arbitrary exceptions
         raise UsageError(

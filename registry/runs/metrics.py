@@ -2,14 +2,15 @@
 
 import bisect
 import dataclasses
+import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from registry.runs.folders import METRICS
 from tasks.storage.files import Place, reached
 from tasks.storage.json_values import Count, parsed, require_type
-from tasks.storage.jsonl import finite
 
 _STEP = re.compile(rb'"step": (\d+)')  # in a line as it is written
 _PHASE = re.compile(rb'"phase": (\d+)')
@@ -24,6 +25,8 @@ AXES = {"step": "step", "tokens": "tokens_seen", "flops": "flops", "seconds": "s
 LOWER = ("loss", "objective", "perplexity", "bits_per_byte", "bits_per_token", "brier_score")  # endings
 HIGHER = ("exact_match", "bleu", "rouge", "chrf", "pass@")  # beginnings
 HIGHER_NAMES = ("em", "f1", "mcc", "mc1", "mc2")
+
+LARGEST = sys.float_info.max  # of integers, which plots and tables convert to floats
 
 
 class _Line(TypedDict):
@@ -43,24 +46,35 @@ def lines_of(content: bytes) -> list[Line]:
 
     Evaluations of earlier checkpoints are at the end of the file.
     """
-    lines = [line for line in in_order_of_file(content) if line["split"] != PROCESSES]
+    lines = [line for line in map(_scalars, content.splitlines()) if line is not None]
     return sorted(lines, key=lambda line: line["step"])
 
 
 def in_order_of_file(content: bytes) -> list[Line]:
-    """Returns all lines, without those that are truncated or damaged."""
+    """Returns all lines with a step and a split, whatever else they have."""
     return [line for line in map(_parsed, content.splitlines()) if line is not None]
 
 
 def _parsed(text: bytes) -> Line | None:
-    """Returns a line; None if it is not an object of a step, a split, and numbers or nulls (of PROCESSES anything)."""
+    """Returns a line; None if it is not an object with a step and a split."""
     try:
-        line = finite(parsed(text))
+        line = parsed(text)
         require_type(line, _Line, "the line")
-        if line["split"] != PROCESSES:
-            require_type({**line, "split": None}, dict[str, float | None], "the line")
-    except (ValueError, TypeError):
+    except ValueError:
         return None
+    return line
+
+
+def _scalars(text: bytes) -> Line | None:
+    """Returns a line whose values, besides the split, are finite numbers or nulls; None if it is another one."""
+    line = _parsed(text)
+    if line is None or line["split"] == PROCESSES:
+        return None
+    for name, value in line.items():
+        if type(value) is float:
+            line[name] = value if math.isfinite(value) else None
+        elif not (value is None or name == "split" or (type(value) is int and abs(value) <= LARGEST)):
+            return None
     return line
 
 
@@ -81,11 +95,11 @@ class Summary:
 
 def summary(content: bytes) -> Summary:
     """Returns the summary of the content of metrics.jsonl; most lines are not parsed."""
-    train = next((line for line in map(_parsed, _backwards(content, TRAIN)) if line), {})
+    train = next((line for line in map(_scalars, _backwards(content, TRAIN)) if line), {})
     validation = list(_backwards(content, VALIDATION))
     newest = _first(validation, _STEP, lowest=False)
     best = _first(validation, _LOSS, lowest=True)
-    tasks = sorted((line for line in map(_parsed, _backwards(content, EVALS)) if line), key=lambda line: line["step"])
+    tasks = sorted((line for line in map(_scalars, _backwards(content, EVALS)) if line), key=lambda line: line["step"])
     evals = {name: value for line in tasks for name, value in line.items() if "/" in name and value is not None}
     return Summary(train, newest, best, evals)
 
@@ -108,7 +122,7 @@ def _first(lines: Sequence[bytes], figure: re.Pattern[bytes], *, lowest: bool) -
     phase = lambda line: int(match[1]) if lowest and (match := _PHASE.search(line)) else 0
     found = [(float(match[1]), line) for line in lines if (match := figure.search(line))]
     found.sort(key=lambda pair: (-phase(pair[1]), pair[0] if lowest else -pair[0]))
-    return next((parsed for parsed in (_parsed(line) for _, line in found) if parsed), {})
+    return next((parsed for parsed in (_scalars(line) for _, line in found) if parsed), {})
 
 
 def with_seconds(lines: Iterable[Line]) -> list[Line]:

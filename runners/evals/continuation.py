@@ -61,6 +61,7 @@ class Continuer:
         unique = list(dict.fromkeys(keys))
         texts = [_StoppingText(self._session.task.vocabulary, settings.stops) for _ in unique]
         packer = self._placement.prompt_packer(settings.new_tokens)
+        self._shared = shared_tokens(self._session.task, [key[1:] for key in unique])
         reminder = Reminder(self._report, len(unique), "Continued")
         for batch in packer.batches([len(key) - 1 for key in unique]):
             chosen = [unique[number][1:] for number in batch.numbers]
@@ -80,7 +81,8 @@ class Continuer:
         """Extends the texts of a batch chunk by chunk until all have ended."""
         padding = [prompts[-1]] * (batch.rows - len(prompts))
         tokens, real = self._placement.put_rows(pad_prompts([*prompts, *padding], length=batch.length))
-        shared = shared_tokens(self._session.task, [*prompts, *padding], batch.length)
+        # At most what all prompts of the call share, so that few programs are compiled.
+        shared = min(self._shared, shared_tokens(self._session.task, [*prompts, *padding], batch.length))
         rng = jax.random.fold_in(jax.random.key(self._seed), self._batches)
         choices: dict[str, Any] = {
             "sampler": settings.sampler,

@@ -37,7 +37,7 @@ class Options(ModeOptions):
     load_state: str | None = option("continue from a file of --save_state", metavar="FILE", default=None)
     checkpoint: str = option("last, best or a step", default="last")
     draft: str | None = option(
-        "run of a smaller model that drafts tokens; greedy samples stay the same", metavar="RUN@STEP", default=None
+        "run of a smaller model that drafts tokens, for more tokens per second", metavar="RUN@STEP", default=None
     )
     draft_tokens: int = option("tokens that the draft draws at once", default=4)
 

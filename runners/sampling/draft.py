@@ -1,11 +1,14 @@
 """The draft of speculative decoding: a smaller model of the same vocabulary, from another run folder."""
 
+import bisect
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
 
 from layers.errors import UsageError, errors_of
+from layers.weights.fused_products import FEW_TOKENS
 from registry.build import build, config_of
 from registry.resolve import resolve_recorded
 from runners.session import Session
@@ -18,6 +21,8 @@ from tasks.storage.files import place
 from tasks.task import Task
 from tasks.train_step import abstract_state, evaluated_variables
 
+MOST_TOKENS = FEW_TOKENS - 1  # a pass reads one more
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedDraft:
@@ -25,6 +30,12 @@ class LoadedDraft:
 
     draft: Draft
     variables: Any  # a copy on every device
+
+
+def _phase_at(experiment: Any, step: int) -> Any:
+    """Returns the experiment of the phase that update `step` belongs to."""
+    ends = list(itertools.accumulate(getattr(experiment, "steps_of_phases", ())))
+    return experiment.phases[min(bisect.bisect_left(ends, step), len(experiment.phases) - 1)]
 
 
 def load_draft(session: Session, source: str, tokens: int) -> LoadedDraft:
@@ -38,18 +49,19 @@ def load_draft(session: Session, source: str, tokens: int) -> LoadedDraft:
       UsageError: the run has no such checkpoint, another vocabulary, or `tokens` is below 1.
     """
     where = f"--draft={source}"
-    if tokens < 1:
-        raise UsageError(f"--draft_tokens must be at least 1 (got {tokens}).")
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"--draft_tokens must be 1 to {MOST_TOKENS} (got {tokens}).")
     folder, which = run_and_checkpoint(source)
     with errors_of(where):
         require_checkpoints(folder)
-        experiment = resolve_recorded(recorded(folder))
+        checkpoints = Checkpoints(place(folder), read_only=True, processes=session.processes)
+        step = checkpoints.find(which)
+        experiment = _phase_at(resolve_recorded(recorded(folder)), step)
         task: Task = build(config_of(experiment, "task"), "task")
         rows: IndexedInput = build(config_of(experiment, "train"), "train").input
     require_shared_vocabulary(where, folder, session.experiment, "Choose a draft with the same vocabulary.")
     abstract = session.abstract.like(abstract_state(task, empty_batch(rows.batch_size, rows.seq_len)))
     with errors_of(where):
-        checkpoints = Checkpoints(place(folder), read_only=True, processes=session.processes)
-        state, _ = checkpoints.require(abstract, which)
+        state, _ = checkpoints.require(abstract, str(step))
     checkpoints.close()
     return LoadedDraft(Draft(task, tokens), jax.jit(lambda state: evaluated_variables(task, state))(state))

@@ -142,6 +142,7 @@ class _Drawing:
         if draft is not None:
             self._choices["draft"] = draft.draft
         self.seconds = 0.0  # of decoding, compilation excluded
+        self._chunks = 0  # drawn so far
 
     def reading(self, prompts: Sequence[Sequence[int]]) -> dict[str, int]:
         """Returns how the prompts of a new state are read: what they share is read once, and so is each of them."""
@@ -168,6 +169,7 @@ class _Drawing:
             began = time.perf_counter()
             result = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
+            self._chunks += 1
             return result
 
         return generate_in_chunks(run, tokens, real, memory, self._sizes, functions)
@@ -177,7 +179,7 @@ class _Drawing:
         if self._draft is None or not int(memory.rounds):
             return ""
         passes = int(memory.rounds)
-        new = int(memory.drawn) - len(self._sizes)  # the first token of each chunk is not drafted
+        new = int(memory.drawn) - self._chunks  # the first token of each chunk is not drafted
         return f", {new / passes:.2f} tokens per pass with a draft of {self._draft.draft.tokens}"
 
 

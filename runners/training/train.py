@@ -364,6 +364,7 @@ class _Run:
         if bad_step and self.session.task.non_finite == "stop":
             self.watchdog.rest()
             self.checkpoints.close()
+            self.before, self.pending = None, None  # their memory is needed to find the cause
             non_finite.stop(self.complete, self.workdir, bad_step, self.state, self.progress.print)
 
     def _write_report(self) -> None:

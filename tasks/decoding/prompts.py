@@ -48,8 +48,8 @@ def shared_tokens(task: Task, prompts: Sequence[Sequence[int]], length: int | No
     """
     if len(prompts) < 2 or task.decoding_caveat() is not None:
         return 0
-    shortest, longest = (sorted(map(tuple, prompts))[at] for at in (0, -1))  # these have the fewest tokens in common
-    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shortest, longest, strict=False)))
+    first, last = (sorted(map(tuple, prompts))[at] for at in (0, -1))  # these have the fewest tokens in common
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     lengths = [len(prompt) for prompt in prompts]
     shared = min(common, min(lengths) - 1) // SHARED_TOKENS * SHARED_TOKENS
     padding = (max(lengths) if length is None else length) - min(lengths)

@@ -58,6 +58,8 @@ def _speculate(
 ) -> tuple[jax.Array, SpeculativeMemory]:
     """Continues each prompt by `new_tokens` tokens with the distribution of `generate`; greedy ones are the same.
 
+    Up to rounding: a pass over several tokens computes other sums than passes over single ones.
+
     In each round the draft draws `draft.tokens` tokens one by one, and the model reads them in one pass. A token d is
     accepted with probability min(1, p(d) / q(d)), for the model's probability p and the draft's q; the first rejected
     one is drawn from max(0, p - q), normalized (Leviathan et al. 2023, algorithm 1). All rows advance by the tokens of
@@ -134,6 +136,8 @@ class _Loop:
         ahead = jnp.minimum(carry.step + jnp.arange(number + 1), self.new_tokens - 1)
         positions = self.end_b[:, None] + ahead
         drafted, draft_p, draft_after = self._drafted(carry, draft_variables, last, positions, keys[0])
+        # A row that has stopped reads its stop token again, as without a draft.
+        drafted = jnp.where(carry.stopped[:, None], last[:, None], drafted)
         read = jnp.concatenate([last[:, None], drafted], axis=1)
         logits, after = self.task.decode_step(
             variables, read, carry.state, jnp.ones_like(read), positions, last_only=False

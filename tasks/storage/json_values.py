@@ -4,6 +4,7 @@ import datetime
 import functools
 import json
 import math
+import sys
 import types
 import typing
 from typing import Annotated, Any, Literal, TypedDict
@@ -90,7 +91,8 @@ def _is_plain(value: Any, hint: Any) -> bool:
     if hint is float and isinstance(value, float):
         return math.isfinite(value)
     if hint in (int, float):
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+        largest = LARGEST if hint is int else sys.float_info.max  # FLOPs of a run are integers beyond 64 bits
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= largest
     if typing.get_origin(hint) is Literal:
         return value in typing.get_args(hint)
     if hint is datetime.datetime:

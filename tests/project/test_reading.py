@@ -20,11 +20,19 @@ SHELLS = ("os.system", "os.popen", "subprocess.getoutput")
 
 
 def calls(source: str) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """Yields the line, the name and the keywords of each call."""
-    for node in ast.walk(ast.parse(source)):
+    """Yields the line, the name and the keywords of each call; imported names have their module in front."""
+    tree = ast.parse(source)
+    imports = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             words = {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg}
-            yield node.lineno, ast.unparse(node.func), words
+            name = ast.unparse(node.func)
+            yield node.lineno, imports.get(name, name), words
 
 
 def is_dangerous(name: str, keywords: dict[str, str]) -> bool:
@@ -62,6 +70,8 @@ def test_no_file_is_unpickled_evaluated_or_unpacked_without_a_filter():
         "archive.extractall(folder)",
         "yaml.load(text)",
         "eval(text)",
+        "from numpy import load as read\nread(file)",
+        "from pickle import loads\nloads(data)",
         "subprocess.run(text, shell=True)",
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jax
 from jax.sharding import NamedSharding
 
-from layers.errors import VortaroError
+from layers.errors import VortaroError, first_line
 from layers.specs import P
 from runners.compiled_functions import Updates
 from runners.session import Session
@@ -28,6 +28,7 @@ from tasks.storage.jsonl import finite
 from tasks.train_step import TrainState
 
 FILE = "non_finite.json"
+MOST_UPDATES = 2_000  # that are computed again
 
 
 def stop(session: Session, workdir: Place, step: int, state: TrainState, notify: Callable[[str], None]) -> NoReturn:
@@ -50,12 +51,19 @@ def stop(session: Session, workdir: Place, step: int, state: TrainState, notify:
     checkpoints = Checkpoints(workdir, session.train, processes=session.processes)
     saved = checkpoints.steps()
     last = f"the last good checkpoint is of step {saved[-1]}" if saved else "no earlier checkpoint exists"
-    try:
-        cause = _cause(session, workdir, step, checkpoints, notify)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        cause = f"The loss, gradient or a new weight of step {step} is not finite (memory is too small to find which)"
+    cause = f"The loss, gradient or a new weight of step {step} is not finite"
+    updates = step - max(saved, default=0)
+    if not 0 < updates <= MOST_UPDATES:  # not above 0: a checkpoint of a run that dropped such updates
+        cause += (
+            f" (the cause is searched for in at most {MOST_UPDATES:,} updates after a checkpoint)"
+            if updates > 0
+            else ""
+        )
+    else:
+        try:
+            cause = _cause(session, workdir, step, checkpoints, notify)
+        except Exception as error:  # of storage, data or memory: the run ends because of the update in any case
+            cause += f" (which one was not found: {first_line(error)})"
     raise VortaroError(
         f"{cause}. The run stops without saving it; {last} in {workdir}. A lower learning rate, longer warm-up or "
         f"--set=task.non_finite=skip may help."

@@ -29,6 +29,8 @@ TEXTS = {
     "computation": "a fixed computation on its devices took {seconds:.2g} s",
 }
 FOLDER = "seconds"  # of the messages of all processes
+NEXT = "seconds_after_window"  # key of the window after which all processes measure
+AHEAD = 2  # windows from the announcement to the measurement: processes are at most some updates apart
 
 Item = TypeVar("Item")
 
@@ -60,6 +62,7 @@ class SlowProcesses:
         self._processes, self._notify, self._write = processes, notify, write
         self._rule, self._judged = Rule(), dict.fromkeys(range(processes.count), 0)
         self._number, self._began, self._waited, self._updates = 0, time.monotonic(), 0.0, 0
+        self._windows, self._next = 0, 0  # windows of metrics in this start; the one after which all processes measure
 
     def next(self, items: Iterator[Item]) -> Item:
         """Returns the next item of the batches of updates, and measures the time."""
@@ -70,13 +73,16 @@ class SlowProcesses:
         return item
 
     def measure(self, step: int, array: jax.Array) -> None:
-        """Measures, sends and compares, after a window of metrics; at most every SECONDS.
+        """Measures, sends and compares after a window of metrics, at most every SECONDS; called by all processes.
+
+        All measure after the same window, which process 0 announces: the others wait for a process that measures.
 
         Args:
           step: number of the last update.
           array: a result of that update, so that the computation does not wait for updates.
         """
-        if not self._processes.several or time.monotonic() - self._began < SECONDS:
+        self._windows += 1
+        if not self._processes.several or not self._is_due():
             return
         jax.block_until_ready(array)
         self._number += 1
@@ -87,6 +93,16 @@ class SlowProcesses:
         if self._processes.primary:
             self._compare(step)
         self._began, self._waited, self._updates = time.monotonic(), 0.0, 0
+
+    def _is_due(self) -> bool:
+        """Returns whether all processes measure now."""
+        if self._next < self._windows and time.monotonic() - self._began >= SECONDS:
+            if self._processes.primary:
+                self._next = self._windows + AHEAD
+                self._processes.put(NEXT, str(self._next), again=True)
+            else:
+                self._next = int(self._processes.get(NEXT) or 0)
+        return self._next == self._windows
 
     def _compare(self, step: int) -> None:
         """Reports slow processes, if all have sent a message since the last comparison."""

@@ -135,3 +135,16 @@ def test_lines_about_processes_are_kept_and_not_shown_as_scalars():
     content = "\n".join(json.dumps(line) for line in ({"step": 7, "split": "train", "loss": 1.0}, slow)).encode()
     assert in_order_of_file(content)[1] == slow
     assert [line["split"] for line in lines_of(content)] == ["train"]
+
+
+def test_large_integers_and_other_values_stay_in_the_file():
+    """A resumed run writes the file again: only truncated lines may be lost."""
+    lines = [
+        {"step": 1, "split": "train", "loss": 2.0, "flops": 10**21},
+        {"step": 2, "split": "train", "loss": "2"},
+        {"step": 3, "split": "train", "flops": 10**400},
+    ]
+    content = ("\n".join(map(json.dumps, lines)) + '\n{"step": 4, "spl').encode()
+    assert in_order_of_file(content) == lines
+    assert lines_of(content) == lines[:1]
+    assert summary(content).train == lines[0]

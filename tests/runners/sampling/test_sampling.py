@@ -77,7 +77,7 @@ def test_what_prompts_share_is_read_once(workdir):
     [
         (["--draft=none"], "--draft=none: The workdir 'none' does not exist. Train first"),
         (["--draft=.@7"], "--draft=.@7: Unknown checkpoint '7'. Choose last, best or one of 4."),
-        (["--draft=.", "--draft_tokens=0"], "--draft_tokens must be at least 1 (got 0)."),
+        (["--draft=.", "--draft_tokens=0"], "--draft_tokens must be 1 to 14 (got 0)."),
         (["--draft=.", "--load_state=a"], "--load_state has no state of a draft. Remove --draft or --load_state."),
         (["--window=0"], "--window must be at least 1 (got 0)"),
         (["--typical_p=2"], "typical_p must be above 0 and at most 1 (got 2.0)"),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from layers.errors import UsageError
 from runners.training.checkpoint_files import is_listed, saved_state
 
 TIMES = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
@@ -42,14 +43,32 @@ def test_what_orbax_cannot_list(tmp_path, metrics, times):
     assert not is_listed(checkpoint(tmp_path, metrics, times.encode()))
 
 
+def test_a_checkpoint_that_was_removed_meanwhile_is_not_damaged(tmp_path):
+    assert is_listed(tmp_path / "2")
+
+
+def test_a_store_that_cannot_be_reached_is_not_a_damaged_checkpoint(tmp_path, monkeypatch):
+    path = checkpoint(tmp_path, b'{"loss": 2.5}', json.dumps(TIMES).encode())
+
+    def fails(file):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(type(path), "read_text", fails)
+    with pytest.raises(UsageError, match=r"Checkpoint '.*' cannot be read: .*Input/output error"):
+        is_listed(path)
+
+
 def written(folder, content: str):
     (folder / "extra").mkdir()
     (folder / "extra" / "metadata").write_text(content)
     return folder
 
 
-def test_a_saved_state(tmp_path):
-    assert saved_state(written(tmp_path, json.dumps(STATE))) == STATE
+@pytest.mark.parametrize("flops", [1e6, 10**21, None], ids=str)
+def test_a_saved_state(tmp_path, flops):
+    """FLOPs are counted in integers of any size."""
+    state = STATE | {"flops": flops}
+    assert saved_state(written(tmp_path, json.dumps(state))) == state
 
 
 @pytest.mark.parametrize(

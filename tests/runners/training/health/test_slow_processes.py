@@ -72,6 +72,8 @@ class Store(ProcessGroup):
         self.messages = {}
 
     def put(self, key, value, *, again=False):
+        if key == slow_processes.NEXT:
+            return True
         self.messages[int(key.rpartition("/")[2])] = value
         return True
 
@@ -81,6 +83,7 @@ class Store(ProcessGroup):
 
 def test_the_line_and_the_record(monkeypatch):
     monkeypatch.setattr(slow_processes, "SECONDS", 0.0)
+    monkeypatch.setattr(slow_processes, "AHEAD", 0)
     monkeypatch.setattr(slow_processes, "computation_seconds", lambda: 0.01)
     store, printed, records = Store(), [], []
     slow = SlowProcesses(store, printed.append, lambda *record: records.append(record))
@@ -98,6 +101,43 @@ def test_the_line_and_the_record(monkeypatch):
     assert (step, name, content["process"], content["devices"]) == (20, "slow", 1, ["gpu:8"])
 
 
+class Shared(ProcessGroup):
+    """A process whose key-value store is a dictionary."""
+
+    def __init__(self, index, values):
+        super().__init__(client=None, index=index, count=2)
+        self.values = values
+
+    def put(self, key, value, *, again=False):
+        self.values[key] = value
+        return True
+
+    def get(self, key):
+        return self.values.get(key)
+
+    def get_all(self, folder):
+        return {}
+
+
+def test_all_processes_measure_after_the_same_windows(monkeypatch):
+    """Whatever their clocks show: process 1 began later."""
+    values, measured, now = {}, {0: [], 1: []}, [0.0]
+    monkeypatch.setattr(slow_processes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slow_processes, "computation_seconds", lambda: 0.01)
+    processes = []
+    for index in (0, 1):
+        now[0] = 3.0 * index
+        processes.append(SlowProcesses(Shared(index, values), print, lambda *record: None))
+    for window in range(1, 31):
+        now[0] = 3.0 + window
+        for index, process in enumerate(processes):
+            before = process._number
+            process.measure(window, jax.numpy.int32(0))
+            measured[index] += [window] * (process._number - before)
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 2
+
+
 def test_the_computation_runs_in_the_mesh_of_a_run_without_collectives():
     with jax.set_mesh(jax.make_mesh((8,), ("data",))):
         assert 0 < computation_seconds() < 10
@@ -109,7 +149,7 @@ def test_the_computation_runs_in_the_mesh_of_a_run_without_collectives():
 @pytest.mark.slow
 def test_a_process_with_slow_batches_is_reported(tmp_path):
     (tmp_path / "delayed.py").write_text(DELAYED)
-    settings = ("NUM_STEPS=12", "LOG_EVERY=2", "EVAL_EVERY=none", "EVAL_ROWS=8")
+    settings = ("NUM_STEPS=24", "LOG_EVERY=2", "EVAL_EVERY=none", "EVAL_ROWS=8")
     flags = ["--smoke", "--no-tensorboard", *(f"--set={setting}" for setting in settings), "--workdir=run"]
     ended = run("runners.main", 2, 1, ["--exp=delayed.Delayed", *flags], tmp_path)
     [line] = [line for line in ended[0].stdout.splitlines() if "is slow: its batches" in line]
