@@ -22,9 +22,13 @@ class FewerProcesses:
       count: number of places.
       fewest: the smallest number of processes to continue with.
       saved: returns the step of the last checkpoint, None if there is none; its argument if that cannot be read.
+      has_finished: returns whether the run has recorded that it is complete.
     """
 
-    def __init__(self, run: Run, count: int, fewest: int, saved: Saved):
+    def __init__(
+        self, run: Run, count: int, fewest: int, saved: Saved, has_finished: Callable[[], bool] = lambda: False
+    ):
+        self._has_finished = has_finished
         self._run, self._count, self._fewest, self._saved = run, count, fewest, saved
         self._lost: set[int] = set()
         self._suspect: tuple[int, int | None] | None = None  # the place that failed last, and the last checkpoint then
@@ -40,7 +44,7 @@ class FewerProcesses:
             checkpoints = _Checkpoints(self._saved, self._patience, self._last)
             stop_now = (lambda: False) if is_complete else checkpoints.are_enough
             code, first = self._run(places, received, stop_now)
-            if code == 0 and checkpoints.has_stopped and not received:
+            if code == 0 and checkpoints.has_stopped and not received and not self._has_finished():
                 _print(f"The run saved a checkpoint and is started with all {self._count} processes again.")
                 self._lost, self._patience = set(), 2 * self._patience
                 continue

@@ -104,9 +104,7 @@ def _exists(module: str) -> bool:
     if module in sys.modules:
         return True
     if in_run_folder(module):  # looking for a module imports the packages that it is in
-        raise UsageError(
-            f"Module '{module}' is in a run folder, whose code is not imported. Move it to another folder."
-        )
+        raise UsageError(f"Module '{module}' is in a run folder, whose code is not imported. Move it elsewhere.")
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

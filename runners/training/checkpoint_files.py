@@ -11,6 +11,9 @@ from tasks.storage.files import Place, reached
 from tasks.storage.json_values import Count, parsed, require_type
 from tasks.storage.jsonl import finite
 
+# What orbax's parsers raise for damaged files.
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+
 
 class _Loss(TypedDict):
     loss: float | None  # None: not finite
@@ -44,14 +47,7 @@ def _is_listed(folder: Place) -> bool:
             require_type(finite(parsed(file.read_text())), _Metrics, "it")
         found = ocp.path.step.Metadata(step=int(folder.name), path=epath.Path(folder)).commit_timestamp
         return found is not None or not folder.is_dir()
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):  # orbax has no error of its own
+    except DAMAGED:
         return not folder.is_dir()
 
 

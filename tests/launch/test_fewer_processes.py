@@ -74,6 +74,21 @@ def test_a_place_that_is_lost_again_is_tried_later():
     assert starts.step == 10 + 20, "after one checkpoint, then after two"
 
 
+def test_a_finished_run_is_not_started_again():
+    """Its last checkpoint is new, too."""
+    starts = Starts(1, 1, "stop")
+    run = FewerProcesses(starts, 2, 1, starts.saved, lambda: True)
+    assert [run([]), run([])] == [1, 0]
+    assert starts.places[-1] == [0]
+
+
+def test_several_failures_at_once_lose_no_place():
+    starts = Starts(1, 1, None)
+    run = FewerProcesses(lambda *given: (starts(*given)[0], None), 2, 1, starts.saved)
+    assert [run([]) for _ in range(3)] == [1, 1, 0]
+    assert starts.places == [[0, 1]] * 3
+
+
 def test_a_signal_ends_it():
     starts = Starts(1, 1, "stop")
     received = []

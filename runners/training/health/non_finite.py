@@ -52,14 +52,10 @@ def stop(session: Session, workdir: Place, step: int, state: TrainState, notify:
     saved = checkpoints.steps()
     last = f"the last good checkpoint is of step {saved[-1]}" if saved else "no earlier checkpoint exists"
     cause = f"The loss, gradient or a new weight of step {step} is not finite"
-    updates = step - max(saved, default=0)
-    if not 0 < updates <= MOST_UPDATES:  # not above 0: a checkpoint of a run that dropped such updates
-        cause += (
-            f" (the cause is searched for in at most {MOST_UPDATES:,} updates after a checkpoint)"
-            if updates > 0
-            else ""
-        )
-    else:
+    updates = step - max(saved, default=0)  # not above 0: a checkpoint of a run that dropped such updates
+    if updates > MOST_UPDATES:
+        cause += f" (which one is searched for in the first {MOST_UPDATES:,} updates after a checkpoint)"
+    elif updates > 0:
         try:
             cause = _cause(session, workdir, step, checkpoints, notify)
         except Exception as error:  # of storage, data or memory: the run ends because of the update in any case

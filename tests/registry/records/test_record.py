@@ -2,13 +2,21 @@
 
 import json
 
+import fiddle as fdl
+import jax
+import numpy as np
+import optax
 import pytest
+from flax import linen as nn
+from jax import numpy as jnp
 
 from layers.errors import UsageError
+from registry.build import from_json, to_json
 from registry.records import snapshot
 from registry.records.record import load
 from registry.resolve import resolve
 from registry.runs.run import Run
+from registry.user_code import is_users
 from tests.support.run_folders import record_of, write_run
 
 GOOD = {"MODEL_DIM": "64", "SEED": "1"}
@@ -87,6 +95,8 @@ def stored():
         ("importlib", "import_module"),
         ("functools", "partial"),
         ("this", "s"),
+        ("numpy", "load"),
+        ("jax.numpy", "load"),
     ],
 )
 def test_configs_call_no_other_code_than_classes_of_configs(stored, module, name):
@@ -95,7 +105,7 @@ def test_configs_call_no_other_code_than_classes_of_configs(stored, module, name
     assert here in text
     named = text.replace(here, f'"module": "{module}", "name": "{name}"')
     changed = {**stored, "fiddle": {**stored["fiddle"], "train": json.loads(named)}}
-    with pytest.raises(UsageError, match=rf"name {module}.{name}, which is not a class of configs"):
+    with pytest.raises(UsageError, match=rf"name {module}.{name}, which a record may not call"):
         snapshot.rebuilt(changed)
 
 
@@ -107,3 +117,30 @@ def test_configs_of_a_run_are_built(stored):
 def test_damaged_configs_have_a_sentence(stored, changes):
     with pytest.raises(UsageError, match=r"tiny\.StdlibTiny was run with cannot be read"):
         snapshot.rebuilt({**stored, "fiddle": stored["fiddle"] | changes})
+
+
+@pytest.mark.parametrize("value", [jax.nn.gelu, jnp.bfloat16, np.float32, optax.linear_schedule, nn.Dense])
+def test_functions_and_dtypes_that_configs_have_as_values_are_read(value):
+    config = fdl.Config(dict, value=value)
+    assert from_json(to_json(config)) == config
+
+
+def test_code_in_a_run_folder_is_not_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "evil"
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text("{}")
+    (folder / "__init__.py").write_text("import pathlib; pathlib.Path('imported').touch()")
+    (folder / "payload.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not is_users("runs.evil.payload")
+    with pytest.raises(
+        UsageError, match=r"Module .runs\.evil\.payload. is in a run folder, whose code is not imported"
+    ):
+        resolve("runs.evil.payload.Entry")
+    assert not (tmp_path / "imported").exists()
+
+
+def test_main_is_code_of_the_user():
+    assert is_users("__main__")
+    assert not is_users("os.path")
