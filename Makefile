@@ -105,8 +105,10 @@ $(BENCHED): pyproject.toml benchmarks/constraints.txt
 bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1 # as in runs: runners/machine/huge_pages.py
 bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
+	$(BENCH) -m benchmarks.training --size=6x384 --avx2 --publish
 	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish
 	$(BENCH) -m benchmarks.decoding --publish
+	$(RUN) -m benchmarks.speculation --publish
 	$(RUN) -m benchmarks.one_layer.attention --publish
 	$(RUN) -m benchmarks.one_layer.experts --publish
 	$(RUN) -m benchmarks.startup --publish

@@ -18,10 +18,10 @@ from layers.errors import UsageError, VortaroError, first_line
 from registry.runs.folders import CHECKPOINTS as FOLDER
 from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.session import Session
-from runners.training.checkpoint_files import is_listed, saved_state
-from runners.training.checksums import checksums
-from runners.training.s3_checkpoints import use_s3
-from runners.training.save_limits import Manager, use_monotonic_clock
+from runners.training.checkpoint_parts.checksums import checksums
+from runners.training.checkpoint_parts.files import is_listed, saved_state
+from runners.training.checkpoint_parts.s3 import use_s3
+from runners.training.checkpoint_parts.save_limits import Manager, use_monotonic_clock
 from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.train_step import TrainState

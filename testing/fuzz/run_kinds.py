@@ -32,7 +32,7 @@ from runners.conversion.foreign_files import read_weights
 from runners.conversion.tensors import held, write_safetensors
 from runners.main import parse
 from runners.session import Session
-from runners.training.checkpoint_files import saved_state
+from runners.training.checkpoint_parts.files import saved_state
 from runners.training.checkpoints import Checkpoints
 from runners.training.history import Start
 from runners.training.input_state import own, require_same_data

@@ -8,8 +8,8 @@ import jax
 
 from layers.errors import VortaroError
 from runners.session import Session
+from runners.training.checkpoint_parts.checksums import checksums_by_device
 from runners.training.checkpoints import path_name
-from runners.training.checksums import checksums_by_device
 from tasks.batch import Batch
 from tasks.train_step import TrainState
 

@@ -20,7 +20,7 @@ from runners.mesh import make_mesh
 from runners.processes import heartbeat, watchdog
 from runners.processes.coordination import ProcessGroup, disagreement
 from runners.processes.distributed import Position, find_position
-from runners.training.checksums import checksums
+from runners.training.checkpoint_parts.checksums import checksums
 from tasks.inputs.indexed import Shard
 from tests.support.clocks import FakeClock
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from layers.specs import P
-from runners.training.checksums import checksums_by_device
+from runners.training.checkpoint_parts.checksums import checksums_by_device
 from runners.training.health import replayed_update
 from testing.launches import differences
 from tests.support.processes.starting import finish, run, start

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from layers.errors import UsageError
-from runners.training.checkpoint_files import is_listed, saved_state
+from runners.training.checkpoint_parts.files import is_listed, saved_state
 
 TIMES = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
 STATE = {"tokens_seen": 5, "flops": 1e6, "input": {"next_batch": 2, "data": "a"}, "window_tokens": 0}

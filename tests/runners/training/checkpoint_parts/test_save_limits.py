@@ -4,7 +4,7 @@ import time
 
 from orbax.checkpoint._src.futures import future
 
-from runners.training.save_limits import use_monotonic_clock
+from runners.training.checkpoint_parts.save_limits import use_monotonic_clock
 
 DAY = 24 * 3600
 

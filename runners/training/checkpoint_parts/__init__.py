@@ -1,0 +1,1 @@
+"""Parts of checkpoints: files besides arrays, checksums, and patches of orbax for stores and clocks."""

@@ -1,0 +1,1 @@
+"""Tests of training runs: checkpoints, resumption, warm start, ZeRO, run folders."""
