@@ -1,1 +1,1 @@
-"""Tests of training runs: checkpoints, resumption, warm start, ZeRO, run folders."""
+"""Tests of the parts of checkpoints."""
