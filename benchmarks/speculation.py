@@ -30,7 +30,7 @@ DRAFT = ["NUM_LAYERS=1", "MODEL_DIM=128", "NUM_HEADS=2", "FFN_DIM=512"]
 
 def main() -> int:
     parser = flags(__doc__)
-    parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2, 4, 8], help="drafted tokens")
     parser.add_argument("--prompt", type=int, default=128)
