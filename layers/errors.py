@@ -72,7 +72,8 @@ def first_line(error: BaseException | str, most: int = 200) -> str:
     >>> first_line(ValueError("bad value.\nMore about it."))
     'bad value'
     """
-    text = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    nameless = "it needs more memory than there is" if isinstance(error, MemoryError) else type(error).__name__
+    text = str(getattr(error, "strerror", None) or error).strip() or nameless
     return text.partition("\n")[0][:most].rstrip(".! ")
 
 

@@ -65,7 +65,7 @@ def _pieces(file: Path) -> list[Path]:
         raise UsageError(f"'{file}' cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"'{file}' is not a weight index: weight_map, from keys to files, is missing.") from error
-    if not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) and "\0" not in name for name in names):
         raise UsageError(f"'{file}' is not a weight index: some values of its weight_map are not file names.")
     return [file.parent / name for name in names]
 

@@ -132,6 +132,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     (tmp_path / "other.json").write_text("[]")
+    (tmp_path / "null.json").write_text('{"weight_map": {"a": "a\\u0000.safetensors"}}')
     (tmp_path / "empty").mkdir()
     for name, message in {
         "none.safetensors": "cannot be read: No such file or directory.",
@@ -140,6 +141,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
         "notes.txt": "A weight file must end in .safetensors, .pt, .pth, .bin (got ",
         "index.json": "gone.safetensors' cannot be read: No such file or directory.",
         "other.json": "is not a weight index: weight_map, from keys to files, is missing.",
+        "null.json": "is not a weight index: some values of its weight_map are not file names.",
         "empty": "has none of model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json",
     }.items():
         code = bring_in("little_gpt", tmp_path / name, SEQUENTIAL, tmp_path / "run")
