@@ -1,7 +1,8 @@
 """Runs that continue with fewer processes while one cannot be started, for `launch local --fewest=N`."""
 
-import sys
 from collections.abc import Callable, Sequence
+
+from launch.supervisor import print_message
 
 # Runs processes in places: (places, received signals, whether to stop now) -> (exit code, the place that failed first;
 # None if several failed at once). If the function returns True, all processes receive SIGTERM, save and exit with 0.
@@ -45,7 +46,7 @@ class FewerProcesses:
             stop_now = (lambda: False) if is_complete else checkpoints.are_enough
             code, first = self._run(places, received, stop_now)
             if code == 0 and checkpoints.has_stopped and not received and not self._has_finished():
-                _print(f"The run saved a checkpoint and is started with all {self._count} processes again.")
+                print_message(f"The run saved a checkpoint and is started with all {self._count} processes again.")
                 self._lost, self._patience = set(), 2 * self._patience
                 continue
             if code == 0 or received or first is None or not self._is_lost(first):
@@ -64,7 +65,7 @@ class FewerProcesses:
             self._lost.discard(first)
             return False
         others = f"{len(left)} process{'es' if len(left) > 1 else ''}"
-        _print(f"Process {first} failed first again without a new checkpoint. The run continues with {others}.")
+        print_message(f"Process {first} failed first again without a new checkpoint. The run continues with {others}.")
         return True
 
     def _places(self) -> list[int]:
@@ -86,7 +87,3 @@ class _Checkpoints:
             self._last, self._new = step, self._new + 1
         self.has_stopped = self._new >= self._wanted
         return self.has_stopped
-
-
-def _print(message: str) -> None:
-    print(f"vortaro: {message}", file=sys.stderr, flush=True)

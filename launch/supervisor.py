@@ -54,17 +54,17 @@ def supervise(start: Start, workdir: str | None, restarts: int, sleep: Callable[
             where = "without a checkpoint" if saved is None else f"after the checkpoint of step {saved}"
             failed = f"The run ended with exit code {code} {where}"
             if failures > len(WAITS):
-                _print(f"{failed}, for the {failures}rd time. It is not started again.")
+                print_message(f"{failed}, for the {failures}rd time. It is not started again.")
                 return code
             if done == restarts:
                 break
             seconds = WAITS[failures - 1]
-            _print(f"{failed}. Restart {done + 1} of {restarts} in {seconds} s.")
+            print_message(f"{failed}. Restart {done + 1} of {restarts} in {seconds} s.")
             for _ in range(10 * seconds):
                 if received:
                     return code
                 sleep(0.1)
-    _print(f"{failed}. --restarts={restarts} allows no further restart.")
+    print_message(f"{failed}. --restarts={restarts} allows no further restart.")
     return code
 
 
@@ -75,7 +75,7 @@ def last_checkpoint(workdir: str | None, before: int | None) -> int | None:
     try:
         return last_saved(place(workdir))
     except Exception as error:  # of any store
-        _print(f"The checkpoints in '{workdir}' cannot be read ({first_line(error)}).")
+        print_message(f"The checkpoints in '{workdir}' cannot be read ({first_line(error)}).")
         return before
 
 
@@ -130,7 +130,8 @@ def shell_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _print(message: str) -> None:
+def print_message(message: str) -> None:
+    """Prints a line of the launcher to standard error."""
     print(f"vortaro: {message}", file=sys.stderr, flush=True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 from jax.experimental import multihost_utils
 
-from tasks.decoding.prompts import take_rows
+from tasks.decoding.prompts import can_rewind, take_rows
 from tasks.decoding.sampler import Sampler
 from tasks.task import Task
 
@@ -89,7 +89,7 @@ def _read_shared(task: Task, variables: Any, tokens: jax.Array, real: jax.Array,
         variables, start, task.init_decode_state(1, capacity), jnp.ones_like(start), jnp.arange(shared)[None]
     )
     state: Any = take_rows(task, state, jnp.zeros(tokens.shape[0], jnp.int32), capacity)
-    return state.moved(padding) if getattr(state, "can_rewind", False) else state  # without padding, if it cannot move
+    return state.moved(padding) if can_rewind(state) else state  # without padding, if it cannot move
 
 
 def counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
@@ -100,6 +100,34 @@ def counted(counts: jax.Array | None, token: jax.Array) -> jax.Array | None:
 def is_stop(token: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
     """Returns which tokens (B,) end a row."""
     return jnp.isin(token, jnp.array(stop_ids, jnp.int32))
+
+
+def fill_of(stop_ids: tuple[int, ...]) -> int:
+    """Returns the token of places in which nothing was drawn, because all rows had stopped."""
+    return stop_ids[0] if stop_ids else 0
+
+
+def last_drawn(drawn: jax.Array, step: jax.Array) -> jax.Array:
+    """Returns the last of the first `step` tokens of each row, (B,)."""
+    return jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)[:, 0]
+
+
+def with_first_token(
+    logits: jax.Array, rng: jax.Array, sampler: Sampler, memory: Memory | None, fill: int, columns: int
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Draws the first token after the prompts.
+
+    Returns:
+      the number of tokens drawn before this call, the drawn tokens (B, columns), all but the first one `fill`, and how
+      often each token was drawn, None if the sampler does not need it.
+    """
+    before = jnp.int32(0) if memory is None else memory.drawn
+    counts = None if memory is None else memory.counts_bv
+    if counts is None and sampler.repetition_penalty != 1:
+        counts = jnp.zeros(logits.shape, jnp.int32)
+    first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
+    drawn = jnp.full((len(first), columns), fill, jnp.int32).at[:, 0].set(first)
+    return before, drawn, counted(counts, first)
 
 
 def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
@@ -145,15 +173,10 @@ def _generate(
     Returns:
       int32 (B copies, new_tokens), and the memory to continue from.
     """
-    before = jnp.int32(0) if memory is None else memory.drawn
     if capacity is None:
         capacity = tokens.shape[1] + new_tokens + (memory is not None)
     logits, state, end = read_prompts(task, variables, tokens, real, memory, capacity, shared, copies)
-    counts = None if memory is None else memory.counts_bv
-    if counts is None and sampler.repetition_penalty != 1:
-        counts = jnp.zeros(logits.shape, jnp.int32)
-    first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
-    drawn = jnp.full((len(first), new_tokens), stop_ids[0] if stop_ids else 0, jnp.int32).at[:, 0].set(first)
+    before, drawn, counts = with_first_token(logits, rng, sampler, memory, fill_of(stop_ids), new_tokens)
 
     def unfinished(carry):
         step, *_, stopped = carry
@@ -161,18 +184,18 @@ def _generate(
 
     def body(carry):
         step, drawn, state, counts, stopped = carry
-        last = jax.lax.dynamic_slice_in_dim(drawn, step - 1, 1, axis=1)
-        logits, state = task.decode_step(variables, last, state, jnp.ones_like(last), end[:, None] + step)
+        last = last_drawn(drawn, step)
+        read = last[:, None]
+        logits, state = task.decode_step(variables, read, state, jnp.ones_like(read), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
-        token = jnp.where(stopped, last[:, 0], token)
+        token = jnp.where(stopped, last, token)
         stopped |= is_stop(token, stop_ids)
         return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped
 
     variables, state, stored = for_the_loop(task, variables, state, new_tokens)
-    carry = (jnp.int32(1), drawn, state, counted(counts, first), is_stop(first, stop_ids))
+    carry = (jnp.int32(1), drawn, state, counts, is_stop(drawn[:, 0], stop_ids))
     steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
-    last = jax.lax.dynamic_slice_in_dim(drawn, steps - 1, 1, axis=1)[:, 0]
-    return drawn, Memory(stored(state), last, end + steps, before + steps, counts)
+    return drawn, Memory(stored(state), last_drawn(drawn, steps), end + steps, before + steps, counts)
 
 
 _STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity", "shared", "copies")

@@ -53,13 +53,13 @@ def shared_tokens(task: Task, prompts: Sequence[Sequence[int]], length: int | No
     lengths = [len(prompt) for prompt in prompts]
     shared = min(common, min(lengths) - 1) // SHARED_TOKENS * SHARED_TOKENS
     padding = (max(lengths) if length is None else length) - min(lengths)
-    if padding and not (padding <= shared and _can_move(task)):
+    if padding and not (padding <= shared and can_rewind(jax.eval_shape(lambda: task.init_decode_state(1, 1)))):
         return 0
     return shared
 
 
-def _can_move(task: Task) -> bool:
-    state = jax.eval_shape(lambda: task.init_decode_state(1, 1))
+def can_rewind(state: Any) -> bool:
+    """Returns whether a decoding state can be rewound and moved; those of users' models need not have the property."""
     return getattr(state, "can_rewind", False)
 
 

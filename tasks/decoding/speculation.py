@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from tasks.decoding.generation import Memory, counted, for_the_loop, is_stop, read_prompts
+from tasks.decoding.generation import (
+    Memory,
+    counted,
+    fill_of,
+    for_the_loop,
+    is_stop,
+    last_drawn,
+    read_prompts,
+    with_first_token,
+)
+from tasks.decoding.prompts import can_rewind
 from tasks.decoding.sampler import Sampler
 from tasks.task import Task
 
@@ -71,18 +81,13 @@ def _speculate(
       capacity: positions of both states, at least `draft.tokens` more than are read.
       task, variables, tokens, real, rng, new_tokens, sampler, stop_ids, memory, shared, copies: as in `generate`.
     """
-    before = jnp.int32(0) if memory is None else memory.drawn
     prompts = (tokens, real)
     logits, state, end = read_prompts(task, variables, *prompts, memory, capacity, shared, copies)
     past = None if memory is None else memory.replace(state=memory.draft_state)
     with _unplaced():
         _, draft_state, _ = read_prompts(draft.task, draft_variables, *prompts, past, capacity, shared, copies)
-    counts = None if memory is None else memory.counts_bv
-    if counts is None and sampler.repetition_penalty != 1:
-        counts = jnp.zeros(logits.shape, jnp.int32)
-    first = sampler(logits, jax.random.fold_in(rng, before), counts).astype(jnp.int32)
-    fill = stop_ids[0] if stop_ids else 0
-    drawn = jnp.full((len(first), new_tokens + draft.tokens + 1), fill, jnp.int32).at[:, 0].set(first)
+    columns, fill = new_tokens + draft.tokens + 1, fill_of(stop_ids)
+    before, drawn, counts = with_first_token(logits, rng, sampler, memory, fill, columns)
     variables, state, stored = for_the_loop(task, variables, state, new_tokens)
     draft_variables, draft_state, draft_stored = for_the_loop(draft.task, draft_variables, draft_state, new_tokens)
     loop = _Loop(task, draft, sampler, stop_ids, new_tokens, logits.shape[-1], end, fill)
@@ -92,13 +97,11 @@ def _speculate(
         return loop.round(carry, variables, draft_variables, key)
 
     rounds = jnp.int32(0) if memory is None or memory.rounds is None else memory.rounds
-    stopped = is_stop(first, stop_ids)
-    start = _Round(jnp.int32(1), drawn, state, draft_state, counted(counts, first), stopped, rounds)
+    start = _Round(jnp.int32(1), drawn, state, draft_state, counts, is_stop(drawn[:, 0], stop_ids), rounds)
     after: _Round = jax.lax.while_loop(lambda c: (c.step < new_tokens) & ~jnp.all(c.stopped), body, start)
-    last = jax.lax.dynamic_slice_in_dim(after.drawn, after.step - 1, 1, axis=1)[:, 0]
     left = SpeculativeMemory(
         state=stored(after.state),
-        unread_b=last,
+        unread_b=last_drawn(after.drawn, after.step),
         position_b=end + after.step,
         drawn=before + after.step,
         counts_bv=after.counts,
@@ -131,7 +134,7 @@ class _Loop:
         """Drafts, reads and accepts tokens, at least one."""
         number = self.draft.tokens
         keys = jax.random.split(key, 3)
-        last = jax.lax.dynamic_slice_in_dim(carry.drawn, carry.step - 1, 1, axis=1)[:, 0]
+        last = last_drawn(carry.drawn, carry.step)
         # Tokens beyond the last one are drafted, but not accepted: their positions may not exist.
         ahead = jnp.minimum(carry.step + jnp.arange(number + 1), self.new_tokens - 1)
         positions = self.end_b[:, None] + ahead
@@ -225,7 +228,7 @@ def _kept(
     again, unless all were accepted.
     """
     number = read.shape[1] - 1
-    if getattr(after, "can_rewind", False):
+    if can_rewind(after):
         return after.rewound(number - count)
 
     def again(length: int) -> Any:
