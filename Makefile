@@ -124,4 +124,5 @@ faults: $(TESTED)
 	$(RUN) -m benchmarks.faults
 
 fuzz: $(TESTED)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]'
 	$(RUN) -m testing.fuzz

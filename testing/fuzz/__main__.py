@@ -6,6 +6,7 @@ python -m testing.fuzz --kind=NAME --seed=0 --example=NUMBER   # repeats one exa
 
 import argparse
 import collections
+import importlib.util
 import os
 import sys
 import time
@@ -17,8 +18,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import rich.console
 import rich.table
 
+from layers.errors import missing_package
 from testing.fuzz.examples import ACCEPTED, OTHER, REFUSED, Outcome
-from testing.fuzz.names import NAMES
+from testing.fuzz.names import NAMES, NEED_TORCH
 from testing.fuzz.worker import supervise
 
 COLUMNS = ("kind", "mutations", "accepted", "refused by a sentence", "other", "seconds")
@@ -52,11 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--example", type=int, help="number of one example to read")
     options = parser.parse_args(arguments)
+    kinds = options.kind or NAMES
+    without = [kind for kind in kinds if kind in NEED_TORCH and importlib.util.find_spec("torch") is None]
+    if without:
+        parser.error(str(missing_package(f"--kind={without[0]}", "torch", "torch")))
     table = rich.table.Table(*COLUMNS)
     for column in table.columns[1:]:
         column.justify = "right"
     failures = 0
-    for name in options.kind or NAMES:
+    for name in kinds:
         results, seconds = fuzz(name, options)
         failures += results[OTHER]
         counts = (results.total(), results[ACCEPTED], results[REFUSED], results[OTHER])

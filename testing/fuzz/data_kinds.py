@@ -23,7 +23,7 @@ from tasks.inputs.tokens import Tokens
 from tasks.vocabularies.subwords import Gpt2Vocabulary, HuggingFaceVocabulary, SentencePieceVocabulary
 from tasks.vocabularies.vocabulary import ByteVocabulary, Vocabulary
 from testing.fuzz.archives import PACKERS, mutated_tar, tar_of
-from testing.fuzz.kind import Files, Kind, files_in, write_files
+from testing.fuzz.kind import Files, Kind, files_in, torch_library, write_files
 from testing.fuzz.mutations import mutated_bytes, mutated_files, mutated_json, mutated_json_lines
 
 TEXT = "the cat sat on the mat\nthe dog sat on the log\ndef f(x):\n    return x + 1\n" * 4
@@ -137,7 +137,7 @@ def _read_shard(given: tuple[str, str, bytes], folder: Path) -> None:
 
 def torch_tensors() -> list[bytes]:
     """Returns a tensor as torch.save writes it since 1.6, with a storage that expands thousandfold, and before 1.6."""
-    import torch
+    torch = torch_library()
 
     stream = io.BytesIO()
     torch.save(torch.arange(64), stream)

@@ -1,6 +1,7 @@
 """A kind of input: its valid examples, their mutations, and the production code that reads them."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ class Kind:
     valid: Callable[[Path], Any]
     mutated: Callable[[Any], SearchStrategy[Any]]
     read: Callable[[Any, Path], object]
+
+
+def torch_library() -> Any:
+    """Returns the module torch, which the tests of a fresh clone and its lint do not have."""
+    return importlib.import_module("torch")
 
 
 def write_files(files: Files, folder: Path) -> None:

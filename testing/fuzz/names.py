@@ -15,3 +15,4 @@ NAMES = (
     "tokenizer",
     "sentencepiece",
 )
+NEED_TORCH = ("safetensors", "torch")

@@ -37,7 +37,7 @@ from runners.training.checkpoints import Checkpoints
 from runners.training.history import Start
 from runners.training.input_state import own, require_same_data
 from runners.training.workdir import open_workdir, recorded
-from testing.fuzz.kind import Files, Kind, each, files_in, write_files
+from testing.fuzz.kind import Files, Kind, each, files_in, torch_library, write_files
 from testing.fuzz.mutations import (
     ODD,
     SCRIPT,
@@ -281,7 +281,7 @@ def _read_saved_state(content: bytes, folder: Path) -> None:
 
 def weights(folder: Path) -> list[Files]:
     """Returns a safetensors file, two shards with an index, 8-bit weights, and a pickle of torch."""
-    import torch
+    torch = torch_library()
 
     arrays = {"a.weight": np.ones((4, 3), np.float32), "b.weight": np.ones(5, np.float16)}
     path = folder / "model.safetensors"

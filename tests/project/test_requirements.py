@@ -1,6 +1,8 @@
 """Lower bounds of pyproject.toml, read against the versions that constraints.txt pins. Nothing is installed."""
 
+import ast
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -54,3 +56,19 @@ def test_extras_admit_their_pins():
         for requirement in map(Requirement, lines):
             version = pinned(requirement.name, "3.11")
             assert version is None or requirement.specifier.contains(version, prereleases=True), (extra, requirement)
+
+
+def imported_packages(path: Path) -> set[str]:
+    """The names of packages that the import statements of a file name."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    modules = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {module.partition(".")[0] for module in modules}
+
+
+def test_torch_is_imported_by_name():
+    """Lint checks a fresh clone, which does not have torch: an import statement of it is an error there."""
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    without = {path for pattern in folders["exclude"] for path in ROOT.glob(pattern)}
+    files = {path for folder in folders["include"] for path in (ROOT / folder).rglob("*.py")} - without
+    assert [str(path.relative_to(ROOT)) for path in sorted(files) if "torch" in imported_packages(path)] == []

@@ -13,7 +13,7 @@ from layers.errors import UsageError
 from testing.fuzz import __main__ as command
 from testing.fuzz.examples import ACCEPTED, OTHER, REFUSED, Outcome, Watch, run
 from testing.fuzz.kind import Kind
-from testing.fuzz.names import NAMES
+from testing.fuzz.names import NAMES, NEED_TORCH
 from testing.fuzz.worker import supervise
 
 COMPILING = ("record", "checkpoint", "saved_state")  # their valid examples need seconds
@@ -32,7 +32,7 @@ def results_of(name: str, mutations: int) -> tuple[collections.Counter, list[Out
     return collections.Counter(outcome.result for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in COMPILING])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*COMPILING, *NEED_TORCH)])
 def test_some_mutations(name):
     results, outcomes = results_of(name, 30)
     assert not results[OTHER], [outcome for outcome in outcomes if outcome.result == OTHER]
@@ -95,6 +95,14 @@ def test_an_example_is_repeated_by_its_number():
     again: list[int] = []
     outcomes_of(lambda given, folder: again.append(given), numbers=range(4, 5))
     assert again == seen[4:5]
+
+
+@pytest.mark.parametrize("kind", NEED_TORCH)
+def test_without_torch(monkeypatch, capsys, kind):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main([f"--kind={kind}"])
+    assert f"--kind={kind} needs the package torch. Run pip install" in capsys.readouterr().err
 
 
 def odd_kind(name: str) -> Kind:
