@@ -93,6 +93,24 @@ def free_port() -> int:
             return port
 
 
+def environment_of(devices: int, cache: Path | None) -> dict[str, str]:
+    """Returns the environment variables of a process that trains.
+
+    Args:
+      devices: virtual CPU devices.
+      cache: folder of JAX's compilation cache; None compiles in each process.
+    """
+    no_cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "PYTHONPATH": str(ROOT),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **(no_cache if cache is None else {"JAX_COMPILATION_CACHE_DIR": str(cache)}),
+    }
+
+
 class Launch:
     """Processes of one start of the training command; their output is written to files.
 
@@ -124,20 +142,7 @@ class Launch:
         peer_timeout: int = PEER_TIMEOUT,
     ):
         self.workdir = workdir
-        flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-        variables = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": flags,
-            "PYTHONPATH": str(ROOT),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **(
-                {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-                if cache is None
-                else {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-            ),
-            **(environment or {}),
-        }
+        variables = environment_of(devices, cache) | dict(environment or {})
         self._logs = logs
         logs.mkdir(exist_ok=True)
         port = free_port()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from testing.faults.runs import STEPS, Run, write_data
-from testing.launches import Launch, differences
+from testing.launches import SETTINGS, Launch, command, differences, environment_of
 
 SAME, STOPPED, OTHER, SKIPPED = "same bits", "clear stop", "other", "skipped"
 Shape = tuple[int, int]  # processes, virtual devices of each
@@ -62,6 +62,15 @@ class Bench:
         """Returns the path of a new run folder."""
         self._folders += 1
         return self.root / f"run{self._folders}"
+
+    def flags(self, workdir: Path | str) -> list[str]:
+        """Returns the runner's flags of the training command."""
+        settings = (*SETTINGS, *self.run.overrides(self._data))
+        return command(workdir, settings, experiment=self.run.experiment)[3:]
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables of a process of the run."""
+        return environment_of(self.run.devices, self._cache)
 
     def launch(self, workdir: Path | str, shape: Shape, *, settings: Sequence[str] = (), **options) -> Launch:
         """Starts the training command with the processes and devices of `shape`."""

@@ -7,7 +7,7 @@ import pytest
 from launch.fewer_processes import FewerProcesses
 from layers.errors import UsageError
 from testing import launches
-from tests.launch.test_restarts import supervised
+from tests.launch.test_restarts import start
 from tests.support.plugins import commands
 
 
@@ -128,7 +128,7 @@ def test_a_run_loses_a_process_and_takes_it_back(tmp_path):
     done = commands.inside(tmp_path, "runners.main", *launches.command(calm)[3:], devices=4)
     assert done.returncode == 0, done.stderr
     (tmp_path / "lost").touch()
-    process = supervised(workdir, 2, 10, launcher=["--fewest=1"], runner=flags)
+    process = start(workdir, 2, 10, launcher=["--fewest=1"], runner=flags)
     deadline = time.monotonic() + 300
     while not launches.saved_steps(workdir) and time.monotonic() < deadline:
         time.sleep(0.05)
