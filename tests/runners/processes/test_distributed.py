@@ -20,6 +20,7 @@ from runners.mesh import make_mesh
 from runners.processes import heartbeat, watchdog
 from runners.processes.coordination import ProcessGroup, disagreement
 from runners.processes.distributed import Position, find_position
+from runners.training.checkpoint_parts import checksums as checksum_parts
 from runners.training.checkpoint_parts.checksums import checksums
 from tasks.inputs.indexed import Shard
 from tests.support.clocks import FakeClock
@@ -283,11 +284,31 @@ def test_a_checksum_sees_every_changed_bit(dtype):
     assert checksums([jnp.asarray(distinct)]) != checksums([jnp.asarray(distinct[::-1])])  # rows that traded places
 
 
-def test_a_checksum_does_not_depend_on_how_an_array_is_split():
-    values = jax.random.normal(jax.random.key(0), (16, 24))
+@pytest.mark.parametrize("large", [0, checksum_parts.LARGE])
+@pytest.mark.parametrize(
+    ("shape", "specs"),
+    [
+        ((), ()),
+        ((0, 3), ()),
+        ((7,), ()),
+        ((56,), (P("model"), P(("data", "model")))),
+        ((16, 24), (P("data"), P("model", "data"), P(None, "model"))),
+        ((8, 5, 6), (P("data", None, "model"),)),
+        ((8, 4, 2, 3), (P("model", "data"), P(None, None, "model"))),
+    ],
+)
+def test_a_checksum_is_the_sum_of_its_definition(monkeypatch, large, shape, specs):
+    """Also in blocks, which do not divide the shapes, and of arrays that devices share."""
+    monkeypatch.setattr(checksum_parts, "LARGE", large)
+    monkeypatch.setattr(checksum_parts, "BLOCK", 20)
     mesh = jax.make_mesh((4, 2), ("data", "model"))
-    split = [jax.device_put(values, NamedSharding(mesh, spec)) for spec in (P(), P("data"), P("model", "data"))]
-    assert len({checksums([array])[0] for array in (values, *split)}) == 1
+    values = np.asarray(jax.random.normal(jax.random.key(0), shape))
+    place = np.arange(values.size, dtype=np.uint32).reshape(shape)
+    odd = (place * np.uint32(2654435761)) ^ (place >> np.uint32(15)) | np.uint32(1)
+    wanted = int(np.sum(values.view(np.uint32) * odd, dtype=np.uint32))
+    for spec in (P(), *specs):
+        checksum_parts._sums.cache_clear()
+        assert checksums([jax.device_put(values, NamedSharding(mesh, spec))]) == [wanted]
 
 
 def test_the_limit_of_a_step_is_exact(tmp_path):
