@@ -152,7 +152,7 @@ class Stack(nn.Module):
             split_rngs={"params": True, "dropout": True, "sequence": True},
             in_axes=axes,
             length=self.num_layers,
-            unroll=min(self.unroll, self.num_layers),
+            unroll=1 if self.is_initializing() else min(self.unroll, self.num_layers),  # compiles initializers once
             metadata_params={nn.PARTITION_NAME: None if self.pipeline is None else self.pipeline.axis},
         )
         with named_for(self.remat):
