@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import jax
@@ -15,6 +16,12 @@ from tasks.gradients import metrics_of
 from tasks.programs import TrainProgram
 from tasks.task import Task
 from tasks.train_step import TrainState, evaluated_variables, init_state, state_of, train_step
+
+
+def _options_of_one_call() -> dict[str, Any] | None:
+    """Returns the compiler's options for a program that runs once: LLVM optimizes half as long, for the same bits."""
+    is_chosen = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
+    return None if is_chosen or jax.default_backend() != "cpu" else {"xla_backend_optimization_level": 1}
 
 
 class CompiledFunctions:
@@ -37,7 +44,7 @@ class CompiledFunctions:
     @functools.cached_property
     def _init(self) -> Any:
         make = functools.partial(init_state, self._task, batch=empty_batch(self._program.input.batch_size, 1))
-        return jax.jit(make, out_shardings=self._abstract.state_shardings)
+        return jax.jit(make, out_shardings=self._abstract.state_shardings, compiler_options=_options_of_one_call())
 
     def start_from(self, variables: Any) -> TrainState:
         """Returns the state before the first update with these variables, created with its shardings; donates them."""

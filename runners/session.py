@@ -164,7 +164,7 @@ class Session:
         """The weight table on the mesh."""
         return placed_table(self.task, self.mesh_shape)
 
-    @property
+    @functools.cached_property
     def seed(self) -> jax.Array:
         """The key from which all random numbers of a run are derived."""
         return jax.random.key(self.experiment.SEED)

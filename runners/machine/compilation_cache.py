@@ -13,7 +13,7 @@ from tasks.storage.files import cache_folder
 FOLDER = "compiled"
 SETTINGS = {  # unless the environment sets them
     "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; programs not read for the longest time are deleted
-    "jax_persistent_cache_min_compile_time_secs": 0.2,  # programs that compile faster are not stored
+    "jax_persistent_cache_min_compile_time_secs": 0.02,  # programs that compile faster are not stored
 }
 CPU = Path("/proc/cpuinfo")
 
