@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.fewer_processes import FewerProcesses
 from launch.jobs import Local
-from launch.supervisor import end_with_parent, has_finished, last_checkpoint, pass_on, shell_code, supervise
+from launch.supervisor import end_with_parent, is_complete, last_checkpoint, pass_on, shell_code, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
@@ -34,7 +34,7 @@ def start(job: Local, folder: Path) -> int:
     run = functools.partial(processes, command, logs, patience)
     if job.fewest is None:
         return supervise(lambda received: run(places, received)[0], job.workdir, job.restarts)
-    facts = (functools.partial(last_checkpoint, job.workdir), functools.partial(has_finished, job.workdir))
+    facts = (functools.partial(last_checkpoint, job.workdir), functools.partial(is_complete, job.workdir))
     return supervise(FewerProcesses(run, job.num_processes, job.fewest, *facts), job.workdir, job.restarts)
 
 

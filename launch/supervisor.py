@@ -7,7 +7,6 @@ python -m launch.supervisor --restarts=5 --workdir=runs/NAME -- COMMAND ...
 
 import contextlib
 import ctypes
-import json
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from layers.errors import UsageError, first_line
-from registry.runs.state import FINISHED, last_saved
+from registry.runs.state import has_finished, last_saved
 from runners.flags import Parser, exit_code
 from tasks.storage.files import place
 
@@ -79,12 +78,9 @@ def last_checkpoint(workdir: str | None, before: int | None) -> int | None:
         return before
 
 
-def has_finished(workdir: str | None) -> bool:
-    """Returns whether the last start of the run in a folder has recorded that the run is complete."""
-    with contextlib.suppress(Exception):  # of any store, or an incomplete record
-        record = json.loads((place(workdir or "") / "experiment.json").read_text())
-        return record["starts"][-1]["ended"]["reason"] == FINISHED
-    return False
+def is_complete(workdir: str | None) -> bool:
+    """Returns whether the run in a folder has recorded that it is complete."""
+    return workdir is not None and has_finished(place(workdir))
 
 
 @contextlib.contextmanager

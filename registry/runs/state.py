@@ -2,11 +2,13 @@
 
 import contextlib
 import datetime
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from registry.records.record import EXPERIMENT
 from registry.runs.folders import CHECKPOINTS, LOCK, METRICS
 from tasks.storage.files import Place, file_system
 from tasks.storage.lease import DEAD_SECONDS, holder_of
@@ -51,6 +53,14 @@ def state_of(folder: Place, record: Mapping[str, Any], *, step: Callable[[], int
     if saved is not None and steps is not None and saved >= steps:
         return FINISHED
     return STOPPED if saved is not None and saved >= step() else DEAD
+
+
+def has_finished(folder: Place) -> bool:
+    """Returns whether the last start of a run has recorded that the run is complete; False if it cannot be read."""
+    with contextlib.suppress(Exception):  # of any store, or an incomplete record
+        record = json.loads((folder / EXPERIMENT).read_text())
+        return record["starts"][-1]["ended"]["reason"] == FINISHED
+    return False
 
 
 def is_in_use(folder: Place) -> bool | None:

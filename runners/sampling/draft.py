@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import itertools
 from typing import Any
 
 import jax
@@ -33,9 +32,11 @@ class LoadedDraft:
 
 
 def _phase_at(experiment: Any, step: int) -> Any:
-    """Returns the experiment of the phase that update `step` belongs to."""
-    ends = list(itertools.accumulate(getattr(experiment, "steps_of_phases", ())))
-    return experiment.phases[min(bisect.bisect_left(ends, step), len(experiment.phases) - 1)]
+    """Returns the experiment of the phase that update `step` belongs to, as Session.of_update does."""
+    if len(experiment.phases) == 1:
+        return experiment
+    borders = build(config_of(experiment, "train"), "train").input.borders
+    return experiment.phases[bisect.bisect_left(borders, step)]
 
 
 def load_draft(session: Session, source: str, tokens: int) -> LoadedDraft:

@@ -135,19 +135,21 @@ class _Drawing:
         stop_ids: tuple[int, ...],
         draft: LoadedDraft | None,
     ):
-        self._task, self._variables, self._draft = session.task, variables, draft
+        self._draft = draft
+        self._tasks, self._weights, self._functions = [session.task], [variables], (generate, generate_in_place)
         self._rng, self._copies = jax.random.key(options.seed), options.copies
         self._sizes = chunk_sizes(options.new_tokens, STREAMED if options.stream else options.new_tokens)
         self._choices: dict[str, Any] = {"sampler": options.sampler, "stop_ids": stop_ids}
         if draft is not None:
             self._choices["draft"] = draft.draft
+            self._tasks, self._weights = [session.task, draft.draft.task], [variables, draft.variables]
+            self._functions = (speculate, speculate_in_place)
         self.seconds = 0.0  # of decoding, compilation excluded
         self._chunks = 0  # drawn so far
 
     def reading(self, prompts: Sequence[Sequence[int]]) -> dict[str, int]:
         """Returns how the prompts of a new state are read: what they share is read once, and so is each of them."""
-        tasks = [self._task] if self._draft is None else [self._task, self._draft.draft.task]
-        shared = min(shared_tokens(task, prompts) for task in tasks)
+        shared = min(shared_tokens(task, prompts) for task in self._tasks)
         if shared:
             print(f"The prompts share their first {shared} tokens, which are read once.", flush=True)
         return {"shared": shared, "copies": self._copies}
@@ -157,22 +159,20 @@ class _Drawing:
     ) -> Iterator[tuple[np.ndarray, Memory]]:
         """Yields chunks of new tokens, (rows, tokens), with the memory after them."""
         programs: dict[tuple[Any, int], Any] = {}
-        functions = (generate, generate_in_place) if self._draft is None else (speculate, speculate_in_place)
-        weights = [self._variables] if self._draft is None else [self._variables, self._draft.variables]
 
         def run(draw: Any, tokens: Any, real: Any, size: int, memory: Memory | None) -> tuple[jax.Array, Memory]:
-            arguments = (*weights, tokens, real, self._rng)
+            arguments = (*self._weights, tokens, real, self._rng)
             if (key := (draw, size)) not in programs:
                 choices = {**self._choices, "new_tokens": size, "capacity": capacity}
-                choices |= reading if draw is functions[0] else {}
-                programs[key] = draw.lower(self._task, *arguments, memory=memory, **choices).compile()
+                choices |= reading if draw is self._functions[0] else {}
+                programs[key] = draw.lower(self._tasks[0], *arguments, memory=memory, **choices).compile()
             began = time.perf_counter()
             result = jax.block_until_ready(programs[key](*arguments, memory=memory))
             self.seconds += time.perf_counter() - began
             self._chunks += 1
             return result
 
-        return generate_in_chunks(run, tokens, real, memory, self._sizes, functions)
+        return generate_in_chunks(run, tokens, real, memory, self._sizes, self._functions)
 
     def accepted(self, memory: Any) -> str:
         """Returns how many tokens each pass of the model gave, if they were drafted; else an empty text."""

@@ -48,7 +48,7 @@ def _sums_by_device(mesh: jax.sharding.Mesh, specs: tuple[P, ...]) -> Any:
 
 def _split(array: jax.Array) -> jax.sharding.NamedSharding | None:
     """Returns the sharding of an array that several devices share; None if each device has all of it."""
-    sharding = array.sharding
+    sharding: Any = array.sharding
     assert isinstance(sharding, jax.sharding.NamedSharding) or sharding.is_fully_replicated
     return None if sharding.is_fully_replicated else sharding
 
@@ -72,7 +72,7 @@ def _checksum_of_shards(x: jax.Array, sharding: jax.sharding.NamedSharding) -> j
     used = tuple(name for names in axes for name in names)
 
     def body(shard: jax.Array) -> jax.Array:
-        first = [0] * shard.ndim
+        first: list[Any] = [0] * shard.ndim
         for axis, names in enumerate(axes):
             if names:
                 first[axis] = lax.axis_index(names) * shard.shape[axis]
