@@ -54,7 +54,7 @@ def kills(bench: Bench) -> Iterator[Outcome]:
             yield from bench.run_with_faults(row, shape, faults)
 
 
-def _signal(bench: Bench, number: int, at: int, code: int) -> Fault:
+def _signal(bench: Bench, number: int, at: int) -> Fault:
     def fault(launch: Launch) -> Sequence[FaultRecord]:
         if not launch.reach(at):
             return []
@@ -63,7 +63,8 @@ def _signal(bench: Bench, number: int, at: int, code: int) -> Fault:
         codes = launch.codes()
         fault = f"{signal.Signals(number).name} to process {index} at metrics of step {at}"
         saved = saved_steps(launch.workdir)[-1:]
-        if codes != [code] * len(codes):
+        wanted = [130 if number == signal.SIGINT and other == index else 0 for other in range(len(codes))]
+        if codes != wanted:
             return [FaultRecord(fault, f"exit codes {codes}, {launch.err(0)[-1500:]}")]
         message = f"saved step {saved[0] if saved else None} in "
         violations = "" if message in launch.out() else f"newest checkpoint {saved}, {launch.out()[-300:]}"
@@ -77,11 +78,10 @@ def signals(bench: Bench) -> Iterator[Outcome]:
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
     # Early in a run: agreement on a step takes a second or two, and the run must not end in the meantime.
     numbers = [term, usr1] if bench.small else [term, usr1, interrupt]
-    of_two = [_signal(bench, number, 4 + 10 * i, 0) for i, number in enumerate(numbers)]
+    of_two = [_signal(bench, number, 4 + 10 * i) for i, number in enumerate(numbers)]
     yield from bench.run_with_faults("SIGTERM, SIGUSR1 or SIGINT to one of 2 processes", bench.pair, of_two)
     if not bench.small:
-        codes = [(term, 0), (interrupt, 130)]
-        of_one = [_signal(bench, number, 4 + 10 * i, code) for i, (number, code) in enumerate(codes)]
+        of_one = [_signal(bench, number, 4 + 10 * i) for i, number in enumerate((term, interrupt))]
         yield from bench.run_with_faults("SIGTERM, SIGUSR1 or SIGINT to the only process", bench.alone, of_one)
 
 
