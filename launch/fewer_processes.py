@@ -1,8 +1,8 @@
-"""Runs that continue with fewer processes while one cannot be started, for `launch local --fewest=N`."""
+"""Runs that continue with fewer processes while a place cannot run its own, for `--fewest=N`."""
 
 from collections.abc import Callable, Sequence
 
-from launch.supervisor import print_message
+from launch.children import print_message
 
 # Runs processes in places: (places, received signals, whether to stop now) -> (exit code, the place that failed first;
 # None if several failed at once). If the function returns True, all processes receive SIGTERM, save and exit with 0.
@@ -20,17 +20,28 @@ class FewerProcesses:
 
     Args:
       run: starts processes and waits for them.
-      count: number of places.
-      fewest: the smallest number of processes to continue with.
+      failures: for each place a message that it has failed, without a period.
+      fewest: the smallest number of places to continue in.
       saved: returns the step of the last checkpoint, None if there is none; its argument if that cannot be read.
       has_finished: returns whether the run has recorded that it is complete.
+      each: number of processes in each place.
+      are_back: returns whether lost places can be tried again.
     """
 
     def __init__(
-        self, run: Run, count: int, fewest: int, saved: Saved, has_finished: Callable[[], bool] = lambda: False
+        self,
+        run: Run,
+        failures: Sequence[str],
+        fewest: int,
+        saved: Saved,
+        has_finished: Callable[[], bool] = lambda: False,
+        *,
+        each: int = 1,
+        are_back: Callable[[Sequence[int]], bool] = lambda lost: True,
     ):
-        self._has_finished = has_finished
-        self._run, self._count, self._fewest, self._saved = run, count, fewest, saved
+        self._has_finished, self._are_back, self._each = has_finished, are_back, each
+        self._run, self._failures, self._fewest, self._saved = run, failures, fewest, saved
+        self._count = len(failures)
         self._lost: set[int] = set()
         self._suspect: tuple[int, int | None] | None = None  # the place that failed last, and the last checkpoint then
         self._patience = 1  # checkpoints until the lost places are tried again
@@ -42,11 +53,13 @@ class FewerProcesses:
             places = self._places()
             is_complete = len(places) == self._count
             self._last = self._saved(self._last)
-            checkpoints = _Checkpoints(self._saved, self._patience, self._last)
+            checkpoints = _Checkpoints(self._saved, self._patience, self._last, self._lost_are_back)
             stop_now = (lambda: False) if is_complete else checkpoints.are_enough
             code, first = self._run(places, received, stop_now)
             if code == 0 and checkpoints.has_stopped and not received and not self._has_finished():
-                print_message(f"The run saved a checkpoint and is started with all {self._count} processes again.")
+                print_message(
+                    f"The run saved a checkpoint and is started with all {self._each * self._count} processes again."
+                )
                 self._lost, self._patience = set(), 2 * self._patience
                 continue
             if code == 0 or received or first is None or not self._is_lost(first):
@@ -64,9 +77,13 @@ class FewerProcesses:
         if len(left) < self._fewest:
             self._lost.discard(first)
             return False
-        others = f"{len(left)} process{'es' if len(left) > 1 else ''}"
-        print_message(f"Process {first} failed first again without a new checkpoint. The run continues with {others}.")
+        number = self._each * len(left)
+        others = f"{number} process{'es' if number > 1 else ''}"
+        print_message(f"{self._failures[first]} again without a new checkpoint. The run continues with {others}.")
         return True
+
+    def _lost_are_back(self) -> bool:
+        return self._are_back(sorted(self._lost))
 
     def _places(self) -> list[int]:
         left = [place for place in range(self._count) if place not in self._lost]
@@ -77,13 +94,13 @@ class FewerProcesses:
 class _Checkpoints:
     """Counts new checkpoints of a run."""
 
-    def __init__(self, saved: Saved, wanted: int, last: int | None):
-        self._saved, self._wanted, self._last, self._new = saved, wanted, last, 0
+    def __init__(self, saved: Saved, wanted: int, last: int | None, are_back: Callable[[], bool]):
+        self._saved, self._wanted, self._last, self._new, self._are_back = saved, wanted, last, 0, are_back
         self.has_stopped = False  # whether the run was stopped because of them
 
     def are_enough(self) -> bool:
-        """Looks for a new checkpoint; returns whether there have been as many as wanted."""
+        """Looks for a new checkpoint; returns whether there have been as many as wanted and all places are back."""
         if (step := self._saved(self._last)) != self._last:
             self._last, self._new = step, self._new + 1
-        self.has_stopped = self._new >= self._wanted
+            self.has_stopped = self._new >= self._wanted and self._are_back()
         return self.has_stopped

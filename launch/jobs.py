@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+from launch.fewer_machines import slots_of
 from layers.errors import UsageError
 from runners.options import option
 
@@ -64,22 +65,32 @@ class Supervised(Job):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(Supervised):
-    """Processes on this machine. Process 0 writes to the terminal, the others to files."""
+class Shrinking(Supervised):
+    """Options of the targets that can continue with fewer processes."""
 
     num_processes: int = option("number of processes")
-    host_devices: int | None = option("virtual CPU devices of each process", default=None)
-    fewest: int | None = option("processes to continue with at least, if one fails again; by default all", default=None)
+    fewest: int | None = option("processes to continue with at least, if some fail again; by default all", default=None)
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "num_processes", "host_devices", "fewest")
+        require_positive(self, "num_processes", "fewest")
         if self.fewest is not None and self.fewest > self.num_processes:
             raise UsageError(f"--fewest must be at most --num_processes = {self.num_processes} (got {self.fewest}).")
         if self.fewest is not None and not self.restarts:
             raise UsageError("--fewest needs --restarts. Add --restarts=N.")
         if self.fewest is not None and self.workdir is None:
             raise UsageError("--fewest needs a run folder. Add --workdir=FOLDER to the runner's flags.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(Shrinking):
+    """Processes on this machine. Process 0 writes to the terminal, the others to files."""
+
+    host_devices: int | None = option("virtual CPU devices of each process", default=None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "host_devices")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,10 +128,9 @@ class Slurm(Job):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mpirun(Supervised):
+class Mpirun(Shrinking):
     """Open MPI's mpirun, in the foreground."""
 
-    num_processes: int = option("number of processes")
     hosts: str = option("machines and their slots: a:2,b:2", default="")
     hostfile: str = option("a file that lists the machines, instead of --hosts", default="")
     processes_per_host: int | None = option("processes on each machine, instead of its slots", default=None)
@@ -130,9 +140,20 @@ class Mpirun(Supervised):
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self, "num_processes", "processes_per_host", "grace")
+        require_positive(self, "processes_per_host", "grace")
         if self.hosts and self.hostfile:
             raise UsageError("--hosts and --hostfile exclude each other. Remove one of them.")
+        if self.fewest is not None:
+            self._require_equal_machines()
+
+    def _require_equal_machines(self) -> None:
+        """Raises a UsageError unless --hosts has several machines with as many processes each, which are all used."""
+        slots = slots_of(self.hosts, self.processes_per_host)
+        if len(slots) < 2 or len(set(slots.values())) > 1 or sum(slots.values()) != self.num_processes:
+            raise UsageError(
+                f"--fewest needs machines with the same number of processes each, {self.num_processes} together (got "
+                f"--hosts={self.hosts}). Name them by --hosts=A:N,B:N."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

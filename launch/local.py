@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.children import end_with_parent, pass_on, shell_code
 from launch.fewer_processes import FewerProcesses
 from launch.jobs import Local
-from launch.supervisor import end_with_parent, is_complete, last_checkpoint, pass_on, shell_code, supervise
+from launch.supervisor import is_complete, last_checkpoint, supervise
 
 PATIENCE = 120  # seconds in which the other processes must exit after one has failed
 PATIENCE_BEFORE_RESTART = 5  # the same if the run is started again: the others cannot save without that process
@@ -35,7 +36,8 @@ def start(job: Local, folder: Path) -> int:
     if job.fewest is None:
         return supervise(lambda received: run(places, received)[0], job.workdir, job.restarts)
     facts = (functools.partial(last_checkpoint, job.workdir), functools.partial(is_complete, job.workdir))
-    return supervise(FewerProcesses(run, job.num_processes, job.fewest, *facts), job.workdir, job.restarts)
+    failures = [f"Process {place} failed first" for place in places]
+    return supervise(FewerProcesses(run, failures, job.fewest, *facts), job.workdir, job.restarts)
 
 
 def processes(

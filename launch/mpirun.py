@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from launch.fewer_machines import HOSTS, PROCESSES, slots_of
 from launch.jobs import Mpirun
 from launch.rendering import script, write
 from launch.supervisor import command_of
@@ -11,9 +12,9 @@ from launch.supervisor import command_of
 def render(job: Mpirun, folder: Path) -> Path:
     """Writes the script that runs mpirun; returns its path."""
     # By default, two processes would get one core each.
-    line = ["mpirun", "-n", str(job.num_processes), "--bind-to", "none"]
+    line = ["mpirun", "-n", str(job.num_processes) if job.fewest is None else PROCESSES, "--bind-to", "none"]
     if job.hosts:
-        line += ["--host", job.hosts]
+        line += ["--host", job.hosts if job.fewest is None else HOSTS]
     if job.hostfile:
         line += ["--hostfile", str(Path(job.hostfile).absolute())]
     if job.processes_per_host:
@@ -26,5 +27,6 @@ def render(job: Mpirun, folder: Path) -> Path:
         line += ["bash", "-c", f'{job.activate}\nexec "$@"', "bash", "python", *runner]
     else:
         line += [sys.executable, *runner]
-    line = [*command_of(job.restarts, job.workdir, sys.executable), *line]
+    hosts = ",".join(f"{host}:{number}" for host, number in slots_of(job.hosts, job.processes_per_host).items())
+    line = [*command_of(job.restarts, job.workdir, sys.executable, job.fewest, hosts), *line]
     return write(folder, "mpirun.sh", script("mpirun.sh", grace=job.grace, mpirun=line))

@@ -6,13 +6,14 @@ python -m launch.supervisor --restarts=5 --workdir=runs/NAME -- COMMAND ...
 """
 
 import contextlib
-import ctypes
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from launch.children import print_message, run_once
+from launch.fewer_machines import Machines, slots_of
+from launch.fewer_processes import FewerProcesses
 from layers.errors import UsageError, first_line
 from registry.runs.state import has_finished, last_saved
 from runners.flags import Parser, exit_code
@@ -21,9 +22,6 @@ from tasks.storage.files import place
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 USAGE_ERROR = 2  # the exit code of a command that would fail again
 WAITS = (1, 120)  # seconds before a restart, by the number of failures without a new checkpoint; no restart after more
-PR_SET_PDEATHSIG = 1  # prctl(2)
-# Loaded now: a child of a process with threads must not load it.
-PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 Start = Callable[[list[int]], int]
 
@@ -95,63 +93,46 @@ def received_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def end_with_parent() -> None:
-    """Makes this process receive SIGTERM when its parent ends, even by SIGKILL; for Popen's `preexec_fn`, on Linux."""
-    if PRCTL is not None:
-        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def run_once(command: Sequence[str], received: list[int]) -> int:
-    """Runs a command to its end, and passes signals on to it; returns its exit code."""
-    # In a new session, so that it receives Ctrl-C only once, from this process.
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
-    passed = 0
-    while (code := process.poll()) is None:
-        passed = pass_on(received, passed, [process])
-        time.sleep(0.05)
-    return shell_code(code)
-
-
-def pass_on(received: Sequence[int], passed: int, processes: Iterable[subprocess.Popen]) -> int:
-    """Sends the signals after the first `passed` ones to processes; returns how many have been passed on now."""
-    new = received[passed:]
-    for number in new:
-        for process in processes:
-            process.send_signal(number)
-    return passed + len(new)
-
-
-def shell_code(code: int) -> int:
-    """Returns an exit code as shells have it: 128 plus the signal's number for a process that was killed."""
-    return code if code >= 0 else 128 - code
-
-
-def print_message(message: str) -> None:
-    """Prints a line of the launcher to standard error."""
-    print(f"vortaro: {message}", file=sys.stderr, flush=True)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Runs the command after `--`; returns its exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = Parser("launch.supervisor", __doc__)
     parser.add_argument("--restarts", type=int, default=0, metavar="N")
     parser.add_argument("--workdir", metavar="FOLDER")
+    parser.add_argument("--fewest", type=int, metavar="N", help="processes of mpirun to continue with; needs --hosts")
+    parser.add_argument("--hosts", metavar="A:N,B:N", help="machines of mpirun, which replace {hosts} in the command")
     options = parser.parse_known(arguments[:end])
     command = arguments[end + 1 :]
     if not command:
         raise UsageError("launch.supervisor needs a command. Add it after `--`.")
     if options.restarts < 0:
         raise UsageError(f"--restarts must be at least 0 (got {options.restarts}).")
-    return supervise(lambda received: run_once(command, received), options.workdir, options.restarts)
+    if (options.fewest is None) != (options.hosts is None):
+        raise UsageError("--fewest and --hosts need each other. Give both or neither.")
+    start: Start = lambda received: run_once(command, received)
+    if options.fewest is not None:
+        machines = Machines(command, slots_of(options.hosts))
+        start = FewerProcesses(
+            machines.run,
+            machines.failures,
+            -(-options.fewest // machines.each),
+            lambda before: last_checkpoint(options.workdir, before),
+            lambda: is_complete(options.workdir),
+            each=machines.each,
+            are_back=machines.are_back,
+        )
+    return supervise(start, options.workdir, options.restarts)
 
 
-def command_of(restarts: int, workdir: str | None, python: str) -> list[str]:
+def command_of(
+    restarts: int, workdir: str | None, python: str, fewest: int | None = None, hosts: str | None = None
+) -> list[str]:
     """Returns the words before a command that supervise it; none without restarts."""
     if not restarts:
         return []
     folder = [] if workdir is None else [f"--workdir={workdir}"]
-    return [python, "-m", "launch.supervisor", f"--restarts={restarts}", *folder, "--"]
+    fewer = [] if fewest is None else [f"--fewest={fewest}", f"--hosts={hosts}"]
+    return [python, "-m", "launch.supervisor", f"--restarts={restarts}", *folder, *fewer, "--"]
 
 
 if __name__ == "__main__":

@@ -35,9 +35,13 @@ class Starts:
         return self.step
 
 
+def failures(count):
+    return [f"Process {place} failed first" for place in range(count)]
+
+
 def ended(starts, count=4, fewest=1, times=1):
     """Exit codes of several calls of the supervisor."""
-    run = FewerProcesses(starts, count, fewest, starts.saved)
+    run = FewerProcesses(starts, failures(count), fewest, starts.saved)
     return [run([]) for _ in range(times)]
 
 
@@ -68,7 +72,7 @@ def test_not_fewer_than_allowed():
 def test_a_place_that_is_lost_again_is_tried_later():
     starts = Starts(1, 1, "stop", 1, 1, "stop", None)
     steps = []
-    run = FewerProcesses(starts, 2, 1, lambda before: (steps.append(starts.step), starts.step)[1])
+    run = FewerProcesses(starts, failures(2), 1, lambda before: (steps.append(starts.step), starts.step)[1])
     assert [run([]) for _ in range(3)] == [1, 1, 0]
     assert starts.places == [[0, 1], [0, 1], [0], [0, 1], [0, 1], [0], [0, 1]]
     assert starts.step == 10 + 20, "after one checkpoint, then after two"
@@ -77,14 +81,14 @@ def test_a_place_that_is_lost_again_is_tried_later():
 def test_a_finished_run_is_not_started_again():
     """Its last checkpoint is new, too."""
     starts = Starts(1, 1, "stop")
-    run = FewerProcesses(starts, 2, 1, starts.saved, lambda: True)
+    run = FewerProcesses(starts, failures(2), 1, starts.saved, lambda: True)
     assert [run([]), run([])] == [1, 0]
     assert starts.places[-1] == [0]
 
 
 def test_several_failures_at_once_lose_no_place():
     starts = Starts(1, 1, None)
-    run = FewerProcesses(lambda *given: (starts(*given)[0], None), 2, 1, starts.saved)
+    run = FewerProcesses(lambda *given: (starts(*given)[0], None), failures(2), 1, starts.saved)
     assert [run([]) for _ in range(3)] == [1, 1, 0]
     assert starts.places == [[0, 1]] * 3
 
@@ -92,7 +96,7 @@ def test_several_failures_at_once_lose_no_place():
 def test_a_signal_ends_it():
     starts = Starts(1, 1, "stop")
     received = []
-    run = FewerProcesses(starts, 2, 1, starts.saved)
+    run = FewerProcesses(starts, failures(2), 1, starts.saved)
     assert run(received) == 1
     received.append(15)
     assert run(received) == 1
