@@ -65,7 +65,9 @@ def test_the_script_states_the_machines(tmp_path, monkeypatch):
     [script] = rendered([*launch, "--", "--exp=tiny.StdlibTiny", "--workdir=runs/a"], tmp_path / "out")
     line = next(line for line in script.read_text().splitlines() if line.startswith("set -- "))
     words = " ".join(shlex.split(line))
-    assert "launch.supervisor --restarts=3 --workdir=runs/a --fewest=2 --hosts=a:2,b:2 -- mpirun -n {processes}" in words
+    assert (
+        "launch.supervisor --restarts=3 --workdir=runs/a --fewest=2 --hosts=a:2,b:2 -- mpirun -n {processes}" in words
+    )
     assert "--host {hosts} --map-by ppr:2:node" in words
 
 

@@ -82,7 +82,7 @@ def _checksum_of_shards(x: jax.Array, sharding: jax.sharding.NamedSharding) -> j
 
 
 def _checksum(x: jax.Array, first: Sequence[Any] | None = None, shape: Sequence[int] | None = None) -> jax.Array:
-    """Returns the sum of a part of an array: `first` is the index of its first element, `shape` the whole shape."""
+    """Returns the sum of a part of an array: `first` is the index of its first element, `shape` that of the array."""
     first, shape = first or [0] * x.ndim, shape or x.shape
     if x.size <= LARGE or jax.default_backend() != "cpu":
         return jnp.sum(_terms(x, first, shape), dtype=jnp.uint32)
@@ -112,7 +112,7 @@ def _block_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _terms(x: jax.Array, first: Sequence[Any], shape: Sequence[int]) -> jax.Array:
-    """Returns the products of the bits of elements and odd numbers that depend on their index in the whole array."""
+    """Returns the products of the bits of elements and odd numbers that depend on their index in the array."""
     bits = x if x.dtype == jnp.bool_ else lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize])
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
     for axis in reversed(range(x.ndim)):
