@@ -87,7 +87,7 @@ def kill_often(process: subprocess.Popen, workdir: Path, kills: int, last: int, 
 
 
 def _killed_run(bench: Bench, shape: Shape, kills: int) -> Iterator[Outcome]:
-    """Kills processes of one run; if the launcher does not bring it to its end in the right bits, every kill counts as a failure."""
+    """Kills processes of one run; if it does not end in the right bits, every kill counts as a failure."""
     reference, workdir = bench.reference(shape), bench.folder()
     runner = [*bench.flags(workdir), f"--peer_timeout={PEER_TIMEOUT}"]
     process = supervised(runner, workdir, shape[0], RESTARTS, bench.environment())
