@@ -12,6 +12,7 @@ from tasks.storage.files import Place, file_system, is_remote, place, reached
 METRICS = "metrics.jsonl"  # scalars, a line for each report
 TIMES = "times.jsonl"  # the time of each start and report, of all processes that have trained in the folder
 CHECKPOINTS = "checkpoints"  # a folder for each saved step
+NON_FINITE = "non_finite.json"  # why the last update was not finite
 LOCK = ".lock"  # locked while a process trains in a local folder
 
 SEARCHED = "runs"  # where runs are searched without a pattern

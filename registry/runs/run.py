@@ -1,21 +1,30 @@
 """One run: the content of its folder, read once and only when it is needed."""
 
+import contextlib
 import datetime
 import functools
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypedDict
 
 from layers.errors import UsageError, first_line
 from registry.records.json_values import value
 from registry.records.record import EXPERIMENT, Snapshot, load, of_text
 from registry.runs import metrics, state
-from registry.runs.folders import find
+from registry.runs.folders import NON_FINITE, find
 from registry.runs.goodput import Goodput, goodput, times_of
 from tasks.storage.files import Place, is_remote, reached
+from tasks.storage.json_values import Count, parsed, require_type
 
 THREADS = 16  # that read run folders on object stores
+
+
+class NonFinite(TypedDict):
+    """The values of non_finite.json that are shown."""
+
+    step: Count
+    cause: str
 
 
 class Run:
@@ -134,6 +143,15 @@ class Run:
         lines, starts = times_of(self.folder), self.record.get("starts") or []
         first = min((datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts), default=0.0)
         return goodput(lines) if lines and lines[0]["time"] < first + UNRECORDED else Goodput()
+
+    @functools.cached_property
+    def non_finite(self) -> str:
+        """Which value was the first that was not finite, if the run has stopped because of it; else empty."""
+        with contextlib.suppress(OSError, ValueError):
+            found = parsed((self.folder / NON_FINITE).read_bytes())
+            require_type(found, NonFinite, NON_FINITE)
+            return found["cause"] if found["step"] > self.summary.step else ""
+        return ""
 
     def __getitem__(self, name: str) -> Any:
         """Returns a figure in FIGURES, a setting, or the last scalar of validation or of tasks; None without it."""

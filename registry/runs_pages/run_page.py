@@ -9,6 +9,7 @@ from registry.pages.phases import phases
 from registry.pages.weights import weights
 from registry.records.quantities import amount, duration, mesh_text
 from registry.records.record import own_knobs
+from registry.runs.folders import NON_FINITE
 from registry.runs.goodput import Goodput
 from registry.runs.metrics import TRAIN, VALIDATION, Summary
 from registry.runs_pages import task_results
@@ -32,6 +33,7 @@ def run_page(
     content: Mapping[str, Any] | None = None,
     summary: Summary | None = None,
     spent: Goodput | None = None,
+    non_finite: str = "",
 ) -> str:
     """Returns the page of a run.
 
@@ -48,6 +50,7 @@ def run_page(
       content: what `curves` returns for the lines, if it is known.
       summary: the last lines, if they are known.
       spent: the seconds since its first start.
+      non_finite: which value was the first that was not finite, if it has stopped because of it.
     """
     content = content or curves(lines)
     last = summary or Summary(dict(last_line(lines, TRAIN)), dict(last_line(lines, VALIDATION)), {}, {})
@@ -58,6 +61,7 @@ def run_page(
     parts = [
         f"<h1>{text(title or name)}</h1>",
         _description(record, name if title else "", folder),
+        f"<p><strong>{text(non_finite)}</strong> (details in {NON_FINITE})</p>" if non_finite else "",
         _live("cards", cards(card_pairs(record, last, seconds, state))),
         panel(title or "run", shown, content["axes"], source=source) if shown else "<p>No metrics yet.</p>",
         _live("samples", _samples(samples)),

@@ -116,6 +116,7 @@ class RunPages:
             content=content,
             summary=run.summary,
             spent=run.goodput,
+            non_finite=run.non_finite,
         )
         write_changed(self.out / FOLDER / f"{file}.html", made.encode())
         return row

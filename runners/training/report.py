@@ -15,6 +15,6 @@ def write(workdir: Place) -> Place:
     if str(workdir) not in _WRITTEN:
         write_assets(workdir)
         _WRITTEN.add(str(workdir))
-    shown = {"summary": run.summary, "spent": run.goodput}
+    shown = {"summary": run.summary, "spent": run.goodput, "non_finite": run.non_finite}
     write_whole(workdir / REPORT, run_page(run.record, run.lines, samples_of(workdir), **shown))
     return workdir / REPORT

@@ -15,8 +15,10 @@ from jax.sharding import NamedSharding
 
 from layers.errors import VortaroError, first_line
 from layers.specs import P
+from registry.runs.folders import NON_FINITE
 from runners.compiled_functions import Updates
 from runners.session import Session
+from runners.training import report
 from runners.training.checkpoints import Checkpoints
 from runners.training.health import first_cause
 from runners.training.input_state import own
@@ -27,7 +29,6 @@ from tasks.storage.files import Place, write_whole
 from tasks.storage.jsonl import finite
 from tasks.train_step import TrainState
 
-FILE = "non_finite.json"
 MOST_UPDATES = 2_000  # that are computed again
 
 
@@ -82,8 +83,15 @@ def _cause(session: Session, workdir: Place, step: int, checkpoints: Checkpoints
     cause = first_cause.find(step, shapes, found)
     record = {"step": step, "replayed_from": start, "cause": cause, **first_cause.record(shapes, found)}
     text = json.dumps(finite(record), indent=1)
-    session.processes.run_in_first(lambda: write_whole(workdir / FILE, text))  # before another process can end it
-    return f"{cause} (details in {FILE})"
+    session.processes.run_in_first(lambda: _write(workdir, text))  # before another process can end it
+    return f"{cause} (details in {NON_FINITE})"
+
+
+def _write(workdir: Place, text: str) -> None:
+    """Writes the file, and the page of the run with its cause, whose failure does not matter."""
+    write_whole(workdir / NON_FINITE, text)
+    with contextlib.suppress(VortaroError, OSError):
+        report.write(workdir)
 
 
 def _before(session: Session, state: TrainState, batches: Iterator[Any], step: int) -> tuple[TrainState, Batch]:

@@ -26,6 +26,18 @@ def test_the_page_has_figures_samples_knobs_weights_and_config(tmp_path):
     assert len(data["series"]["loss"]["train"][0]) == 60
 
 
+def test_a_run_that_has_stopped_at_a_value_that_is_not_finite(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    write = lambda **record: (folder / "non_finite.json").write_text(json.dumps(record))
+    for wrong in ({"step": 10**6}, {"step": "many", "cause": "a"}, {"step": 1, "cause": "of an earlier start"}):
+        write(**wrong)
+        assert Run(folder).non_finite == ""
+    write(step=10**6, cause=f"Step 1000000 is not finite: {SCRIPT}")
+    page = made(folder, non_finite=Run(folder).non_finite)
+    assert "<strong>Step 1000000 is not finite: &lt;script&gt;" in page
+    assert SCRIPT not in page
+
+
 def test_data_can_be_in_a_script(tmp_path):
     page = made(run_folder(tmp_path / "a"), title="a", root="..", source="a.js", state="running")
     assert 'id="curves"' not in page

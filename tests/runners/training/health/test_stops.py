@@ -1,5 +1,6 @@
 """Runs that stop at an update that is not finite name its first cause, from any checkpoint and on several processes."""
 
+import html
 import json
 
 import pytest
@@ -44,6 +45,7 @@ def test_the_rows_of_a_bad_batch_are_named(tmp_path, processes, devices):
     assert "Traceback" not in ended[0].stderr
     assert "Step 12 is not finite: computing updates 11 to 12 again to find the first such value" in ended[0].stdout
     record = json.loads((tmp_path / "run" / "non_finite.json").read_text())
+    assert html.escape(record["cause"]) in (tmp_path / "run" / "report.html").read_text()
     assert (record["step"], record["replayed_from"], record["objective"]) == (12, 10, None)
     assert record["outputs"][-1]["rows"] == {"2": 7, "5": 7}
     assert not any(output["rows"] for output in record["outputs"][:-1])
