@@ -1,5 +1,6 @@
 """Gated attention units with scores by distance: the base of the VQ mixer and of its quadratic counterpart."""
 
+import functools
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ from layers.dropout import dropout
 from layers.errors import UsageError
 from layers.feed_forward.activations import activation
 from layers.norm import rms_normalize
+from layers.platform import products_are_counted
 from layers.positions.embeddings import sinusoids
 from layers.positions.relative_distance import shift_sequence
 from layers.positions.segments import SegmentIds, segment_numbers
@@ -172,35 +174,90 @@ class FullAttention(GatedHeads):
         keys = memory.key_bktd.shape[2]
         distance_btkd = self._distances(keys, x.shape[0])[:, ::-1]
         distance_btkd = jnp.pad(distance_btkd, ((0, 0), (0, keys), (0, 0), (0, 0)))
-        attend = lambda *queries: self._attend(memory, distance_btkd, *queries)
-        mixed = self._by_chunks(attend, start, y.content_bskgd, y.position_bskgd, ids)
+        attend = functools.partial(self._attend, memory, distance_btkd)
+        if state is None and not products_are_counted():
+            attend_chunk = functools.partial(self._attend_before, memory, distance_btkd)
+        else:
+            attend_chunk = attend
+        mixed = self._by_chunks(attend_chunk, attend, start, y.content_bskgd, y.position_bskgd, ids)
         return self._output(mixed.reshape(*x.shape[:2], self.num_heads, self.value_dim), y.gate_bsnf), state
 
-    def _by_chunks(self, attend: Any, start: jax.Array, *queries: jax.Array) -> jax.Array:
+    def _by_chunks(self, attend_chunk: Any, attend: Any, start: jax.Array, *queries: jax.Array) -> jax.Array:
         if self.query_chunk < 1:
             raise UsageError(f"query_chunk must be at least 1 (got {self.query_chunk}).")
         number, rest = divmod(queries[0].shape[1], self.query_chunk)
         if number + bool(rest) == 1:
             return attend(start, *queries)
         whole = number * self.query_chunk
-        split = [jnp.moveaxis(q[:, :whole].reshape(q.shape[0], number, -1, *q.shape[2:]), 1, 0) for q in queries]
+        split = [jnp.moveaxis(_cut(q, 1, self.query_chunk), 1, 0) for q in queries]
         starts = start + self.query_chunk * jnp.arange(number)
-        mixed = jax.lax.map(lambda xs: jax.checkpoint(attend)(*xs), (starts, *split))
+        mixed = jax.lax.map(lambda xs: jax.checkpoint(attend_chunk)(*xs), (starts, *split))
         mixed = jnp.moveaxis(mixed, 0, 1).reshape(mixed.shape[1], whole, *mixed.shape[3:])
         if rest:
             mixed = jnp.concatenate([mixed, attend(start + whole, *(q[:, whole:] for q in queries))], axis=1)
         return mixed
 
-    def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
+    def _attend_before(
+        self, memory: KeyValueCache, distance_btkd, start, content, position, ids
+    ) -> Float[Array, "b l k g f"]:
+        """Attends to the keys of a row in chunks, those after its own chunk left out (Milakov & Gimelshein 2018)."""
         length, keys = content.shape[1], memory.key_bktd.shape[2]
-        scores = jnp.einsum("blkgd,bktd->bkglt", content, memory.key_bktd, preferred_element_type=jnp.float32)
-        # Row r of the table is distance keys - 1 - r: the last query's distance to key 0 is first.
-        rows = jax.lax.dynamic_slice_in_dim(distance_btkd, keys - length - start, keys + length - 1, axis=1)
-        scores += shift_sequence(by_distance(position, rows), keys)
-        place_l = start + jnp.arange(length)
-        seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
-        probabilities = value_weights(masked(scores, seen_blt[:, None, None])).astype(self.dtype)
+        firsts = length * jnp.arange(keys // length)
+        # Arrays of all chunks, so that a gradient of one chunk is not as large as those of all.
+        cut = lambda x, axis: jnp.moveaxis(_cut(x, axis, length), axis, 0)
+        chunks = KeyValueCache(
+            cut(memory.key_bktd, 2), cut(memory.value_bktd, 2), cut(memory.segment_ids_bt, 1), jnp.zeros_like(firsts)
+        )
+        rows = jax.vmap(lambda first: self._rows(distance_btkd, length, start - first, length))(firsts)
+
+        @jax.checkpoint
+        def add(sums: tuple[jax.Array, ...], chunk: Any) -> tuple[jax.Array, ...]:
+            first, keys, rows = chunk
+            top, total, mixed = sums
+            scores = self._scores(keys, rows, start - first, content, position, ids)
+            highest = jax.lax.stop_gradient(jnp.maximum(top, jnp.max(scores, axis=-1)))  # cancels in the quotient
+            weights, kept = jnp.exp(scores - highest[..., None]), jnp.exp(top - highest)
+            new = jnp.einsum(
+                "bkglt,bktf->bkglf", weights.astype(self.dtype), keys.value_bktd, preferred_element_type=jnp.float32
+            )
+            return highest, kept * total + jnp.sum(weights, axis=-1), kept[..., None] * mixed + new
+
+        def step(sums: tuple[jax.Array, ...], chunk: Any) -> tuple[tuple[jax.Array, ...], None]:
+            return jax.lax.cond(chunk[0] <= start, add, lambda sums, chunk: sums, sums, chunk), None
+
+        batch, _, heads, groups, _ = content.shape
+        zeros = jnp.zeros((batch, heads, groups, length), jnp.float32)
+        mixed = jnp.zeros((*zeros.shape, self.value_dim), jnp.float32)
+        lowest = jnp.full_like(zeros, jnp.finfo(jnp.float32).min)
+        (_, total, mixed), _ = jax.lax.scan(step, (lowest, zeros, mixed), (firsts, chunks, rows))
+        return jnp.moveaxis(mixed / total[..., None], 3, 1).astype(self.dtype)
+
+    def _attend(self, memory: KeyValueCache, distance_btkd, start, content, position, ids) -> Float[Array, "b l k g f"]:
+        rows = self._rows(distance_btkd, content.shape[1], start, memory.key_bktd.shape[2])
+        probabilities = value_weights(self._scores(memory, rows, start, content, position, ids)).astype(self.dtype)
         return jnp.einsum("bkglt,bktf->blkgf", probabilities, memory.value_bktd)
+
+    def _rows(self, distance_btkd: jax.Array, length: int, start: Any, keys: int) -> Float[Array, "#b w k d"]:
+        """Returns embeddings of the distances of `length` queries, the first at position `start` of `keys` keys."""
+        # Row r of the table is distance total - 1 - r: the last query's distance to key 0 is first.
+        total = distance_btkd.shape[1] // 2
+        return jax.lax.dynamic_slice_in_dim(distance_btkd, total - length - start, keys + length - 1, axis=1)
+
+    def _scores(self, memory: KeyValueCache, rows, start, content, position, ids) -> Float[Array, "b k g l t"]:
+        """Returns the scores of keys, the lowest float for those that are not seen; the first query is at `start`."""
+        keys = memory.key_bktd.shape[2]
+        scores = jnp.einsum("blkgd,bktd->bkglt", content, memory.key_bktd, preferred_element_type=jnp.float32)
+        scores += shift_sequence(by_distance(position, rows), keys)
+        place_l = start + jnp.arange(content.shape[1])
+        seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
+        return masked(scores, seen_blt[:, None, None])
+
+
+def _cut(x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Cuts an axis into chunks, without its rest: (..., s, ...) -> (..., i, c, ...)."""
+    number = x.shape[axis] // length
+    x = jax.lax.slice_in_dim(x, 0, number * length, axis=axis)
+    return x.reshape(*x.shape[:axis], number, length, *x.shape[axis + 1 :])
 
 
 def by_distance(

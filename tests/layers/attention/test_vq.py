@@ -142,6 +142,22 @@ def test_linear_equals_quadratic_over_quantised_keys(heads):
 
 
 @pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("chunk", [3, 8, 16])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_gradients_of_the_twin_do_not_depend_on_its_chunks(heads, chunk, segmented):
+    """Keys after a chunk are left out; the last chunk may be shorter, and segments may begin inside of chunks."""
+    segments = jnp.sort(jax.random.randint(jax.random.key(5), X.shape[:2], 0, 4)) if segmented else None
+
+    def loss(x, variables, chunk):
+        module = random_variables(heads, full=True, query_chunk=chunk)[0]
+        return jnp.sum(jnp.sin(module.apply(variables, x, None, segments)[0]))
+
+    variables = random_variables(heads, full=True)[1]
+    found, expected = (jax.grad(loss, (0, 1))(X, variables, size) for size in (chunk, 512))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), found, expected)
+
+
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("chunk", [8, 512])
 def test_the_twin_is_plain_attention_with_positions_everywhere(heads, chunk):
     module, variables = random_variables(heads, full=True, query_chunk=chunk)
