@@ -21,7 +21,7 @@ from layers.platform import products_are_counted
 from layers.positions.embeddings import sinusoids
 from layers.positions.relative_distance import shift_sequence
 from layers.positions.segments import SegmentIds, segment_numbers
-from layers.specs import Specs, constrain
+from layers.specs import Specs, constrain, split_of
 from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
@@ -175,7 +175,9 @@ class FullAttention(GatedHeads):
         distance_btkd = self._distances(keys, x.shape[0])[:, ::-1]
         distance_btkd = jnp.pad(distance_btkd, ((0, 0), (0, keys), (0, 0), (0, 0)))
         attend = functools.partial(self._attend, memory, distance_btkd)
-        if state is None and not products_are_counted():
+        # Devices that share a sequence would exchange keys once for each pair of chunks.
+        is_split = bool(split_of(self.activations, "value_bskf", 1))
+        if state is None and not is_split and not products_are_counted():
             attend_chunk = functools.partial(self._attend_before, memory, distance_btkd)
         else:
             attend_chunk = attend

@@ -142,8 +142,7 @@ def test_linear_equals_quadratic_over_quantised_keys(heads):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("chunk", [3, 8, 16])
-@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize(("chunk", "segmented"), [(3, True), (16, False)])
 def test_gradients_of_the_twin_do_not_depend_on_its_chunks(heads, chunk, segmented):
     """Keys after a chunk are left out; the last chunk may be shorter, and segments may begin inside of chunks."""
     segments = jnp.sort(jax.random.randint(jax.random.key(5), X.shape[:2], 0, 4)) if segmented else None
