@@ -117,7 +117,7 @@ bench: $(BENCHED) $(TESTED)
 	$(RUN) -m benchmarks.loop --publish
 	$(RUN) -m benchmarks.data --publish
 	$(RUN) -m benchmarks.vq speed --publish
-	$(RUN) -m benchmarks.vq flat --publish
+	$(RUN) -m benchmarks.vq flat --remat=full --publish
 	$(RUN) -m benchmarks.vq sampling --publish
 
 faults: $(TESTED)

@@ -1,7 +1,7 @@
 """VQ attention against its quadratic counterpart, alternating in one process: training, forward pass, sampling.
 
 python -m benchmarks.vq speed --lengths 2048 8192 32768
-python -m benchmarks.vq flat --lengths 8192 32768 131072
+python -m benchmarks.vq flat --lengths 8192 32768 131072 --remat=full
 python -m benchmarks.vq sampling --past 1024 65536
 """
 
@@ -142,8 +142,9 @@ def main() -> int:
     parser.add_argument("--new_tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--reduction", default="scan")
+    parser.add_argument("--remat", default="none", help="REMAT; VQ entries have full")
     options = parser.parse_args()
-    knobs = {"REDUCTION": options.reduction}
+    knobs = {"REDUCTION": options.reduction, "REMAT": options.remat}
     if options.table == "sampling":
         lines = sampled(options.past, options.new_tokens, options.rounds, knobs)
     elif options.table == "flat":
@@ -152,7 +153,7 @@ def main() -> int:
         kinds = {"VQ": "vq", "twin": "distance"}
         several = ([length] for length in options.lengths or [2048, 8192, 32_768])
         lines = [line for lengths in several for line in measured(lengths, kinds, options.rounds, knobs)]
-    facts = {"machine": machine(), "REDUCTION": options.reduction, "turns": options.rounds}
+    facts = {"machine": machine(), **knobs, "turns": options.rounds}
     show(f"vq-{options.table}", lines, facts, options.publish)
     return 0
 
