@@ -18,13 +18,19 @@ def end_with_parent() -> None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_once(command: Sequence[str], received: Sequence[int], stop_now: Callable[[], bool] = lambda: False) -> int:
+def run_once(
+    command: Sequence[str],
+    received: Sequence[int],
+    stop_now: Callable[[], bool] = lambda: False,
+    stop_by: int = signal.SIGTERM,
+) -> int:
     """Runs a command to its end, and passes signals on to it; returns its exit code.
 
     Args:
       command: the words of the command.
       received: signals that this process has received; each is sent to the command, once.
-      stop_now: called every second; once it is True, the command receives SIGTERM.
+      stop_now: called every second; once it is True, the command receives the signal `stop_by`.
+      stop_by: the number of the signal.
     """
     # In a new session, so that it receives Ctrl-C only once, from this process.
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
@@ -33,7 +39,7 @@ def run_once(command: Sequence[str], received: Sequence[int], stop_now: Callable
         passed = pass_on(received, passed, [process])
         if not is_stopping and time.monotonic() - looked > 1:
             is_stopping, looked = stop_now(), time.monotonic()
-            pass_on([signal.SIGTERM] * is_stopping, 0, [process])
+            pass_on([stop_by] * is_stopping, 0, [process])
         time.sleep(0.05)
     return shell_code(code)
 

@@ -1,10 +1,15 @@
-"""Runs of mpirun that continue on fewer machines while one does not answer, for `launch mpirun --fewest=N`."""
+"""Runs of mpirun that continue on fewer machines while some do not answer, for `launch mpirun --fewest=N`."""
 
+import os
+import re
+import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from launch.children import print_message, run_once
+from launch.children import end_with_parent, print_message, run_once
+from layers.errors import UsageError
 
 PROCESSES, HOSTS = "{processes}", "{hosts}"  # words of a command that are replaced
 ANSWER_SECONDS = 60.0  # in which a machine must run `true`
@@ -16,11 +21,15 @@ def slots_of(hosts: str, each: int | None = None) -> dict[str, int]:
     Args:
       hosts: the list; a machine that occurs several times has the sum of its numbers, one without a number has 1.
       each: the number on each machine, instead of those in the list.
+    Raises:
+      UsageError: the list has another form.
     """
     found: dict[str, int] = {}
     for part in hosts.split(","):
-        name, _, slots = part.strip().partition(":")
-        number = int(slots) if slots.isdecimal() else 1
+        parts = re.fullmatch(r"\s*([\w.-]+)(?::([1-9]\d*))?\s*", part)
+        if parts is None:
+            raise UsageError(f"--hosts must be like A:N,B:N (got '{hosts}').")
+        name, number = parts[1], int(parts[2] or 1)
         found[name] = number + found.get(name, 0) if each is None else each
     return found
 
@@ -34,33 +43,55 @@ class Machines:
     """
 
     def __init__(self, command: Sequence[str], slots: dict[str, int]):
-        self._command, self._slots = command, slots
+        self._command, self.slots = command, slots
         self._names, self.each = list(slots), max(slots.values())
-        self.failures = [f"Machine {name} did not answer" for name in self._names]
+        self._received: Sequence[int] = ()  # signals that end the questions to machines
 
-    def run(self, places: Sequence[int], received: list[int], stop_now: Callable[[], bool]) -> tuple[int, int | None]:
-        """Runs the command on the machines in these places; returns its exit code, and the first that is lost."""
-        hosts = {self._names[place]: self._slots[self._names[place]] for place in places}
+    def run(self, places: Sequence[int], received: list[int], stop_now: Callable[[], bool]) -> tuple[int, list[int]]:
+        """Runs the command on the machines in these places; returns its exit code, and the machines that are lost."""
+        hosts = {self._names[place]: self.slots[self._names[place]] for place in places}
         values = {PROCESSES: str(sum(hosts.values())), HOSTS: ",".join(f"{name}:{n}" for name, n in hosts.items())}
-        code = run_once([values.get(word, word) for word in self._command], received, stop_now)
-        if code == 0 or received:
-            return code, None
-        return code, next((place for place in places if not self._answers(place)), None)
+        self._received = received
+        # mpirun passes SIGUSR1 on at once. After SIGTERM it waits, and ends with an exit code of its own.
+        command = [values.get(word, word) for word in self._command]
+        code = run_once(command, received, stop_now, stop_by=signal.SIGUSR1)
+        return code, [] if code == 0 or received else self._lost(places)
 
     def are_back(self, places: Sequence[int]) -> bool:
         """Returns whether all machines in these places answer."""
-        return all(map(self._answers, places))
+        return not self._lost(places)
 
-    def _answers(self, place: int) -> bool:
-        name = self._names[place]
-        began = time.monotonic()
-        try:
-            words = [self._command[0], "-n", "1", "--host", f"{name}:1", "true"]
-            done = subprocess.run(words, timeout=ANSWER_SECONDS, capture_output=True, text=True)
-        except subprocess.TimeoutExpired:
-            print_message(f"Machine {name} has not answered for {time.monotonic() - began:.0f} s.")
-            return False
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            print_message(f"Machine {name} does not answer (exit code {done.returncode}: {last}).")
-        return done.returncode == 0
+    def describe(self, places: Sequence[int]) -> str:
+        """Returns a message that these machines are lost, without a period."""
+        return f"{'Machines' if len(places) > 1 else 'Machine'} {self._named(places)} did not answer"
+
+    def _named(self, places: Sequence[int]) -> str:
+        return ", ".join(self._names[place] for place in places)
+
+    def _lost(self, places: Sequence[int]) -> list[int]:
+        """Returns those of these places whose machines do not run `true`; all of them after a signal."""
+        with tempfile.TemporaryFile() as errors:
+            asked = {place: self._ask(place, errors) for place in places}
+            end = time.monotonic() + ANSWER_SECONDS
+            while any(process.poll() is None for process in asked.values()):
+                if self._received or time.monotonic() > end:
+                    break
+                time.sleep(0.05)
+            lost = [place for place, process in asked.items() if process.poll() != 0]
+            for process in asked.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+        if lost and not self._received:
+            verb = "do not answer" if len(lost) > 1 else "does not answer"
+            reason = f" ({lines[-1]})" if lines else f" within {ANSWER_SECONDS:.0f} s"
+            print_message(f"{'Machines' if len(lost) > 1 else 'Machine'} {self._named(lost)} {verb}{reason}.")
+        return lost
+
+    def _ask(self, place: int, errors: object) -> subprocess.Popen:
+        """Starts `true` on a machine; in a new session, so that Ctrl-C in the terminal does not reach it."""
+        words = [self._command[0], "-n", "1", "--host", f"{self._names[place]}:1", "true"]
+        files: dict = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
+        return subprocess.Popen(words, start_new_session=True, preexec_fn=end_with_parent, **files)

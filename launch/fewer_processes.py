@@ -4,23 +4,24 @@ from collections.abc import Callable, Sequence
 
 from launch.children import print_message
 
-# Runs processes in places: (places, received signals, whether to stop now) -> (exit code, the place that failed first;
-# None if several failed at once). If the function returns True, all processes receive SIGTERM, save and exit with 0.
-Run = Callable[[Sequence[int], list[int], Callable[[], bool]], tuple[int, int | None]]
+# Runs processes in places: (places, received signals, whether to stop now) -> (exit code, places that have failed; none
+# if all failed at once). If the function returns True, all processes receive a signal, save and exit.
+Run = Callable[[Sequence[int], list[int], Callable[[], bool]], tuple[int, Sequence[int]]]
 Saved = Callable[[int | None], int | None]
 
 
 class FewerProcesses:
     """Starts a run in all places, or in half of them or fewer if the process of a place fails again and again.
 
-    A place is lost if its process is the first to fail in two starts without a new checkpoint between them. The run
+    A place is lost if it is among those that have failed in two starts without a new checkpoint between them. The run
     then continues with the most processes that are a divisor of all, so that they share the rows of a batch evenly.
     After a new checkpoint it is stopped and started in all places again; if a place is lost again, the next attempt
     follows after twice as many checkpoints.
 
     Args:
       run: starts processes and waits for them.
-      failures: for each place a message that it has failed, without a period.
+      count: number of places.
+      describe: returns a message that some places have failed, without a period.
       fewest: the smallest number of places to continue in.
       saved: returns the step of the last checkpoint, None if there is none; its argument if that cannot be read.
       has_finished: returns whether the run has recorded that it is complete.
@@ -31,7 +32,8 @@ class FewerProcesses:
     def __init__(
         self,
         run: Run,
-        failures: Sequence[str],
+        count: int,
+        describe: Callable[[Sequence[int]], str],
         fewest: int,
         saved: Saved,
         has_finished: Callable[[], bool] = lambda: False,
@@ -40,10 +42,11 @@ class FewerProcesses:
         are_back: Callable[[Sequence[int]], bool] = lambda lost: True,
     ):
         self._has_finished, self._are_back, self._each = has_finished, are_back, each
-        self._run, self._failures, self._fewest, self._saved = run, failures, fewest, saved
-        self._count = len(failures)
+        self._run, self._describe, self._fewest, self._saved = run, describe, fewest, saved
+        self._count = count
         self._lost: set[int] = set()
-        self._suspect: tuple[int, int | None] | None = None  # the place that failed last, and the last checkpoint then
+        self._suspects: set[int] = set()  # places that failed last
+        self._failed_after: int | None = None  # step of the last checkpoint then
         self._patience = 1  # checkpoints until the lost places are tried again
         self._last: int | None = None  # step of the last checkpoint that was seen
 
@@ -55,31 +58,33 @@ class FewerProcesses:
             self._last = self._saved(self._last)
             checkpoints = _Checkpoints(self._saved, self._patience, self._last, self._lost_are_back)
             stop_now = (lambda: False) if is_complete else checkpoints.are_enough
-            code, first = self._run(places, received, stop_now)
-            if code == 0 and checkpoints.has_stopped and not received and not self._has_finished():
+            code, failed = self._run(places, received, stop_now)
+            # Whatever the exit code: mpirun may not pass on that of processes that a signal has stopped.
+            if checkpoints.has_stopped and not failed and not received and not self._has_finished():
                 print_message(
                     f"The run saved a checkpoint and is started with all {self._each * self._count} processes again."
                 )
                 self._lost, self._patience = set(), 2 * self._patience
                 continue
-            if code == 0 or received or first is None or not self._is_lost(first):
+            if code == 0 or received or not self._are_lost(set(failed)):
                 return code
 
-    def _is_lost(self, first: int) -> bool:
-        """Notes that the process of a place failed first; returns whether the run continues without it."""
+    def _are_lost(self, failed: set[int]) -> bool:
+        """Notes that places have failed; returns whether the run continues without those that failed before, too."""
         self._last = self._saved(self._last)
-        failure = (first, self._last)
-        if failure != self._suspect:
-            self._suspect = failure
+        again = failed & self._suspects if self._last == self._failed_after else set[int]()
+        self._suspects, self._failed_after = failed, self._last
+        if not again:
             return False
-        self._lost.add(first)
+        self._lost |= again
         left = self._places()
         if len(left) < self._fewest:
-            self._lost.discard(first)
+            self._lost -= again
             return False
         number = self._each * len(left)
         others = f"{number} process{'es' if number > 1 else ''}"
-        print_message(f"{self._failures[first]} again without a new checkpoint. The run continues with {others}.")
+        message = self._describe(sorted(again))
+        print_message(f"{message} again without a new checkpoint. The run continues with {others}.")
         return True
 
     def _lost_are_back(self) -> bool:

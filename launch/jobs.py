@@ -148,11 +148,14 @@ class Mpirun(Shrinking):
 
     def _require_equal_machines(self) -> None:
         """Raises a UsageError unless --hosts has several machines with as many processes each, which are all used."""
+        if not self.hosts:
+            raise UsageError("--fewest needs the names of the machines. Give --hosts=A:N,B:N.")
         slots = slots_of(self.hosts, self.processes_per_host)
         if len(slots) < 2 or len(set(slots.values())) > 1 or sum(slots.values()) != self.num_processes:
+            shown = ",".join(f"{name}:{number}" for name, number in slots.items())
             raise UsageError(
-                f"--fewest needs machines with the same number of processes each, {self.num_processes} together (got "
-                f"--hosts={self.hosts}). Name them by --hosts=A:N,B:N."
+                f"--fewest needs several machines with the same number of processes each, together --num_processes = "
+                f"{self.num_processes} (got {shown}). Change --hosts."
             )
 
 

@@ -36,8 +36,8 @@ def start(job: Local, folder: Path) -> int:
     if job.fewest is None:
         return supervise(lambda received: run(places, received)[0], job.workdir, job.restarts)
     facts = (functools.partial(last_checkpoint, job.workdir), functools.partial(is_complete, job.workdir))
-    failures = [f"Process {place} failed first" for place in places]
-    return supervise(FewerProcesses(run, failures, job.fewest, *facts), job.workdir, job.restarts)
+    describe = lambda failed: f"Process {failed[0]} failed first"
+    return supervise(FewerProcesses(run, job.num_processes, describe, job.fewest, *facts), job.workdir, job.restarts)
 
 
 def processes(
@@ -47,8 +47,8 @@ def processes(
     places: Sequence[int],
     received: Sequence[int],
     stop_now: Callable[[], bool] = lambda: False,
-) -> tuple[int, int | None]:
-    """Runs a command in connected processes; returns the first exit code that is not zero, and where it was.
+) -> tuple[int, list[int]]:
+    """Runs a command in connected processes; returns the first exit code that is not 0, and its place.
 
     The first process writes to the terminal, the others to files in `logs`.
 
@@ -115,9 +115,9 @@ def _first_failure(
     logs: Path,
     patience: float,
     stop_now: Callable[[], bool],
-) -> tuple[int, int | None]:
-    """Waits for all processes; prints how failed ones ended, and returns exit code and place of the first of them."""
-    running, passed, code, failed, deadline = dict(started), 0, 0, None, float("inf")
+) -> tuple[int, list[int]]:
+    """Waits for all processes; returns code and place of the first that failed, no place if several did at once."""
+    running, passed, code, failed, deadline = dict(started), 0, 0, list[int](), float("inf")
     is_stopping, looked = False, time.monotonic()
     while running:
         passed = pass_on(received, passed, running.values())
@@ -126,7 +126,7 @@ def _first_failure(
         for place in failures:
             _print_end(place, ends[place], None if place == min(started) else logs)
         if failures and not code:  # several at once have a common cause
-            code, failed = shell_code(ends[failures[0]]), failures[0] if len(failures) == 1 else None
+            code, failed = shell_code(ends[failures[0]]), failures if len(failures) == 1 else []
             deadline = time.monotonic() + patience
         running = {place: process for place, process in running.items() if place not in ends}
         if not is_stopping and time.monotonic() - looked > 1:

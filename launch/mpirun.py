@@ -27,6 +27,7 @@ def render(job: Mpirun, folder: Path) -> Path:
         line += ["bash", "-c", f'{job.activate}\nexec "$@"', "bash", "python", *runner]
     else:
         line += [sys.executable, *runner]
-    hosts = ",".join(f"{host}:{number}" for host, number in slots_of(job.hosts, job.processes_per_host).items())
+    slots = {} if job.fewest is None else slots_of(job.hosts, job.processes_per_host)
+    hosts = ",".join(f"{host}:{number}" for host, number in slots.items())
     line = [*command_of(job.restarts, job.workdir, sys.executable, job.fewest, hosts), *line]
     return write(folder, "mpirun.sh", script("mpirun.sh", grace=job.grace, mpirun=line))

@@ -114,7 +114,8 @@ def run(arguments: Sequence[str]) -> int:
         machines = Machines(command, slots_of(options.hosts))
         start = FewerProcesses(
             machines.run,
-            machines.failures,
+            len(machines.slots),
+            machines.describe,
             -(-options.fewest // machines.each),
             lambda before: last_checkpoint(options.workdir, before),
             lambda: is_complete(options.workdir),

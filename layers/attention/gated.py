@@ -27,6 +27,7 @@ from layers.weights.initializers import Constant, Initializer
 from layers.weights.weight import weight
 
 MASKED = -1e30  # score of a masked key
+LEAST_CHUNK = 256  # queries; with fewer, one product for all keys is faster than one for each chunk of keys (CPU)
 
 
 class Projected(struct.PyTreeNode):
@@ -177,7 +178,8 @@ class FullAttention(GatedHeads):
         attend = functools.partial(self._attend, memory, distance_btkd)
         # Devices that share a sequence would exchange keys once for each pair of chunks.
         is_split = bool(split_of(self.activations, "value_bskf", 1))
-        if state is None and not is_split and not products_are_counted():
+        leaves_out = self.query_chunk >= LEAST_CHUNK and state is None and not is_split
+        if leaves_out and not products_are_counted():
             attend_chunk = functools.partial(self._attend_before, memory, distance_btkd)
         else:
             attend_chunk = attend

@@ -14,6 +14,7 @@ from absl import logging
 from registry.experiment import Experiment
 from registry.records import provenance
 from registry.records.record import EXPERIMENT, load, made_by
+from registry.runs.folders import NON_FINITE
 from registry.runs.state import last_change
 from runners.session import Session
 from tasks.storage.files import Place, absolute, place, write_whole
@@ -52,7 +53,7 @@ def first_record(before: Mapping[str, Any] | None, start: Start, parent: Mapping
 def record_start(
     workdir: Place, session: Session, start: Start, *, step: int, parent: Mapping[str, Any] | None = None
 ) -> None:
-    """Adds a start of training to the run folder's experiment.json, in process 0.
+    """Adds a start of training to the run folder's experiment.json, in process 0; removes the cause of an earlier stop.
 
     Args:
       workdir: the folder, with its experiment.json.
@@ -63,6 +64,7 @@ def record_start(
     """
     if not session.processes.primary:
         return
+    (workdir / NON_FINITE).unlink(missing_ok=True)
     record = load(workdir)
     devices = jax.devices()
     entry = {

@@ -1,5 +1,6 @@
 """Runs of `launch local --restarts`, whose processes are killed again and again and not restarted by hand."""
 
+import contextlib
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ def supervised(
     environment: Mapping[str, str],
     launcher: Sequence[str] = (),
 ) -> subprocess.Popen:
-    """Starts a supervised run in the parent folder of its run folder; its output can be read from pipes.
+    """Starts a supervised run in the parent folder of its run folder; its errors are written to RUN.err there.
 
     Args:
       runner: the flags of the runner.
@@ -36,8 +37,14 @@ def supervised(
       launcher: further flags of the launcher.
     """
     line = ["-m", "launch", "local", f"--num_processes={processes}", f"--restarts={restarts}", *launcher]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *line, "--", *runner], cwd=workdir.parent, env=environment, **pipes)
+    with errors_of(workdir).open("w") as errors:
+        files = {"stdout": subprocess.DEVNULL, "stderr": errors}
+        return subprocess.Popen([sys.executable, *line, "--", *runner], cwd=workdir.parent, env=environment, **files)
+
+
+def errors_of(workdir: Path) -> Path:
+    """Returns the file with the errors of a supervised run."""
+    return workdir.with_name(f"{workdir.name}.err")
 
 
 def trainers(workdir: Path) -> list[int]:
@@ -93,14 +100,18 @@ def _killed_run(bench: Bench, shape: Shape, kills: int) -> Iterator[Outcome]:
     process = supervised(runner, workdir, shape[0], RESTARTS, bench.environment())
     killed = kill_often(process, workdir, kills, STEPS, bench.rng)
     try:
-        _, errors = process.communicate(timeout=SECONDS_OF_A_KILL)
-        problem = "" if process.returncode == 0 else f"exit code {process.returncode}: {errors[-1500:]}"
+        code = process.wait(timeout=SECONDS_OF_A_KILL)
+        problem = "" if code == 0 else f"exit code {code}: {errors_of(workdir).read_text()[-1500:]}"
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
         problem = f"no end within {SECONDS_OF_A_KILL} s"
+    if left := trainers(workdir):
+        problem = f"{problem or 'it has ended'}, and {len(left)} processes still run"
+        for number in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
     problem = problem or ", ".join(f"{item} differs" for item in differences(reference, workdir))
-    if not problem and (left := trainers(workdir)):
-        problem = f"{len(left)} processes still run"
     row = f"SIGKILL: one of {shape[0]} processes of `launch local --restarts`"
     for step in killed or [0]:
         detail = f"after the checkpoint of step {step}{f': {problem}' if problem else ''}"

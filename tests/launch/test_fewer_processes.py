@@ -7,6 +7,7 @@ import pytest
 from launch.fewer_processes import FewerProcesses
 from layers.errors import UsageError
 from testing import launches
+from testing.faults.supervised import errors_of
 from tests.launch.test_restarts import start
 from tests.support.plugins import commands
 
@@ -22,26 +23,22 @@ class Starts:
         end = self.ends.pop(0)
         if end == "saves":  # a checkpoint, then a failure in place 0
             self.step = (self.step or 0) + 10
-            return 1, 0
+            return 1, [0]
         if end == "stop":
             for _ in range(100):
                 self.step = (self.step or 0) + 10
                 if stop_now():
-                    return 0, None
+                    return 0, []
             raise AssertionError("never stopped")
-        return (0, None) if end is None else (1, end)
+        return (0, []) if end is None else (1, [end])
 
     def saved(self, before):
         return self.step
 
 
-def failures(count):
-    return [f"Process {place} failed first" for place in range(count)]
-
-
 def ended(starts, count=4, fewest=1, times=1):
     """Exit codes of several calls of the supervisor."""
-    run = FewerProcesses(starts, failures(count), fewest, starts.saved)
+    run = FewerProcesses(starts, count, str, fewest, starts.saved)
     return [run([]) for _ in range(times)]
 
 
@@ -72,7 +69,7 @@ def test_not_fewer_than_allowed():
 def test_a_place_that_is_lost_again_is_tried_later():
     starts = Starts(1, 1, "stop", 1, 1, "stop", None)
     steps = []
-    run = FewerProcesses(starts, failures(2), 1, lambda before: (steps.append(starts.step), starts.step)[1])
+    run = FewerProcesses(starts, 2, str, 1, lambda before: (steps.append(starts.step), starts.step)[1])
     assert [run([]) for _ in range(3)] == [1, 1, 0]
     assert starts.places == [[0, 1], [0, 1], [0], [0, 1], [0, 1], [0], [0, 1]]
     assert starts.step == 10 + 20, "after one checkpoint, then after two"
@@ -81,22 +78,40 @@ def test_a_place_that_is_lost_again_is_tried_later():
 def test_a_finished_run_is_not_started_again():
     """Its last checkpoint is new, too."""
     starts = Starts(1, 1, "stop")
-    run = FewerProcesses(starts, failures(2), 1, starts.saved, lambda: True)
+    run = FewerProcesses(starts, 2, str, 1, starts.saved, lambda: True)
     assert [run([]), run([])] == [1, 0]
     assert starts.places[-1] == [0]
 
 
 def test_several_failures_at_once_lose_no_place():
     starts = Starts(1, 1, None)
-    run = FewerProcesses(lambda *given: (starts(*given)[0], None), failures(2), 1, starts.saved)
+    run = FewerProcesses(lambda *given: (starts(*given)[0], []), 2, str, 1, starts.saved)
     assert [run([]) for _ in range(3)] == [1, 1, 0]
     assert starts.places == [[0, 1]] * 3
+
+
+def test_several_places_are_lost_together():
+    """Those that fail in both starts; the exit code of a planned stop does not matter."""
+    given = [(1, [1, 2, 3]), (1, [2, 3]), "stop", (0, [])]
+    places, step = [], [0]
+
+    def run(where, received, stop_now):
+        places.append(list(where))
+        if (result := given.pop(0)) == "stop":
+            step[0] += 10
+            assert stop_now()
+            return 1, []
+        return result
+
+    fewer = FewerProcesses(run, 4, str, 1, lambda before: step[0])
+    assert [fewer([]), fewer([])] == [1, 0]
+    assert places == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
 
 
 def test_a_signal_ends_it():
     starts = Starts(1, 1, "stop")
     received = []
-    run = FewerProcesses(starts, failures(2), 1, starts.saved)
+    run = FewerProcesses(starts, 2, str, 1, starts.saved)
     assert run(received) == 1
     received.append(15)
     assert run(received) == 1
@@ -137,8 +152,8 @@ def test_a_run_loses_a_process_and_takes_it_back(tmp_path):
     while not launches.saved_steps(workdir) and time.monotonic() < deadline:
         time.sleep(0.05)
     (tmp_path / "lost").unlink()
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+    code, errors = process.wait(timeout=600), errors_of(workdir).read_text()
+    assert code == 0, errors
     assert "Process 1 failed first again without a new checkpoint. The run continues with 1 process." in errors
     assert "The run saved a checkpoint and is started with all 2 processes again." in errors
     ours, theirs = (launches.metrics(folder) for folder in (workdir, calm))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing import launches
-from testing.faults.supervised import kill_often, supervised, trainers
+from testing.faults.supervised import errors_of, kill_often, supervised, trainers
 from tests.conftest import ROOT, xla_flags
 
 pytestmark = pytest.mark.slow
@@ -29,12 +29,11 @@ def start(
 def test_killed_processes_are_started_again(tmp_path, processes, kills):
     calm, workdir = tmp_path / "calm", tmp_path / "killed"
     undisturbed = start(calm, processes, 0)
-    _, errors = undisturbed.communicate(timeout=600)
-    assert undisturbed.returncode == 0, errors
+    assert undisturbed.wait(timeout=600) == 0, errors_of(calm).read_text()
     process = start(workdir, processes, 100)
     killed = len(kill_often(process, workdir, kills, LAST, random.Random(0)))
-    _, errors = process.communicate(timeout=900)
-    assert process.returncode == 0, errors
+    code, errors = process.wait(timeout=900), errors_of(workdir).read_text()
+    assert code == 0, errors
     assert killed >= 2
     assert errors.count("Restart ") == killed
     assert launches.differences(calm, workdir) == []

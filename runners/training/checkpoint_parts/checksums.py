@@ -47,10 +47,10 @@ def _sums_by_device(mesh: jax.sharding.Mesh, specs: tuple[P, ...]) -> Any:
 
 
 def _split(array: jax.Array) -> jax.sharding.NamedSharding | None:
-    """Returns the sharding of an array that several devices share; None if each device has all of it."""
+    """Returns the sharding of an array that several devices share; None if each has all of it, or if it has no mesh."""
     sharding: Any = array.sharding
-    assert isinstance(sharding, jax.sharding.NamedSharding) or sharding.is_fully_replicated
-    return None if sharding.is_fully_replicated else sharding
+    is_split = isinstance(sharding, jax.sharding.NamedSharding) and not sharding.is_fully_replicated
+    return sharding if is_split else None
 
 
 @functools.lru_cache(maxsize=8)

@@ -90,7 +90,7 @@ def _cause(session: Session, workdir: Place, step: int, checkpoints: Checkpoints
 def _write(workdir: Place, text: str) -> None:
     """Writes the file, and the page of the run with its cause, whose failure does not matter."""
     write_whole(workdir / NON_FINITE, text)
-    with contextlib.suppress(VortaroError, OSError):
+    with contextlib.suppress(Exception):  # of metrics, samples or a store
         report.write(workdir)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax.core import meta
 
+from layers.attention import gated
 from layers.attention.code_cache import CodeCache, chunks, merge, prefixes
 from layers.attention.vq import VQAttention
 from layers.auxiliary import UPDATES, apply_updates
@@ -143,8 +144,9 @@ def test_linear_equals_quadratic_over_quantised_keys(heads):
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(("chunk", "segmented"), [(3, True), (16, False)])
-def test_gradients_of_the_twin_do_not_depend_on_its_chunks(heads, chunk, segmented):
+def test_gradients_of_the_twin_do_not_depend_on_its_chunks(heads, chunk, segmented, monkeypatch):
     """Keys after a chunk are left out; the last chunk may be shorter, and segments may begin inside of chunks."""
+    monkeypatch.setattr(gated, "LEAST_CHUNK", 1)
     segments = jnp.sort(jax.random.randint(jax.random.key(5), X.shape[:2], 0, 4)) if segmented else None
 
     def loss(x, variables, chunk):
@@ -157,8 +159,9 @@ def test_gradients_of_the_twin_do_not_depend_on_its_chunks(heads, chunk, segment
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("chunk", [8, 512])
-def test_the_twin_is_plain_attention_with_positions_everywhere(heads, chunk):
+@pytest.mark.parametrize(("chunk", "least"), [(8, 1), (8, 256), (512, 256)])
+def test_the_twin_is_plain_attention_with_positions_everywhere(heads, chunk, least, monkeypatch):
+    monkeypatch.setattr(gated, "LEAST_CHUNK", least)
     module, variables = random_variables(heads, full=True, query_chunk=chunk)
     params = {"params": variables["params"], "codebooks": random_variables(heads)[1]["codebooks"]}
     _, _, key = quantized(mixer(heads), params, X)

@@ -158,6 +158,6 @@ def test_a_process_with_slow_batches_is_reported(tmp_path):
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [record] = [r["slow"] for r in records if r["split"] == "processes" and r["slow"]["measure"] == "batches"]
     assert record["process"] == 1
-    assert record["seconds"] > record["median"]
+    assert record["seconds"] > 0.1
     assert len(record["devices"]) == 1
     assert (tmp_path / "run" / "report.html").exists()
