@@ -14,7 +14,7 @@ def _kill(bench: Bench, number: int, count: int, *, all_at_once: bool) -> Fault:
 
     def fault(launch: Launch) -> Sequence[FaultRecord]:
         if phase == "starting":
-            launch.until(lambda: False, bench.rng.uniform(0.5, 12))
+            launch.until(lambda: launch.step() > 0, bench.rng.uniform(0.5, 12))  # at the latest at the first metrics
         elif not launch.reach(spread(number, count)):
             return []
         elif phase == "updates":
