@@ -34,23 +34,36 @@ def run_once(
     """
     # In a new session, so that it receives Ctrl-C only once, from this process.
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
-    passed, is_stopping, looked = 0, False, time.monotonic()
+    signals = Signals(received, stop_now, stop_by)
     while (code := process.poll()) is None:
-        passed = pass_on(received, passed, [process])
-        if not is_stopping and time.monotonic() - looked > 1:
-            is_stopping, looked = stop_now(), time.monotonic()
-            pass_on([stop_by] * is_stopping, 0, [process])
+        signals.send([process])
         time.sleep(0.05)
     return shell_code(code)
 
 
-def pass_on(received: Sequence[int], passed: int, processes: Iterable[subprocess.Popen]) -> int:
-    """Sends the signals after the first `passed` ones to processes; returns how many have been passed on now."""
-    new = received[passed:]
-    for number in new:
+class Signals:
+    """Sends processes the signals that this process has received, each once, and one more when they are to stop.
+
+    Args:
+      received: signals that this process has received so far.
+      stop_now: called every second until it is True.
+      stop_by: the number of the signal that processes then receive.
+    """
+
+    def __init__(self, received: Sequence[int], stop_now: Callable[[], bool], stop_by: int = signal.SIGTERM):
+        self._received, self._stop_now, self._stop_by = received, stop_now, stop_by
+        self._passed, self._is_stopping, self._looked = 0, False, time.monotonic()
+
+    def send(self, processes: Iterable[subprocess.Popen]) -> None:
+        """Sends what is new; called again and again while the processes run."""
+        new = list(self._received[self._passed :])
+        self._passed += len(new)
+        if not self._is_stopping and time.monotonic() - self._looked > 1:
+            self._is_stopping, self._looked = self._stop_now(), time.monotonic()
+            new += [self._stop_by] * self._is_stopping
         for process in processes:
-            process.send_signal(number)
-    return passed + len(new)
+            for number in new:
+                process.send_signal(number)
 
 
 def shell_code(code: int) -> int:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launch.children import end_with_parent, print_message, run_once
 from layers.errors import UsageError
@@ -34,6 +34,11 @@ def slots_of(hosts: str, each: int | None = None) -> dict[str, int]:
     return found
 
 
+def hosts_of(slots: Mapping[str, int]) -> str:
+    """Returns the list that `slots_of` reads."""
+    return ",".join(f"{name}:{number}" for name, number in slots.items())
+
+
 class Machines:
     """Runs a command of mpirun on some of its machines, and asks which of them answer.
 
@@ -50,7 +55,7 @@ class Machines:
     def run(self, places: Sequence[int], received: list[int], stop_now: Callable[[], bool]) -> tuple[int, list[int]]:
         """Runs the command on the machines in these places; returns its exit code, and the machines that are lost."""
         hosts = {self._names[place]: self.slots[self._names[place]] for place in places}
-        values = {PROCESSES: str(sum(hosts.values())), HOSTS: ",".join(f"{name}:{n}" for name, n in hosts.items())}
+        values = {PROCESSES: str(sum(hosts.values())), HOSTS: hosts_of(hosts)}
         self._received = received
         # mpirun passes SIGUSR1 on at once. After SIGTERM it waits, and ends with an exit code of its own.
         command = [values.get(word, word) for word in self._command]
@@ -63,10 +68,11 @@ class Machines:
 
     def describe(self, places: Sequence[int]) -> str:
         """Returns a message that these machines are lost, without a period."""
-        return f"{'Machines' if len(places) > 1 else 'Machine'} {self._named(places)} did not answer"
+        return f"{self._named(places)} did not answer"
 
     def _named(self, places: Sequence[int]) -> str:
-        return ", ".join(self._names[place] for place in places)
+        names = ", ".join(self._names[place] for place in places)
+        return f"{'Machines' if len(places) > 1 else 'Machine'} {names}"
 
     def _lost(self, places: Sequence[int]) -> list[int]:
         """Returns those of these places whose machines do not run `true`; all of them after a signal."""
@@ -87,7 +93,7 @@ class Machines:
         if lost and not self._received:
             verb = "do not answer" if len(lost) > 1 else "does not answer"
             reason = f" ({lines[-1]})" if lines else f" within {ANSWER_SECONDS:.0f} s"
-            print_message(f"{'Machines' if len(lost) > 1 else 'Machine'} {self._named(lost)} {verb}{reason}.")
+            print_message(f"{self._named(lost)} {verb}{reason}.")
         return lost
 
     def _ask(self, place: int, errors: object) -> subprocess.Popen:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 
-from launch.fewer_machines import slots_of
+from launch.fewer_machines import hosts_of, slots_of
 from layers.errors import UsageError
 from runners.options import option
 
@@ -152,10 +152,9 @@ class Mpirun(Shrinking):
             raise UsageError("--fewest needs the names of the machines. Give --hosts=A:N,B:N.")
         slots = slots_of(self.hosts, self.processes_per_host)
         if len(slots) < 2 or len(set(slots.values())) > 1 or sum(slots.values()) != self.num_processes:
-            shown = ",".join(f"{name}:{number}" for name, number in slots.items())
             raise UsageError(
                 f"--fewest needs several machines with the same number of processes each, together --num_processes = "
-                f"{self.num_processes} (got {shown}). Change --hosts."
+                f"{self.num_processes} (got {hosts_of(slots)}). Change --hosts."
             )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.children import end_with_parent, pass_on, shell_code
+from launch.children import Signals, end_with_parent, print_message, shell_code
 from launch.fewer_processes import FewerProcesses
 from launch.jobs import Local
 from launch.supervisor import is_complete, last_checkpoint, supervise
@@ -117,10 +117,10 @@ def _first_failure(
     stop_now: Callable[[], bool],
 ) -> tuple[int, list[int]]:
     """Waits for all processes; returns code and place of the first that failed, no place if several did at once."""
-    running, passed, code, failed, deadline = dict(started), 0, 0, list[int](), float("inf")
-    is_stopping, looked = False, time.monotonic()
+    running, code, failed, deadline = dict(started), 0, list[int](), float("inf")
+    signals = Signals(received, stop_now)
     while running:
-        passed = pass_on(received, passed, running.values())
+        signals.send(running.values())
         ends = {place: ended for place, process in running.items() if (ended := process.poll()) is not None}
         failures = [place for place, ended in ends.items() if ended != 0]
         for place in failures:
@@ -129,12 +129,9 @@ def _first_failure(
             code, failed = shell_code(ends[failures[0]]), failures if len(failures) == 1 else []
             deadline = time.monotonic() + patience
         running = {place: process for place, process in running.items() if place not in ends}
-        if not is_stopping and time.monotonic() - looked > 1:
-            is_stopping, looked = stop_now(), time.monotonic()
-            pass_on([signal.SIGTERM] * is_stopping, 0, running.values())
         if time.monotonic() > deadline:
             for place, process in running.items():
-                print(f"vortaro: Process {place} did not exit in time and is killed.", file=sys.stderr)
+                print_message(f"Process {place} did not exit in time and is killed.")
                 process.kill()
             deadline = float("inf")
         time.sleep(0.05)
@@ -144,4 +141,4 @@ def _first_failure(
 def _print_end(place: int, code: int, logs: Path | None) -> None:
     where = "" if logs is None else f" (its output: {_log(logs, place)})"
     what = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-    print(f"vortaro: Process {place} {what}{where}.", file=sys.stderr, flush=True)
+    print_message(f"Process {place} {what}{where}.")

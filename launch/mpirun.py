@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from launch.fewer_machines import HOSTS, PROCESSES, slots_of
+from launch.fewer_machines import HOSTS, PROCESSES, hosts_of, slots_of
 from launch.jobs import Mpirun
 from launch.rendering import script, write
 from launch.supervisor import command_of
@@ -27,7 +27,6 @@ def render(job: Mpirun, folder: Path) -> Path:
         line += ["bash", "-c", f'{job.activate}\nexec "$@"', "bash", "python", *runner]
     else:
         line += [sys.executable, *runner]
-    slots = {} if job.fewest is None else slots_of(job.hosts, job.processes_per_host)
-    hosts = ",".join(f"{host}:{number}" for host, number in slots.items())
+    hosts = None if job.fewest is None else hosts_of(slots_of(job.hosts, job.processes_per_host))
     line = [*command_of(job.restarts, job.workdir, sys.executable, job.fewest, hosts), *line]
     return write(folder, "mpirun.sh", script("mpirun.sh", grace=job.grace, mpirun=line))
