@@ -180,7 +180,7 @@ class FullAttention(GatedHeads):
         is_split = bool(split_of(self.activations, "value_bskf", 1))
         leaves_out = self.query_chunk >= LEAST_CHUNK and state is None and not is_split
         if leaves_out and not products_are_counted():
-            attend_chunk = functools.partial(self._attend_before, memory, distance_btkd)
+            attend_chunk = functools.partial(self._attend_before, _chunks(memory, self.query_chunk), distance_btkd)
         else:
             attend_chunk = attend
         mixed = self._by_chunks(attend_chunk, attend, start, y.content_bskgd, y.position_bskgd, ids)
@@ -202,16 +202,12 @@ class FullAttention(GatedHeads):
         return mixed
 
     def _attend_before(
-        self, memory: KeyValueCache, distance_btkd, start, content, position, ids
+        self, chunks: KeyValueCache, distance_btkd, start, content, position, ids
     ) -> Float[Array, "b l k g f"]:
         """Attends to the keys of a row in chunks, those after its own chunk left out (Milakov & Gimelshein 2018)."""
-        length, keys = content.shape[1], memory.key_bktd.shape[2]
-        firsts = length * jnp.arange(keys // length)
-        # Arrays of all chunks, so that a gradient of one chunk is not as large as those of all.
-        cut = lambda x, axis: jnp.moveaxis(_cut(x, axis, length), axis, 0)
-        chunks = KeyValueCache(
-            cut(memory.key_bktd, 2), cut(memory.value_bktd, 2), cut(memory.segment_ids_bt, 1), jnp.zeros_like(firsts)
-        )
+        length = content.shape[1]
+        firsts = length * jnp.arange(chunks.key_bktd.shape[0])
+        # Of all chunks: a slice inside the scan would have a gradient as large as the table.
         rows = jax.vmap(lambda first: self._rows(distance_btkd, length, start - first, length))(firsts)
 
         @jax.checkpoint
@@ -255,6 +251,13 @@ class FullAttention(GatedHeads):
         place_l = start + jnp.arange(content.shape[1])
         seen_blt = (jnp.arange(keys) <= place_l[:, None]) & (ids[:, :, None] == memory.segment_ids_bt[:, None, :])
         return masked(scores, seen_blt[:, None, None])
+
+
+def _chunks(memory: KeyValueCache, length: int) -> KeyValueCache:
+    """Returns keys in chunks, which are first in each array, without the rest."""
+    cut = lambda x, axis: jnp.moveaxis(_cut(x, axis, length), axis, 0)
+    key, value, ids = cut(memory.key_bktd, 2), cut(memory.value_bktd, 2), cut(memory.segment_ids_bt, 1)
+    return KeyValueCache(key, value, ids, jnp.zeros(key.shape[0], jnp.int32))
 
 
 def _cut(x: jax.Array, axis: int, length: int) -> jax.Array:
