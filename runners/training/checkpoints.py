@@ -22,8 +22,10 @@ from runners.training.checkpoint_parts.checksums import checksums
 from runners.training.checkpoint_parts.files import is_listed, saved_state
 from runners.training.checkpoint_parts.s3 import use_s3
 from runners.training.checkpoint_parts.save_limits import Manager, use_monotonic_clock
+from runners.training.input_state import SavedState
 from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
+from tasks.storage.json_values import require_type
 from tasks.train_step import TrainState
 
 LATER = 1e6  # above all losses: those of different phases, on other data, are not compared
@@ -118,8 +120,10 @@ class Checkpoints:
 
         Raises:
           VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full.
+          ValueError: `extra` is not a SavedState: the checkpoint could not be restored.
         """
         extra = extra | {CHECKSUMS: _checksums(state)}
+        require_type(extra, SavedState, "the saved state")
         self._saved = time.monotonic()
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}

@@ -125,7 +125,7 @@ def train(session: Session, updates: Updates, folder=None):
             state = updates.of(batch)(state, batch, session.seed)
             losses.append(float(state.sums.loss / state.sums.weight))
             if checkpoints is not None and step + 1 == SAVED:
-                checkpoints.save(SAVED, state, {"input": after}, None)
+                checkpoints.save(SAVED, state, {"tokens_seen": 0, "input": after}, None)
         if checkpoints is not None:
             checkpoints.close()
     return losses, state

@@ -71,7 +71,7 @@ def learn(name: str, overrides: list[str], workdir: Path, first: int, last: int,
             read.append(digest(batch))
             state = session.settle(update(state, batch, session.seed))
             if step == SAVED:
-                checkpoints.save(step, state, {"input": gathered(position)}, None)
+                checkpoints.save(step, state, {"tokens_seen": 0, "input": gathered(position)}, None)
     batches.close()
     checkpoints.close()
     snapshot = (start or {}).get("snapshot")

@@ -6,6 +6,8 @@ import pytest
 
 from layers.errors import UsageError
 from runners.training.checkpoint_parts.files import is_listed, saved_state
+from runners.training.checkpoints import Checkpoints
+from tasks.train_step import TrainState
 
 TIMES = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}
 STATE = {"tokens_seen": 5, "flops": 1e6, "input": {"next_batch": 2, "data": "a"}, "window_tokens": 0}
@@ -89,3 +91,12 @@ def test_a_saved_state(tmp_path, flops):
 def test_a_damaged_saved_state(tmp_path, changes):
     with pytest.raises(ValueError, match="the saved state"):
         saved_state(written(tmp_path, json.dumps(STATE | changes)))
+
+
+@pytest.mark.parametrize("changes", [{"tokens_seen": 5.0}, {"input": {"next_batch": -1}}])
+def test_what_could_not_be_restored_is_not_saved(tmp_path, changes):
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="the saved state"):
+        checkpoints.save(1, TrainState(*[()] * 7), STATE | changes, None)
+    checkpoints.close()
+    assert checkpoints.steps() == []
