@@ -107,6 +107,7 @@ bench: $(BENCHED) $(TESTED)
 	$(BENCH) -m benchmarks.training --size=6x384 --publish
 	$(BENCH) -m benchmarks.training --size=6x384 --avx2 --publish
 	$(BENCH) -m benchmarks.training --size=124M --together=5 --updates=1 --publish
+	$(BENCH) -m benchmarks.training --size='Llama 124M' --together=5 --updates=1 --publish
 	$(BENCH) -m benchmarks.decoding --publish
 	$(RUN) -m benchmarks.speculation --publish
 	$(RUN) -m benchmarks.one_layer.attention --publish

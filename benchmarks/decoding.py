@@ -16,10 +16,9 @@ import numpy as np
 
 from benchmarks.implementations import memory_reads, vortaro
 from benchmarks.implementations.alternation import Implementation, workers
-from benchmarks.implementations.work import LLAMA_SIZES, SIZES
+from benchmarks.implementations.work import SIZES, LlamaSize
 from benchmarks.tables import flags, machine, show
 
-ALL_SIZES = SIZES | LLAMA_SIZES
 IMPLEMENTATIONS = [
     Implementation("Vortaro", "vortaro"),
     Implementation("transformers, generate", "transformers_models"),
@@ -30,7 +29,7 @@ UNCACHED = Implementation("Vortaro, no cache", "vortaro", ("uncached",))
 
 def main() -> int:
     parser = flags(__doc__)
-    parser.add_argument("--sizes", choices=ALL_SIZES, nargs="+", default=["6x384 at 512", "124M", "Llama 124M"])
+    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["6x384 at 512", "124M", "Llama 124M"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="batch sizes")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256, help="new tokens")
@@ -38,8 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     facts = {"machine": machine(), "prompt": options.prompt, "new tokens": options.new, "turns": options.rounds}
     all_same = True
-    for table, of_table in {"decoding": SIZES, "decoding-llama": LLAMA_SIZES}.items():
-        sizes = [size for size in options.sizes if size in of_table]
+    for table, are_llamas in {"decoding": False, "decoding-llama": True}.items():
+        sizes = [size for size in options.sizes if isinstance(SIZES[size], LlamaSize) == are_llamas]
         lines = [line for size in sizes for rows in options.rows for line in _measured(options, size, rows)]
         same = all(float(str(line["same tokens"]).rstrip("%")) > 99 for line in lines if "ratio" in line)
         if lines:
@@ -50,11 +49,11 @@ def main() -> int:
 
 def _measured(options: argparse.Namespace, size: str, rows: int) -> list[dict[str, object]]:
     # Without a cache the larger model would take a quarter of an hour.
-    implementations = [*IMPLEMENTATIONS, *([UNCACHED] if ALL_SIZES[size].vocab < 1000 and rows == 1 else [])]
+    implementations = [*IMPLEMENTATIONS, *([UNCACHED] if SIZES[size].vocab < 1000 and rows == 1 else [])]
     arguments = ["decode", f"--size={size}", f"--rows={rows}", f"--prompt={options.prompt}", f"--new={options.new}"]
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder, "weights.safetensors"))
-        vortaro.write_weights(ALL_SIZES[size], weights)
+        vortaro.write_weights(SIZES[size], weights)
         weight_bytes = Path(weights).stat().st_size
         with workers([*implementations, MEMORY], [*arguments, f"--weights={weights}"], Path(folder)) as started:
             for turn in range(options.rounds + 1):

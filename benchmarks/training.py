@@ -1,4 +1,4 @@
-"""Benchmark of GPT-2 train steps: implementations with the same weights, tokens, optimizer and losses alternate.
+"""Benchmark of train steps of GPT-2 and a Llama: implementations with the same weights, tokens and losses alternate.
 
     python -m benchmarks.training --size=6x384
 
@@ -21,22 +21,22 @@ from typing import Any
 from benchmarks.implementations import products, vortaro
 from benchmarks.implementations.alternation import SMALL_PAGES, Implementation, Worker, workers
 from benchmarks.implementations.work import SIZES, Gpt2Size
-from benchmarks.tables import flags, gpt_flops_per_token, machine, show
+from benchmarks.tables import flags, machine, show
 
 OURS = ("REMAT=dots",)
 IMPLEMENTATIONS = [
     Implementation("Vortaro, REMAT=dots", "vortaro", OURS),
     Implementation("Vortaro, REMAT=dots, small pages", "vortaro", OURS, SMALL_PAGES),
-    Implementation("Vortaro, REMAT=none", "vortaro"),
+    Implementation("Vortaro, REMAT=none", "vortaro", ("REMAT=none",)),
     Implementation("plain JAX, scanned", "plain_jax", ("scan",)),
     Implementation("plain JAX, scanned, remat of all but products", "plain_jax", ("scan", "remat")),
     Implementation("plain JAX, unrolled", "plain_jax"),
     Implementation("plain JAX, unrolled, remat of all but products", "plain_jax", ("remat",)),
-    Implementation("torch, eager", "torch_gpt2"),
-    Implementation("torch, compiled", "torch_gpt2", ("compiled",)),
+    Implementation("torch, eager", "torch_models"),
+    Implementation("torch, compiled", "torch_models", ("compiled",)),
     Implementation("transformers on torch", "transformers_models"),
-    Implementation("Levanter", "levanter_gpt2"),
-    Implementation("Levanter, no remat", "levanter_gpt2", ("no_remat",)),
+    Implementation("Levanter", "levanter_models"),
+    Implementation("Levanter, no remat", "levanter_models", ("no_remat",)),
 ]
 # What restricts each library to AVX2 on processors with AVX-512: XLA, torch, oneDNN and MKL. Nothing restricts YNN, to
 # which XLA gives most products: they are computed by Eigen and oneDNN instead.
@@ -51,9 +51,9 @@ LOSSES_AGREE = 1e-4  # relative
 DIFFERS = " differs!"
 
 
-def flops_per_token(size: Gpt2Size) -> float:
+def flops_per_token(size: Gpt2Size) -> int:
     """Returns FLOPs per token of an update (see the module docstring)."""
-    return gpt_flops_per_token(size.layers, size.width, size.context, size.vocab)
+    return 6 * (size.weights_in_products + size.layers * size.width * size.context)
 
 
 def measure(implementations: list[Implementation], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
@@ -142,17 +142,17 @@ def main() -> int:
         lines += group
         peaks.append(peak)
         seconds[f"group {len(peaks)}"] = by_implementation
-    weights = 12 * size.layers * size.width**2 + (size.vocab + size.context) * size.width
     facts = {
         "machine": f"{machine()}{', AVX2 without AVX-512' if options.avx2 else ''}",
         "XLA's matrix products": ", ".join(f"{peak / 1e9:,.0f} GFLOP/s" for peak in peaks),
-        "weights, gradient, two slots": f"{16 * weights / 2**30:.2f} GiB",
+        "weights, gradient, two slots": f"{16 * size.weights / 2**30:.2f} GiB",
         "launches": options.launches,
         "turns of each": f"{options.rounds} of {options.updates} updates",
         "seconds of each turn's update": seconds,
     }
     differ = any(str(line["last loss"]).endswith(DIFFERS) for line in lines)
-    show(f"training-{options.size}{'-avx2' if options.avx2 else ''}", lines, facts, options.publish and not differ)
+    table = f"training-{options.size.replace(' ', '-')}{'-avx2' if options.avx2 else ''}"
+    show(table, lines, facts, options.publish and not differ)
     return int(differ)
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from benchmarks.implementations.torch_gpt2 import updater
+from benchmarks.implementations.torch_models import updater
 from benchmarks.implementations.work import Decoder, Gpt2Size, LlamaSize, Trainer
 
 

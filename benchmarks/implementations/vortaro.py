@@ -15,6 +15,7 @@ from flax import traverse_util
 from benchmarks.implementations.work import (
     BETAS,
     CLIP_NORM,
+    EPSILON,
     LEARNING_RATE,
     NOT_A_TARGET,
     WEIGHT_DECAY,
@@ -43,9 +44,11 @@ SETTINGS = [
     f"LEARNING_RATE={LEARNING_RATE}",
     f"BETA1={BETAS[0]}",
     f"BETA2={BETAS[1]}",
+    f"ADAM_EPSILON={EPSILON}",
     f"WEIGHT_DECAY={WEIGHT_DECAY}",
     "CLIP_VALUE=none",
     f"CLIP_NORM={CLIP_NORM}",
+    "LOSS_CHUNK=none",
     "LOG_EVERY=1",
 ]
 

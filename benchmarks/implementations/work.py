@@ -34,6 +34,16 @@ class Gpt2Size:
     vocab: int
 
     @property
+    def weights_in_products(self) -> int:
+        """Returns the number of weights in matrix products: those of layers, and the head's."""
+        return 12 * self.layers * self.width**2 + self.vocab * self.width
+
+    @property
+    def weights(self) -> int:
+        """Returns the number of weights, without norms and biases."""
+        return self.weights_in_products + self.context * self.width
+
+    @property
     def overrides(self) -> list[str]:
         """Returns the sizes as overrides of the experiment."""
         sizes = {
@@ -68,6 +78,15 @@ class LlamaSize(Gpt2Size):
     hidden: int  # of feed-forward layers
 
     @property
+    def weights_in_products(self) -> int:
+        attention = 2 * self.width**2 * (1 + self.kv_heads / self.heads)
+        return self.layers * (round(attention) + 3 * self.width * self.hidden) + self.vocab * self.width
+
+    @property
+    def weights(self) -> int:
+        return self.weights_in_products
+
+    @property
     def overrides(self) -> list[str]:
         sizes = [f"NUM_KV_HEADS={self.kv_heads}", f"FFN_DIM={self.hidden}"]
         return [*super().overrides, *sizes, "TIE_EMBEDDINGS=true", "GRADIENT_ACCUMULATION=1"]
@@ -78,9 +97,6 @@ SIZES = {
     "6x384 at 512": Gpt2Size(layers=6, width=384, heads=6, context=512, rows=8, vocab=256),
     "124M": Gpt2Size(layers=12, width=768, heads=12, context=512, rows=1, vocab=50257),
     "tiny": Gpt2Size(layers=2, width=32, heads=2, context=16, rows=2, vocab=64),
-}
-# Sizes that are decoded only.
-LLAMA_SIZES = {
     "Llama 124M": LlamaSize(12, 768, 12, context=512, rows=1, vocab=50257, kv_heads=4, hidden=2400),
     "tiny Llama": LlamaSize(2, 32, 4, context=32, rows=2, vocab=64, kv_heads=2, hidden=48),
 }

@@ -1,6 +1,6 @@
-"""Process of a implementation: prepares its work, then runs one turn per line of standard input.
+"""Process of an implementation: prepares its work, then runs one turn per line of standard input.
 
-python -m benchmarks.implementations.worker train torch_gpt2 --size=6x384 --weights=gpt2.safetensors --options compiled
+python -m benchmarks.implementations.worker train torch_models --size=6x384 --weights=FILE --options compiled
 """
 
 import argparse
@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.implementations.work import LLAMA_SIZES, SIZES
+from benchmarks.implementations.work import SIZES
 
 
 def prepared(options: argparse.Namespace) -> Any:
     """Returns the function that runs one turn of a number of repetitions."""
     module = importlib.import_module(f"benchmarks.implementations.{options.implementation}")
-    size, names = (SIZES | LLAMA_SIZES)[options.size], set(options.options)
+    size, names = SIZES[options.size], set(options.options)
     if options.work == "train":
         return module.trainer(size, options.weights, names)
     decode = module.decoder(size, options.weights, options.rows, options.prompt, options.new, names)
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=["train", "decode"])
     parser.add_argument("implementation", help="a module of benchmarks.implementations")
-    parser.add_argument("--size", choices=SIZES | LLAMA_SIZES, required=True)
+    parser.add_argument("--size", choices=SIZES, required=True)
     parser.add_argument("--weights", required=True, help="a file in the format of the size")
     parser.add_argument("--options", nargs="*", default=[])
     parser.add_argument("--rows", type=int, default=1)

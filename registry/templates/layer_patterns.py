@@ -9,6 +9,7 @@ from layers.errors import UsageError
 from registry.experiment import Experiment, knob_types
 from registry.values import is_per_layer
 
+MOST_LAYERS = 100_000  # of a model: each has an entry in lists
 LONGEST_UNIT = 8  # layers of a pattern that is always compiled as written; longer ones are searched for repetitions
 
 Kind = dict[str, Any]  # the knobs with a pattern, with their values in one layer
@@ -29,8 +30,10 @@ def kinds(cls: type[Experiment], num_layers: int) -> list[Kind]:
     """Returns the kind of each layer.
 
     Raises:
-      UsageError: a pattern is empty, or longer than the number of layers.
+      UsageError: a pattern is empty, or longer than the number of layers; there are more than MOST_LAYERS.
     """
+    if num_layers > MOST_LAYERS:
+        raise UsageError(f"NUM_LAYERS must be at most {MOST_LAYERS:,} (got {num_layers:,}). Choose fewer layers.")
     found = patterns(cls)
     for name, pattern in found.items():
         if not 0 < len(pattern) <= num_layers:

@@ -1,8 +1,11 @@
 """Weight files: safetensors and torch pickles, in one file or in shards, optionally quantized to 8 bits."""
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
+
+ZIP = b"PK\x03\x04"  # of files of torch.save since torch 1.6; older ones are pickles
 
 Tensors = Mapping[str, Tensor]
 
@@ -84,12 +89,23 @@ def _read_one(file: Path) -> ForeignWeights:
     return ForeignWeights(read_safetensors(file))
 
 
+class Pickle(io.BufferedReader):
+    """A file whose reads need no more memory than the file has bytes, whatever length a damaged pickle states."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 def _read_pickle(file: Path) -> ForeignWeights:
     if importlib.util.find_spec("torch") is None:
         raise missing_package(f"'{file}', a pickle of torch,", "torch", "torch")
     torch: Any = importlib.import_module("torch")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with file.open("rb") as stream:
+            is_zip = stream.read(len(ZIP)) == ZIP
+        with contextlib.nullcontext(file) if is_zip else Pickle(io.FileIO(file)) as source:
+            content = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch raise different exceptions for unknown bytes
         raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {first_line(error)}.") from error
     num_heads = None

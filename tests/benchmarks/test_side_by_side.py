@@ -15,7 +15,16 @@ from layers.attention.implementations import choose
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """A page with marks for every table, in the place of the docs."""
-    names = ["training-tiny", "decoding", "decoding-llama", "cross-entropy", "loop", "vq-flat", "vq-sampling"]
+    names = [
+        "training-tiny",
+        "training-tiny-Llama",
+        "decoding",
+        "decoding-llama",
+        "cross-entropy",
+        "loop",
+        "vq-flat",
+        "vq-sampling",
+    ]
     file = tmp_path / "benchmarks.md"
     file.write_text("before\n" + "".join(f"<!-- {n} -->\nold\n<!-- end of {n} -->\nbetween\n" for n in names))
     (tmp_path / "measurements").mkdir()
@@ -36,20 +45,21 @@ def lines_of(page, name):
 
 
 @pytest.mark.slow
-def test_implementations_have_the_same_losses_and_a_missing_one_is_listed(page, monkeypatch):
+@pytest.mark.parametrize("size", ["tiny", "tiny Llama"])
+def test_implementations_have_the_same_losses_and_a_missing_one_is_listed(page, monkeypatch, size):
     ours = [c for c in training.IMPLEMENTATIONS if c.module in ("vortaro", "plain_jax")]
     chosen = [*ours, Implementation("nobody", "no_such_module")]
     monkeypatch.setattr(training, "IMPLEMENTATIONS", chosen)
-    assert call(training, monkeypatch, "--size=tiny", "--launches=2", "--rounds=1", "--updates=2", "--publish") == 0
-    *measured, missing = lines_of(page, "training-tiny")
+    assert call(training, monkeypatch, f"--size={size}", "--launches=2", "--rounds=1", "--updates=2", "--publish") == 0
+    *measured, missing = lines_of(page, f"training-{size.replace(' ', '-')}")
     assert [line["step of"] for line in measured] == [c.name for c in ours]
     assert len({line["last loss"][:6] for line in measured}) == 1
     assert measured[0]["ratio"] == 1
     assert missing["last loss"] == "missing: No module named 'benchmarks.implementations.no_such_module'"
     text = page.read_text()
     assert "| nobody | - |" in text
-    assert text.count("old") == 6, "only its own marks"
-    assert text.count("between") == 7
+    assert text.count("old") == 7, "only its own marks"
+    assert text.count("between") == 8
 
 
 @pytest.mark.slow
@@ -126,6 +136,8 @@ def test_the_published_tables_are_their_figures():
 def test_flops_of_gpt2_by_hand():
     size = SIZES["124M"]
     assert training.flops_per_token(size) == 6 * (12 * 7_077_888 + 50_257 * 768) + 6 * 12 * 768 * 512
+    layer = 2 * 768 * 768 + 2 * 768 * 256 + 3 * 768 * 2400
+    assert SIZES["Llama 124M"].weights_in_products == 12 * layer + 50_257 * 768
 
 
 @pytest.mark.slow

@@ -232,9 +232,11 @@ def test_pickles_that_are_none(tmp_path, capsys, content, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_complete_checkpoints_are_unwrapped(tmp_path):
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_complete_checkpoints_are_unwrapped(tmp_path, is_zip):
     state = {"wte.weight": torch.ones(2, 3, dtype=torch.bfloat16)}
-    torch.save({"state_dict": state, "epoch": 1}, tmp_path / "model.pth")
+    content = {"state_dict": state, "epoch": 1}
+    torch.save(content, tmp_path / "model.pth", _use_new_zipfile_serialization=is_zip)
     file = read_weights(str(tmp_path / "model.pth"))
     assert (file.is_eight_bit, file.num_heads) == (False, None)
     assert file.arrays["wte.weight"].read().dtype == np.float32
