@@ -21,7 +21,8 @@ import orbax.checkpoint as ocp
 from tasks.storage.jsonl import read_lines
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = ("NUM_STEPS=120", "SAVE_EVERY=10", "EVAL_EVERY=50", "LOG_EVERY=7", "DROPOUT=0.1", "BATCH_SIZE=8")
+STEPS = 120
+SETTINGS = (f"NUM_STEPS={STEPS}", "SAVE_EVERY=10", "EVAL_EVERY=50", "LOG_EVERY=7", "DROPOUT=0.1", "BATCH_SIZE=8")
 METRICS = "metrics.jsonl"
 TIMINGS = ("tokens_per_second", "steps_per_second", "mfu")
 PEER_TIMEOUT = 15  # seconds

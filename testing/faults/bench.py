@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from testing.faults.runs import STEPS, Run, write_data
-from testing.launches import SETTINGS, Launch, command, differences, environment_of
+from testing.faults.runs import Run, write_data
+from testing.launches import SETTINGS, STEPS, Launch, command, differences, environment_of
 
 SAME, STOPPED, OTHER, SKIPPED = "same bits", "clear stop", "other", "skipped"
 Shape = tuple[int, int]  # processes, virtual devices of each

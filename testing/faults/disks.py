@@ -9,8 +9,7 @@ from pathlib import Path
 
 from testing.faults.bench import OTHER, SAME, SKIPPED, STOPPED, Bench, Outcome, Shape, unexpected_exit
 from testing.faults.corruption import CORRUPTIONS, INCOMPLETE
-from testing.faults.runs import STEPS
-from testing.launches import differences, saved_steps
+from testing.launches import STEPS, differences, saved_steps
 
 DAMAGED, FULL = "newest checkpoint damaged", "disk full, then space again"
 

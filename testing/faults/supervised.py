@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from testing.faults.bench import OTHER, SAME, Bench, Outcome, Shape
-from testing.faults.runs import RUNS, STEPS
-from testing.launches import PEER_TIMEOUT, differences, saved_steps
+from testing.faults.runs import RUNS
+from testing.launches import PEER_TIMEOUT, STEPS, differences, saved_steps
 
 RESTARTS = 1000
 SECONDS_OF_A_KILL = 120  # from one kill to the next, and for the rest of the run

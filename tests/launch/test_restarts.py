@@ -13,7 +13,6 @@ from testing.faults.supervised import errors_of, kill_often, supervised, trainer
 from tests.conftest import ROOT, xla_flags
 
 pytestmark = pytest.mark.slow
-LAST = 120  # NUM_STEPS of launches.SETTINGS
 
 
 def start(
@@ -31,7 +30,7 @@ def test_killed_processes_are_started_again(tmp_path, processes, kills):
     undisturbed = start(calm, processes, 0)
     assert undisturbed.wait(timeout=600) == 0, errors_of(calm).read_text()
     process = start(workdir, processes, 100)
-    killed = len(kill_often(process, workdir, kills, LAST, random.Random(0)))
+    killed = len(kill_often(process, workdir, kills, launches.STEPS, random.Random(0)))
     code, errors = process.wait(timeout=900), errors_of(workdir).read_text()
     assert code == 0, errors
     assert killed >= 2
