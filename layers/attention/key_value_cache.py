@@ -65,11 +65,21 @@ def slide(cache: WindowCache, key_bktd, value_bktd, segment_ids) -> tuple[Slots,
 
 def append(cache: KeyValueCache, key_bktd, value_bktd, segment_ids) -> KeyValueCache:
     """Returns the cache with the new positions appended."""
-    zero = jnp.int32(0)
-    at = (zero, zero, cache.index, zero)
     return KeyValueCache(
-        key_bktd=jax.lax.dynamic_update_slice(cache.key_bktd, key_bktd, at),
-        value_bktd=jax.lax.dynamic_update_slice(cache.value_bktd, value_bktd, at),
-        segment_ids_bt=jax.lax.dynamic_update_slice(cache.segment_ids_bt, segment_ids, (zero, cache.index)),
+        key_bktd=_written(cache.key_bktd, key_bktd, cache.index, dim=2),
+        value_bktd=_written(cache.value_bktd, value_bktd, cache.index, dim=2),
+        segment_ids_bt=_written(cache.segment_ids_bt, segment_ids, cache.index, dim=1),
         index=cache.index + segment_ids.shape[1],
     )
+
+
+def _written(x: jax.Array, new: jax.Array, index: Int[Array, ""], *, dim: int) -> jax.Array:
+    """Returns `x` with `new` from `index` on in a dimension, written to its own memory if it is not read later.
+
+    XLA would write to a copy if other dimensions had one element, as those of a single row: products read the array
+    without them, and the write would be computed for both shapes.
+    """
+    several = [number for number, size in enumerate(x.shape) if size > 1 or number == dim]
+    small = lambda y: y.reshape([y.shape[number] for number in several])
+    at = [index if number == dim else jnp.int32(0) for number in several]
+    return jax.lax.dynamic_update_slice(small(x), small(new), at).reshape(x.shape)

@@ -50,7 +50,8 @@ def page(
     """
     content = Markup("".join(parts))
     values = {"title": title, "content": content, "root": root, "links": links or {}, "current": current}
-    return render("page.jinja", scripts=scripts, styles=styles, **values)
+    made = render("page.jinja", scripts=scripts, styles=styles, **values)
+    return made.encode(errors="replace").decode()  # texts of JSON files may have surrogates, which UTF-8 has not
 
 
 def render(template: str, **values: Any) -> str:

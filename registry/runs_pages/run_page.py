@@ -97,7 +97,7 @@ def card_pairs(
         ("step", f"{train.get('step', 0):,}"),
         (f"validation {measure.replace('_', ' ')}", "-" if value is None else f"{value:.3f}"),
         ("parameters", amount(record["totals"]["parameters"]) if "totals" in record else ""),
-        ("tokens seen", amount(int(train.get("tokens_seen", 0)))),
+        ("tokens seen", amount(int(train.get("tokens_seen") or 0))),
         ("tokens per second", f"{train.get('tokens_per_second') or 0:,.0f}"),
         ("training time", duration(seconds) if seconds else ""),
         ("FLOPs", f"{flops:.3g}" if flops else ""),

@@ -1,5 +1,6 @@
 """Text generation: one pass over the prompt, then token by token from the cached state, in one compiled program."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -130,11 +131,39 @@ def with_first_token(
     return before, drawn, counted(counts, first)
 
 
-def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Returns variables and state in the layout of the token loop, and a function that restores the stored layout."""
-    if new_tokens < APART_TOKENS:
-        return variables, state, lambda state: state
-    return *task.unstack(variables, state), lambda state: state.stacked()
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The layout of the state between two steps of a loop over tokens.
+
+    If layers are unstacked, arrays have no dimensions of one element: with them XLA would copy the caches of a single
+    row in each step (layers.attention.key_value_cache).
+    """
+
+    state: Any  # a state of a step, or its shapes
+    is_unstacked: bool
+
+    def packed(self, state: Any) -> Any:
+        """Returns the arrays that the loop carries."""
+        several = lambda x: [size for size in x.shape if size > 1 or not self.is_unstacked]
+        return jax.tree.map(lambda x: x.reshape(several(x)), state)
+
+    def unpacked(self, arrays: Any) -> Any:
+        """Returns the state that a step reads."""
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), arrays, self.state)
+
+    def stored(self, arrays: Any) -> Any:
+        """Returns the state after the loop, with stacked layers."""
+        state = self.unpacked(arrays)
+        return state.stacked() if self.is_unstacked else state
+
+
+def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Layout]:
+    """Returns variables and packed state for a loop over tokens, and the layout of the state."""
+    is_unstacked = new_tokens >= APART_TOKENS
+    if is_unstacked:
+        variables, state = task.unstack(variables, state)
+    layout = Layout(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), is_unstacked)
+    return variables, layout.packed(state), layout
 
 
 def _generate(
@@ -183,19 +212,19 @@ def _generate(
         return (step < new_tokens) & ~jnp.all(stopped)
 
     def body(carry):
-        step, drawn, state, counts, stopped = carry
+        step, drawn, arrays, counts, stopped = carry
         last = last_drawn(drawn, step)
-        read = last[:, None]
-        logits, state = task.decode_step(variables, read, state, jnp.ones_like(read), end[:, None] + step)
+        read, before_it = last[:, None], layout.unpacked(arrays)
+        logits, state = task.decode_step(variables, read, before_it, jnp.ones_like(read), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, last, token)
         stopped |= is_stop(token, stop_ids)
-        return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped
+        return step + 1, drawn.at[:, step].set(token), layout.packed(state), counted(counts, token), stopped
 
-    variables, state, stored = for_the_loop(task, variables, state, new_tokens)
-    carry = (jnp.int32(1), drawn, state, counts, is_stop(drawn[:, 0], stop_ids))
-    steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
-    return drawn, Memory(stored(state), last_drawn(drawn, steps), end + steps, before + steps, counts)
+    variables, arrays, layout = for_the_loop(task, variables, state, new_tokens)
+    carry = (jnp.int32(1), drawn, arrays, counts, is_stop(drawn[:, 0], stop_ids))
+    steps, drawn, arrays, counts, _ = jax.lax.while_loop(unfinished, body, carry)
+    return drawn, Memory(layout.stored(arrays), last_drawn(drawn, steps), end + steps, before + steps, counts)
 
 
 _STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity", "shared", "copies")

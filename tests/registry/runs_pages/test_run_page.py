@@ -61,6 +61,15 @@ def test_texts_from_the_run_are_escaped(tmp_path):
     assert page.count("window.attacked") >= 8, "each is shown as text"
 
 
+def test_texts_that_have_no_utf8_and_counts_that_are_missing(tmp_path):
+    folder = run_folder(tmp_path / "a")
+    record = json.loads((folder / "experiment.json").read_text()) | {"doc": "half a pair: \ud800"}
+    (folder / "experiment.json").write_text(json.dumps(record))
+    lines = [json.loads(line) | {"tokens_seen": None} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "half a pair: ?" in made(folder).encode().decode()
+
+
 def test_a_run_without_metrics_has_a_page(tmp_path):
     page = made(run_folder(tmp_path / "a", lines=[]))
     assert "No metrics yet." in page

@@ -1,3 +1,4 @@
+import math
 import re
 
 import jax
@@ -59,6 +60,23 @@ def test_one_compiled_loop_for_any_number_of_tokens():
     text = lowered.as_text()
     assert text.count("stablehlo.while") >= 1
     assert len(text) < 500_000, "not unrolled over tokens"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_copies_no_cache_and_no_weights(rows):
+    """Layers are unstacked; a cache has as many elements per row as the smallest matrix."""
+    task = task_of(MODEL_DIM=64, NUM_HEADS=4, NUM_KV_HEADS=4)
+    tokens, real = pad_prompts([[1, 2]] * rows)
+    abstract = task.weight_table().abstract
+    call = {"new_tokens": 62, "sampler": Sampler(temperature=0.0)}
+    lowered = generate.lower(task, abstract, tokens, real, jax.random.key(0), **call)
+    text = lowered.compile().as_text()
+    body = re.findall(r" while\(.*?body=%([\w.\-]+)", text)[-1]
+    [steps] = re.findall(rf"^%{re.escape(body)} \(.*?\n}}\n", text, re.MULTILINE | re.DOTALL)
+    copies = re.findall(r"%(?:\w+_)?(?:copy|transpose)[\w.\-]* = \w+\[([\d,]*)\]", steps)
+    sizes = [math.prod(map(int, shape.split(","))) if shape else 1 for shape in copies]
+    assert " dot(" in steps or " fusion(" in steps
+    assert max(sizes, default=0) < 64 * 64
 
 
 def test_stop_ends_a_row_and_fills_it(variables):
