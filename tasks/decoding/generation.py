@@ -139,7 +139,7 @@ class Layout:
     row in each step (layers.attention.key_value_cache).
     """
 
-    state: Any  # a state of a step, or its shapes
+    state: Any  # shapes of the state that a step reads
     is_unstacked: bool
 
     def packed(self, state: Any) -> Any:
@@ -159,9 +159,10 @@ class Layout:
 
 def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Layout]:
     """Returns variables and packed state for a loop over tokens, and the layout of the state."""
-    is_unstacked = new_tokens >= APART_TOKENS
-    if is_unstacked:
+    before = state
+    if new_tokens >= APART_TOKENS:
         variables, state = task.unstack(variables, state)
+    is_unstacked = jax.tree.structure(state) != jax.tree.structure(before)
     layout = Layout(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), is_unstacked)
     return variables, layout.packed(state), layout
 
@@ -214,8 +215,8 @@ def _generate(
     def body(carry):
         step, drawn, arrays, counts, stopped = carry
         last = last_drawn(drawn, step)
-        read, before_it = last[:, None], layout.unpacked(arrays)
-        logits, state = task.decode_step(variables, read, before_it, jnp.ones_like(read), end[:, None] + step)
+        read, state = last[:, None], layout.unpacked(arrays)
+        logits, state = task.decode_step(variables, read, state, jnp.ones_like(read), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, last, token)
         stopped |= is_stop(token, stop_ids)
