@@ -1,11 +1,13 @@
 """The compilation cache: compiled programs are stored in the user's cache folder, and read by the next command."""
 
+import contextlib
 import hashlib
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 
 from tasks.storage.files import cache_folder
@@ -15,6 +17,8 @@ SETTINGS = {  # unless the environment sets them
     "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; programs not read for the longest time are deleted
     "jax_persistent_cache_min_compile_time_secs": 0.02,  # programs that compile faster are not stored
 }
+MOST, KEPT = 500, 400  # programs: with a limit of bytes, JAX lists all (40 microseconds each) for each that it stores
+PROGRAM, READ_AT = "-cache", "-atime"  # endings of JAX's files of a program: itself, and when it was read
 CPU = Path("/proc/cpuinfo")
 
 
@@ -44,6 +48,26 @@ def use_compilation_cache() -> None:
     for name, value in SETTINGS.items():
         if name.upper() not in os.environ:
             config.update(name, value)
+    if config.jax_compilation_cache_max_size >= 0:
+        with contextlib.suppress(OSError):
+            _delete_oldest(folder)
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Keeps the KEPT programs that were read last, if there are more than MOST.
+
+    Raises:
+      OSError: files cannot be read or deleted, or another process stores programs all the time.
+    """
+    if sum(name.endswith(PROGRAM) for name in os.listdir(folder)) <= MOST:
+        return
+    with filelock.FileLock(folder / ".lockfile", timeout=1):  # JAX's
+        files = [folder / name for name in os.listdir(folder) if name.endswith(PROGRAM)]
+        read_at = lambda file: file.with_name(file.name.removesuffix(PROGRAM) + READ_AT)
+        time_of = lambda file: int.from_bytes(read_at(file).read_bytes(), "little") if read_at(file).exists() else 0
+        for file in sorted(files, key=time_of)[:-KEPT]:
+            file.unlink()
+            read_at(file).unlink(missing_ok=True)
 
 
 def _is_private(folder: Path) -> bool:

@@ -1,9 +1,11 @@
 """The compilation cache: in the user's cache folder by default, bounded, and not for several CPU devices."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from runners.machine import compilation_cache
 from runners.machine.compilation_cache import FOLDER, SETTINGS, processor, use_compilation_cache
@@ -60,6 +62,25 @@ def test_not_for_several_devices_of_cpus_or_processes_or_folders_of_others(confi
     folder.chmod(0o770)
     use_compilation_cache()
     assert config()["jax_compilation_cache_dir"] is None
+
+
+def test_of_many_programs_those_read_last_are_kept(config, tmp_path, monkeypatch):
+    """JAX lists all of them whenever it stores one."""
+    monkeypatch.setattr(compilation_cache, "MOST", 5)
+    monkeypatch.setattr(compilation_cache, "KEPT", 3)
+    use_compilation_cache()
+    cache = LRUCache(config()["jax_compilation_cache_dir"], max_size=2**30)
+    for number in range(5):
+        cache.put(f"program{number}", b"content")
+    assert cache.get("program1") == b"content"
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compilation_cache()
+    assert cache.get("program0") == b"content", "there are not too many"
+    cache.put("program5", b"content")
+    jax.config.update("jax_compilation_cache_dir", None)
+    use_compilation_cache()
+    left = {file.name for file in Path(cache.path).iterdir()} - {".lockfile"}
+    assert left == {f"program{number}-{kind}" for number in (0, 1, 5) for kind in ("cache", "atime")}
 
 
 def test_processors_have_folders_of_their_own(monkeypatch, tmp_path):
