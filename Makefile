@@ -24,7 +24,7 @@ help:
 	@echo "make test-browser  set up, test the pages in Chromium (as root it installs the distribution's), about three minutes"
 	@echo "make lint   set up, check format, style, types and the direction of imports"
 	@echo "make docs   set up, write the documentation as a site into build/site"
-	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (an hour and a half), write docs/reference/benchmarks.md"
+	@echo "make bench  set up with torch, transformers and Levanter, measure side by side (two hours and a half), write docs/reference/benchmarks.md"
 	@echo "make faults set up, train six kinds of runs with every kind of fault and count those that recover (two hours)"
 	@echo "make fuzz   set up, read 10,000 mutated inputs of each kind (one to two hours)"
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from benchmarks.implementations.optax_training import trainer_of
 from benchmarks.implementations.work import Gpt2Size, LlamaSize, Trainer
 
-DECAYED = ("wte.weight", "embed_tokens.weight", "c_attn.weight", "c_fc.weight", "c_proj.weight", "_proj.weight")
+DECAYED = ("wte.weight", "embed_tokens.weight", "c_attn.weight", "c_fc.weight", "_proj.weight")
 
 
 def load(size: Gpt2Size, weights: str, stacked: bool) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def rms_norm(x, scale):
 
 
 def mixed(query, key, value):
-    """Causal attention of queries (b, kv heads, groups, positions, d) to keys and values (b, kv heads, ...)."""
-    length, width = query.shape[-2:]
-    scores = jnp.einsum("bngqd,bnkd->bngqk", query, key) * width**-0.5
+    """Causal attention: queries (b, heads, positions, d), or (b, kv heads, groups, positions, d) in groups."""
+    (length, width), g = query.shape[-2:], "g" if query.ndim == 5 else ""
+    scores = jnp.einsum(f"bn{g}qd,bnkd->bn{g}qk", query, key) * width**-0.5
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e30)
-    return jnp.einsum("bngqk,bnkd->bngqd", jax.nn.softmax(scores), value)
+    return jnp.einsum(f"bn{g}qk,bnkd->bn{g}qd", jax.nn.softmax(scores), value)
 
 
 def heads_of(x, heads: int):
@@ -57,7 +57,7 @@ def heads_of(x, heads: int):
 def gpt2_block(x, w, size: Gpt2Size):
     qkv = layer_norm(x, w["ln_1.weight"], w["ln_1.bias"]) @ w["attn.c_attn.weight"] + w["attn.c_attn.bias"]
     query, key, value = (heads_of(y, size.heads) for y in jnp.split(qkv, 3, axis=-1))
-    heads = mixed(query[:, :, None], key, value)[:, :, 0].swapaxes(1, 2).reshape(x.shape)
+    heads = mixed(query, key, value).swapaxes(1, 2).reshape(x.shape)
     x = x + heads @ w["attn.c_proj.weight"] + w["attn.c_proj.bias"]
     hidden = layer_norm(x, w["ln_2.weight"], w["ln_2.bias"]) @ w["mlp.c_fc.weight"] + w["mlp.c_fc.bias"]
     return x + jax.nn.gelu(hidden) @ w["mlp.c_proj.weight"] + w["mlp.c_proj.bias"]

@@ -79,7 +79,7 @@ def _written(x: jax.Array, new: jax.Array, index: Int[Array, ""], *, dim: int) -
     XLA would write to a copy if other dimensions had one element, as those of a single row: products read the array
     without them, and the write would be computed for both shapes.
     """
-    several = [number for number, size in enumerate(x.shape) if size > 1 or number == dim]
+    several = [number for number, size in enumerate(x.shape) if size != 1 or number == dim]
     small = lambda y: y.reshape([y.shape[number] for number in several])
     at = [index if number == dim else jnp.int32(0) for number in several]
     return jax.lax.dynamic_update_slice(small(x), small(new), at).reshape(x.shape)

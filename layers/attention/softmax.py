@@ -221,7 +221,7 @@ class Attention(nn.Module):
                 mixed = self._attend(*attended)
         if decision.exchange == "all_to_all":
             mixed = by_positions(self.activations, mixed)
-        return self._output(place(self, "mixed_bsnd", mixed), is_decoding=state is not None), state
+        return self._output(place(self, "mixed_bsnd", mixed), has_state=state is not None), state
 
     def _call(self, queries: int, key_bktd: jax.Array, state: Any, key_ids: Any) -> Call:
         bias = "none"
@@ -261,7 +261,7 @@ class Attention(nn.Module):
         if has_state and not self.causal:
             raise UsageError("Attention that is not causal has no decoding state. Remove the state, or set causal.")
 
-    def _output(self, mixed: Float[Array, "b s n d"], *, is_decoding: bool) -> Float[Array, "b s m"]:
+    def _output(self, mixed: Float[Array, "b s n d"], *, has_state: bool) -> Float[Array, "b s m"]:
         mixed = mixed[:, :, : self.num_heads]
         fan_in = self.num_heads * self.head_dim
         init: Any = {"init": self.out_initializer, "role": "hidden", "fan_in": fan_in}
@@ -271,11 +271,11 @@ class Attention(nn.Module):
         else:
             shape = (self.num_heads, self.head_dim, self.model_dim)
             w_ndm = weight(self, "attention_out_ndm", shape, **init)
-            w = w_ndm.astype(self.dtype)
-            if is_decoding:  # XLA would sum over d before n, for which it transposes the weights
-                y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w.reshape(fan_in, -1))
-            else:
-                y = jnp.einsum("bsnd,ndm->bsm", mixed, w)
+            # In decoding XLA sums over d before n, for which it transposes the weights, unless there is one dimension.
+            merges = has_state and not split_of(self.specs, "attention_out_ndm", 1)
+            merged = lambda x, dims, *others: x.reshape(*x.shape[:dims], fan_in, *others) if merges else x
+            parts = (merged(mixed, 2), merged(w_ndm.astype(self.dtype), 0, self.model_dim))
+            y = jnp.einsum("bsa,am->bsm" if merges else "bsnd,ndm->bsm", *parts)
         if self.use_bias if self.use_out_bias is None else self.use_out_bias:
             b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
             y += b_m.astype(self.dtype)

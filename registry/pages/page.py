@@ -51,7 +51,7 @@ def page(
     content = Markup("".join(parts))
     values = {"title": title, "content": content, "root": root, "links": links or {}, "current": current}
     made = render("page.jinja", scripts=scripts, styles=styles, **values)
-    return made.encode(errors="replace").decode()  # texts of JSON files may have surrogates, which UTF-8 has not
+    return made.encode(errors="replace").decode()  # texts of JSON files may have surrogates, which UTF-8 cannot encode
 
 
 def render(template: str, **values: Any) -> str:

@@ -9,7 +9,7 @@ from layers.errors import UsageError
 from registry.experiment import Experiment, knob_types
 from registry.values import is_per_layer
 
-MOST_LAYERS = 100_000  # of a model: each has an entry in lists
+MOST_LAYERS = 10_000  # of a model: the search for repetitions takes time and memory in proportion to the square
 LONGEST_UNIT = 8  # layers of a pattern that is always compiled as written; longer ones are searched for repetitions
 
 Kind = dict[str, Any]  # the knobs with a pattern, with their values in one layer
@@ -76,7 +76,7 @@ def shortened(cls: Any, num_layers: int, units: int = 2) -> dict[str, Any]:
       num_layers: layers of a model without patterns; a model whose patterns repeat has at least as many.
       units: how often patterns repeat. If they state every layer, each repeated part is there at most twice.
     Raises:
-      UsageError: a pattern is empty, or longer than the number of layers.
+      UsageError: a pattern is empty, or longer than the number of layers; there are more than MOST_LAYERS.
     """
     length, now = period(cls), cls.NUM_LAYERS
     if length == 1:

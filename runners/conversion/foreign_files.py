@@ -89,7 +89,7 @@ def _read_one(file: Path) -> ForeignWeights:
     return ForeignWeights(read_safetensors(file))
 
 
-class Pickle(io.BufferedReader):
+class BoundedReader(io.BufferedReader):
     """A file whose reads need no more memory than the file has bytes, whatever length a damaged pickle states."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -104,7 +104,7 @@ def _read_pickle(file: Path) -> ForeignWeights:
     try:
         with file.open("rb") as stream:
             is_zip = stream.read(len(ZIP)) == ZIP
-        with contextlib.nullcontext(file) if is_zip else Pickle(io.FileIO(file)) as source:
+        with contextlib.nullcontext(file) if is_zip else BoundedReader(io.FileIO(file)) as source:
             content = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch raise different exceptions for unknown bytes
         raise UsageError(f"'{file}' cannot be read by torch.load with weights_only: {first_line(error)}.") from error

@@ -17,7 +17,9 @@ SETTINGS = {  # unless the environment sets them
     "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; programs not read for the longest time are deleted
     "jax_persistent_cache_min_compile_time_secs": 0.02,  # programs that compile faster are not stored
 }
-MOST, KEPT = 500, 400  # programs: with a limit of bytes, JAX lists all (40 microseconds each) for each that it stores
+# Programs: with a limit of bytes, JAX lists all of them (40 microseconds each) for each one that it stores.
+MOST, KEPT = 500, 400
+LARGE = 1 << 18  # bytes of a program that takes long to compile
 PROGRAM, READ_AT = "-cache", "-atime"  # endings of JAX's files of a program: itself, and when it was read
 CPU = Path("/proc/cpuinfo")
 
@@ -48,13 +50,13 @@ def use_compilation_cache() -> None:
     for name, value in SETTINGS.items():
         if name.upper() not in os.environ:
             config.update(name, value)
-    if config.jax_compilation_cache_max_size >= 0:
+    if config.jax_enable_compilation_cache and config.jax_compilation_cache_max_size >= 0:
         with contextlib.suppress(OSError):
             _delete_oldest(folder)
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Keeps the KEPT programs that were read last, if there are more than MOST.
+    """Keeps KEPT programs if there are more than MOST: large ones, then those that were read last.
 
     Raises:
       OSError: files cannot be read or deleted, or another process stores programs all the time.
@@ -65,7 +67,7 @@ def _delete_oldest(folder: Path) -> None:
         files = [folder / name for name in os.listdir(folder) if name.endswith(PROGRAM)]
         read_at = lambda file: file.with_name(file.name.removesuffix(PROGRAM) + READ_AT)
         time_of = lambda file: int.from_bytes(read_at(file).read_bytes(), "little") if read_at(file).exists() else 0
-        for file in sorted(files, key=time_of)[:-KEPT]:
+        for file in sorted(files, key=lambda file: (file.stat().st_size >= LARGE, time_of(file)))[:-KEPT]:
             file.unlink()
             read_at(file).unlink(missing_ok=True)
 

@@ -119,11 +119,14 @@ class Checkpoints:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known, on the data of a phase.
 
         Raises:
-          VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full.
-          ValueError: `extra` is not a SavedState: the checkpoint could not be restored.
+          VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full; or
+            `extra` is not a SavedState, so that the checkpoint could not be restored.
         """
+        try:
+            require_type(extra, SavedState, "the input's state")
+        except ValueError as error:
+            raise VortaroError(f"Step {step} cannot be saved: {error}. Correct state() of the input.") from error
         extra = extra | {CHECKSUMS: _checksums(state)}
-        require_type(extra, SavedState, "the saved state")
         self._saved = time.monotonic()
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}

@@ -132,39 +132,41 @@ def with_first_token(
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """The layout of the state between two steps of a loop over tokens.
+class Carried:
+    """Converts the state between what a step reads and what a loop over tokens carries.
 
-    If layers are unstacked, arrays have no dimensions of one element: with them XLA would copy the caches of a single
-    row in each step (layers.attention.key_value_cache).
+    If layers are unstacked, the carried arrays have no dimensions of one element: with them XLA would copy the caches
+    of a single row in each step (layers.attention.key_value_cache).
     """
 
-    state: Any  # shapes of the state that a step reads
-    is_unstacked: bool
+    shapes: Any | None  # of the arrays of an unstacked state; None if layers are stacked, whose state is not changed
 
     def packed(self, state: Any) -> Any:
         """Returns the arrays that the loop carries."""
-        several = lambda x: [size for size in x.shape if size > 1 or not self.is_unstacked]
-        return jax.tree.map(lambda x: x.reshape(several(x)), state)
+        if self.shapes is None:
+            return state
+        return jax.tree.map(lambda x: x.reshape([size for size in x.shape if size != 1]), state)
 
     def unpacked(self, arrays: Any) -> Any:
         """Returns the state that a step reads."""
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), arrays, self.state)
+        if self.shapes is None:
+            return arrays
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), arrays, self.shapes)
 
     def stored(self, arrays: Any) -> Any:
         """Returns the state after the loop, with stacked layers."""
-        state = self.unpacked(arrays)
-        return state.stacked() if self.is_unstacked else state
+        return arrays if self.shapes is None else self.unpacked(arrays).stacked()
 
 
-def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Layout]:
-    """Returns variables and packed state for a loop over tokens, and the layout of the state."""
-    before = state
-    if new_tokens >= APART_TOKENS:
-        variables, state = task.unstack(variables, state)
-    is_unstacked = jax.tree.structure(state) != jax.tree.structure(before)
-    layout = Layout(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), is_unstacked)
-    return variables, layout.packed(state), layout
+def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Carried]:
+    """Returns variables and carried state for a loop over tokens, and the conversion of the state."""
+    if new_tokens < APART_TOKENS:
+        return variables, state, Carried(None)
+    variables, unstacked = task.unstack(variables, state)
+    if jax.tree.structure(unstacked) == jax.tree.structure(state):  # too large to unstack
+        return variables, state, Carried(None)
+    carried = Carried(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), unstacked))
+    return variables, carried.packed(unstacked), carried
 
 
 def _generate(
@@ -215,17 +217,17 @@ def _generate(
     def body(carry):
         step, drawn, arrays, counts, stopped = carry
         last = last_drawn(drawn, step)
-        read, state = last[:, None], layout.unpacked(arrays)
+        read, state = last[:, None], carried.unpacked(arrays)
         logits, state = task.decode_step(variables, read, state, jnp.ones_like(read), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, last, token)
         stopped |= is_stop(token, stop_ids)
-        return step + 1, drawn.at[:, step].set(token), layout.packed(state), counted(counts, token), stopped
+        return step + 1, drawn.at[:, step].set(token), carried.packed(state), counted(counts, token), stopped
 
-    variables, arrays, layout = for_the_loop(task, variables, state, new_tokens)
+    variables, arrays, carried = for_the_loop(task, variables, state, new_tokens)
     carry = (jnp.int32(1), drawn, arrays, counts, is_stop(drawn[:, 0], stop_ids))
     steps, drawn, arrays, counts, _ = jax.lax.while_loop(unfinished, body, carry)
-    return drawn, Memory(layout.stored(arrays), last_drawn(drawn, steps), end + steps, before + steps, counts)
+    return drawn, Memory(carried.stored(arrays), last_drawn(drawn, steps), end + steps, before + steps, counts)
 
 
 _STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity", "shared", "copies")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from tasks.decoding.generation import (
-    Layout,
+    Carried,
     Memory,
     counted,
     fill_of,
@@ -39,7 +39,7 @@ class SpeculativeMemory(Memory):
 
 
 class _Round(struct.PyTreeNode):
-    """State of the loop before a round."""
+    """State of the loop before a round. Between rounds, the states of both models are packed (Carried)."""
 
     step: jax.Array  # tokens drawn in this call
     drawn: jax.Array  # int32 (B, new_tokens + drafted tokens + 1)
@@ -89,26 +89,26 @@ def _speculate(
         _, draft_state, _ = read_prompts(draft.task, draft_variables, *prompts, past, capacity, shared, copies)
     columns, fill = new_tokens + draft.tokens + 1, fill_of(stop_ids)
     before, drawn, counts = with_first_token(logits, rng, sampler, memory, fill, columns)
-    variables, arrays, layout = for_the_loop(task, variables, state, new_tokens)
-    draft_variables, draft_arrays, draft_layout = for_the_loop(draft.task, draft_variables, draft_state, new_tokens)
-    loop = _Loop(task, draft, sampler, stop_ids, new_tokens, logits.shape[-1], end, fill, draft_layout)
+    variables, arrays, carried = for_the_loop(task, variables, state, new_tokens)
+    draft_variables, draft_arrays, draft_carried = for_the_loop(draft.task, draft_variables, draft_state, new_tokens)
+    loop = _Loop(task, draft, sampler, stop_ids, new_tokens, logits.shape[-1], end, fill, draft_carried)
 
     def body(carry: _Round) -> _Round:
         key = jax.random.fold_in(rng, before + carry.step)
-        states = {"state": layout.unpacked(carry.state), "draft_state": draft_layout.unpacked(carry.draft_state)}
+        states = {"state": carried.unpacked(carry.state), "draft_state": draft_carried.unpacked(carry.draft_state)}
         after = loop.round(carry.replace(**states), variables, draft_variables, key)
-        return after.replace(state=layout.packed(after.state), draft_state=draft_layout.packed(after.draft_state))
+        return after.replace(state=carried.packed(after.state), draft_state=draft_carried.packed(after.draft_state))
 
     rounds = jnp.int32(0) if memory is None or memory.rounds is None else memory.rounds
     start = _Round(jnp.int32(1), drawn, arrays, draft_arrays, counts, is_stop(drawn[:, 0], stop_ids), rounds)
     after: _Round = jax.lax.while_loop(lambda c: (c.step < new_tokens) & ~jnp.all(c.stopped), body, start)
     left = SpeculativeMemory(
-        state=layout.stored(after.state),
+        state=carried.stored(after.state),
         unread_b=last_drawn(after.drawn, after.step),
         position_b=end + after.step,
         drawn=before + after.step,
         counts_bv=after.counts,
-        draft_state=draft_layout.stored(after.draft_state),
+        draft_state=draft_carried.stored(after.draft_state),
         rounds=after.rounds,
     )
     return after.drawn[:, :new_tokens], left
@@ -132,7 +132,7 @@ class _Loop:
     vocab_size: int
     end_b: jax.Array  # positions of the rows' last prompt tokens
     fill: int  # what `drawn` holds where nothing was drawn
-    draft_layout: Layout
+    draft_carried: Carried
 
     def round(self, carry: _Round, variables: Any, draft_variables: Any, key: jax.Array) -> _Round:
         """Drafts, reads and accepts tokens, at least one."""
@@ -177,17 +177,17 @@ class _Loop:
         def step(before: Any, inputs: Any) -> tuple[Any, Any]:
             token, arrays, counts = before
             position, key = inputs
-            state, one = self.draft_layout.unpacked(arrays), jnp.ones_like(token)[:, None]
+            state, one = self.draft_carried.unpacked(arrays), jnp.ones_like(token)[:, None]
             logits, state = self.draft.task.decode_step(variables, token[:, None], state, one, position[:, None])
             p = self.sampler.probabilities(self._same_rows(logits), counts)
             token = jax.random.categorical(key, jnp.log(p)).astype(jnp.int32)
-            return (token, self.draft_layout.packed(state), counted(counts, token)), (token, p)
+            return (token, self.draft_carried.packed(state), counted(counts, token)), (token, p)
 
         keys = jax.random.split(key, positions.shape[1])
-        start = (last, self.draft_layout.packed(carry.draft_state), carry.counts)
+        start = (last, self.draft_carried.packed(carry.draft_state), carry.counts)
         with _unplaced():
             after, (tokens, p) = jax.lax.scan(step, start, (positions.T, keys))
-        state = self.draft_layout.unpacked(after[1])
+        state = self.draft_carried.unpacked(after[1])
         return tokens[:-1].T, jnp.moveaxis(p[:-1], 0, 1), state  # the last step reads the last drafted token
 
     def _same_rows(self, logits: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from benchmarks import accelerator, decoding, loop, memory, tables, training, vq
-from benchmarks.implementations import products
+from benchmarks.implementations import plain_jax, products, vortaro
 from benchmarks.implementations.alternation import Implementation, workers
 from benchmarks.implementations.work import SIZES
 from layers.attention.implementations import choose
@@ -60,6 +60,16 @@ def test_implementations_have_the_same_losses_and_a_missing_one_is_listed(page, 
     assert "| nobody | - |" in text
     assert text.count("old") == 7, "only its own marks"
     assert text.count("between") == 8
+
+
+@pytest.mark.parametrize("size", ["tiny", "tiny Llama"])
+def test_the_same_weights_decay(tmp_path, size):
+    """Losses of a few updates would not differ."""
+    file = str(tmp_path / "weights.safetensors")
+    vortaro.write_weights(SIZES[size], file)
+    ours = sum(row.size for row in vortaro.session_of(SIZES[size], set()).task.weight_table() if row.decay)
+    leaves = jax.tree_util.tree_leaves_with_path(plain_jax.load(SIZES[size], file, stacked=True))
+    assert ours == sum(leaf.size for path, leaf in leaves if str(path[-1].key).endswith(plain_jax.DECAYED))
 
 
 @pytest.mark.slow

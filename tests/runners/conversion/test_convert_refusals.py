@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layers.errors import UsageError
-from runners.conversion.foreign_files import Pickle, read_weights
+from runners.conversion.foreign_files import BoundedReader, read_weights
 from runners.convert import main
 from tests.support.references.foreign import (
     ALIBI,
@@ -208,10 +208,10 @@ def test_exports_that_the_format_has_no_room_for(tmp_path, capsys):
     assert_refused(capsys, code, "Unknown checkpoint '7'", to)
 
 
-def test_reads_of_a_pickle_are_no_longer_than_the_file(tmp_path):
+def test_reads_are_no_longer_than_the_file(tmp_path):
     """A buffer of the length that is asked for would not fit into memory."""
     (tmp_path / "model.pt").write_bytes(b"abcdef")
-    with Pickle(io.FileIO(tmp_path / "model.pt")) as file:
+    with BoundedReader(io.FileIO(tmp_path / "model.pt")) as file:
         assert file.read(2) == b"ab"
         assert file.read(1 << 60) == b"cdef"
         assert file.read(1 << 60) == b""

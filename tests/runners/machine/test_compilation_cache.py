@@ -65,22 +65,23 @@ def test_not_for_several_devices_of_cpus_or_processes_or_folders_of_others(confi
 
 
 def test_of_many_programs_those_read_last_are_kept(config, tmp_path, monkeypatch):
-    """JAX lists all of them whenever it stores one."""
+    """JAX lists all of them whenever it stores one. Large ones took long to compile."""
     monkeypatch.setattr(compilation_cache, "MOST", 5)
     monkeypatch.setattr(compilation_cache, "KEPT", 3)
     use_compilation_cache()
     cache = LRUCache(config()["jax_compilation_cache_dir"], max_size=2**30)
     for number in range(5):
-        cache.put(f"program{number}", b"content")
-    assert cache.get("program1") == b"content"
+        cache.put(f"program{number}", bytes(compilation_cache.LARGE if number == 2 else 1))
+    assert cache.get("program1") == bytes(1)
     jax.config.update("jax_compilation_cache_dir", None)
     use_compilation_cache()
-    assert cache.get("program0") == b"content", "there are not too many"
+    assert cache.get("program0") == bytes(1), "there are not too many"
     cache.put("program5", b"content")
+    cache.get("program3")
     jax.config.update("jax_compilation_cache_dir", None)
     use_compilation_cache()
     left = {file.name for file in Path(cache.path).iterdir()} - {".lockfile"}
-    assert left == {f"program{number}-{kind}" for number in (0, 1, 5) for kind in ("cache", "atime")}
+    assert left == {f"program{number}-{kind}" for number in (2, 3, 5) for kind in ("cache", "atime")}
 
 
 def test_processors_have_folders_of_their_own(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from layers.errors import UsageError
+from layers.errors import UsageError, VortaroError
 from runners.training.checkpoint_parts.files import is_listed, saved_state
 from runners.training.checkpoints import Checkpoints
 from tasks.train_step import TrainState
@@ -96,7 +96,7 @@ def test_a_damaged_saved_state(tmp_path, changes):
 @pytest.mark.parametrize("changes", [{"tokens_seen": 5.0}, {"input": {"next_batch": -1}}])
 def test_what_could_not_be_restored_is_not_saved(tmp_path, changes):
     checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(ValueError, match="the saved state"):
+    with pytest.raises(VortaroError, match=f"Step 1 cannot be saved: .*{next(iter(changes))}"):
         checkpoints.save(1, TrainState(*[()] * 7), STATE | changes, None)
     checkpoints.close()
     assert checkpoints.steps() == []
