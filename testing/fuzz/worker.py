@@ -15,8 +15,9 @@ from testing.fuzz.kind import Kind
 
 SECONDS = 20.0  # of an example
 START_SECONDS = 180.0  # until the first example: imports, compilation, valid examples, and those that are skipped
-MEMORY = 2 << 30  # bytes of address space that examples may add
-MOST_RESTARTS = 20  # after which a kind ends
+MEMORY = 2 << 30  # bytes of address space that the examples of a process may add
+PER_PROCESS = 2000  # examples: libraries keep memory (tensorstore 0.3 MiB of each checkpoint that is restored)
+MOST_FAILURES = 20  # hangs and crashes, after which a kind ends
 
 
 def find_kind(name: str) -> Kind:
@@ -36,7 +37,7 @@ def supervise(
     find: Callable[[str], Kind] = find_kind,
     seconds: float = SECONDS,
 ) -> None:
-    """Reads the mutated examples of a kind in processes, a new one after each hang or crash.
+    """Reads the mutated examples of a kind in processes: a new one after PER_PROCESS, and after each hang or crash.
 
     Args:
       kind: the name of the kind.
@@ -47,23 +48,25 @@ def supervise(
       find: returns the kind of a name; a function of a module, because it is called in the processes.
       seconds: limit of an example.
     """
-    for _ in range(MOST_RESTARTS):
-        arguments = (find, kind, mutations, seed, numbers)
-        failed = _one_process(arguments, report, seconds)
-        if failed is None:
-            return
-        report(failed)
-        numbers = range(failed.number + 1, numbers.stop)
+    failures = 0
+    while numbers and failures < MOST_FAILURES:
+        part = numbers[:PER_PROCESS]
+        failed = _one_process((find, kind, mutations, seed, part), report, seconds)
+        if failed is not None:
+            report(failed)
+            failures += 1
+        numbers = range(part.stop if failed is None else failed.number + 1, numbers.stop)
 
 
 def _one_process(arguments: tuple[Any, ...], report: Callable[[Outcome], object], seconds: float) -> Outcome | None:
-    """Returns the outcome of the example that has ended the process; None if it has read all."""
+    """Returns the outcome of the example that has ended the process; None if it has read all, or there are no more."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
-    number, limit = arguments[-1].start, START_SECONDS
+    numbers: range = arguments[-1]
+    number, limit = numbers.start, START_SECONDS
     try:
         while ours.poll(limit):
             message = ours.recv()
@@ -73,6 +76,8 @@ def _one_process(arguments: tuple[Any, ...], report: Callable[[Outcome], object]
                 return None
             if isinstance(message, Outcome):
                 report(message)
+                if message.number == numbers[-1]:
+                    return None
             else:
                 number, limit = message, seconds
         return Outcome(number, OTHER, f"no end after {limit:.0f} s")

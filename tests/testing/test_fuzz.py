@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from layers.errors import UsageError
 from testing.fuzz import __main__ as command
+from testing.fuzz import worker
 from testing.fuzz.examples import ACCEPTED, OTHER, REFUSED, Outcome, Watch, run
 from testing.fuzz.kind import Kind
 from testing.fuzz.names import NAMES, NEED_TORCH
@@ -123,6 +124,14 @@ def test_what_ends_a_process_is_a_result(name, message):
     assert [outcome.number for outcome in found] == list(range(6))
     first = next(outcome for outcome in found if outcome.result == OTHER)
     assert (first.number, first.detail) == (3, message)
+
+
+@pytest.mark.slow
+def test_a_process_reads_a_limited_number(monkeypatch):
+    found: list[Outcome] = []
+    monkeypatch.setattr(worker, "PER_PROCESS", 3)
+    supervise("crash", 7, 0, found.append, range(7), find=odd_kind)
+    assert [(outcome.number, outcome.result) for outcome in found] == [(number, ACCEPTED) for number in range(7)]
 
 
 @pytest.mark.slow
