@@ -59,7 +59,7 @@ def supervise(
 
 
 def _one_process(arguments: tuple[Any, ...], report: Callable[[Outcome], object], seconds: float) -> Outcome | None:
-    """Returns the outcome of the example that has ended the process; None if it has read all, or there are no more."""
+    """Returns the outcome of the example that has ended the process; None if it has read all that exist."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(*arguments, theirs), daemon=True)

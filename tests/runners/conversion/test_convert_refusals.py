@@ -208,7 +208,7 @@ def test_exports_that_the_format_has_no_room_for(tmp_path, capsys):
     assert_refused(capsys, code, "Unknown checkpoint '7'", to)
 
 
-def test_reads_are_no_longer_than_the_file(tmp_path):
+def test_reads_end_where_the_file_does(tmp_path):
     """A buffer of the length that is asked for would not fit into memory."""
     (tmp_path / "model.pt").write_bytes(b"abcdef")
     with BoundedReader(io.FileIO(tmp_path / "model.pt")) as file:
