@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.tables import OUT_OF_MEMORY, gpt_flops_per_token, machine, measured_peak, show, timed
+from benchmarks.tables import OUT_OF_MEMORY, flops_per_token, machine, measured_peak, show, timed
 from registry.resolve import resolve
 from runners.session import Session
 from tasks.batch import Batch
@@ -123,7 +123,8 @@ def training(model: Dense, tokens: int, vocabulary: int, peak: float, *settings:
     session = dense(model, tokens, vocabulary, *settings)
     seconds, more = update_seconds(session)
     rate = session.abstract.sample_batch.inputs.size / seconds
-    share = rate * gpt_flops_per_token(model.layers, model.width, model.context, vocabulary) / peak
+    weights = 12 * model.layers * model.width**2 + vocabulary * model.width  # in products
+    share = rate * flops_per_token(weights, model.layers, model.width, model.context) / peak
     return {"tokens/s": rate, "MFU": share, "goal": model.goal, "stretch": model.stretch, **more}
 
 

@@ -65,9 +65,9 @@ def _peak(dtype: str, size: int, seconds: float) -> float:
     return count * 4 * 2 * size**3 / timed(lambda: products(count))
 
 
-def gpt_flops_per_token(layers: int, width: int, context: int, vocabulary: int) -> int:
-    """Returns FLOPs per token of a GPT update: 6 times the weights in products, 6 L d T for causal attention."""
-    return 6 * (12 * layers * width**2 + vocabulary * width + layers * width * context)
+def flops_per_token(weights: int, layers: int, width: int, context: int) -> int:
+    """Returns FLOPs per token of an update: 6 times the weights in products, and 6 L d T for causal attention."""
+    return 6 * (weights + layers * width * context)
 
 
 def timed(work: Callable[[], Any]) -> float:

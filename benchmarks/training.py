@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.implementations import products, vortaro
 from benchmarks.implementations.alternation import SMALL_PAGES, Implementation, Worker, workers
 from benchmarks.implementations.work import SIZES, Gpt2Size
-from benchmarks.tables import flags, machine, show
+from benchmarks.tables import flags, flops_per_token, machine, show
 
 OURS = ("REMAT=dots",)
 IMPLEMENTATIONS = [
@@ -51,9 +51,9 @@ LOSSES_AGREE = 1e-4  # relative
 DIFFERS = " differs!"
 
 
-def flops_per_token(size: Gpt2Size) -> int:
+def flops_of(size: Gpt2Size) -> int:
     """Returns FLOPs per token of an update (see the module docstring)."""
-    return 6 * (size.weights_in_products + size.layers * size.width * size.context)
+    return flops_per_token(size.weights_in_products, size.layers, size.width, size.context)
 
 
 def measure(implementations: list[Implementation], options: argparse.Namespace) -> list[tuple[Worker, ...]]:
@@ -102,7 +102,7 @@ def line_of(runs: Sequence[Worker], references: Sequence[Worker], size: Gpt2Size
         "tokens/s": rate,
         "ratio": statistics.median(ratios),
         "quartiles": f"{low:.2f} to {high:.2f}",
-        "MFU": rate * flops_per_token(size) / peak,
+        "MFU": rate * flops_of(size) / peak,
         "peak GiB": None
         if runs[-1].peak is None
         else runs[-1].peak / 2**30,  # the last launch, whose programs are all cached

@@ -1,5 +1,6 @@
 """Stacks of equal blocks whose weights have a leading layer dimension, and sequences of such stacks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -26,14 +27,28 @@ UNSTACK_MAX_LAYERS = 24
 class LayerStates(struct.PyTreeNode):
     """States of separate layers, for a loop that reads one token per step.
 
-    With a stacked state each step would copy every layer's state out of the stack and back into it.
+    With a stacked state each step would copy every layer's state out of the stack and back into it. Arrays are without
+    dimensions of one element: with them XLA would copy the caches of a single row (layers.attention.key_value_cache).
     """
 
     of_layer: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...] = struct.field(pytree_node=False)  # of a layer's arrays, complete
+
+    @classmethod
+    def of(cls, states: Sequence[Any]) -> "LayerStates":
+        """Returns the states of layers with equal shapes."""
+        small = lambda x: x.reshape([size for size in x.shape if size != 1])
+        return cls(jax.tree.map(small, tuple(states)), tuple(leaf.shape for leaf in jax.tree.leaves(states[0])))
+
+    def complete(self) -> list[Any]:
+        """Returns the state of each layer, as the layer reads it."""
+        structure = jax.tree.structure(self.of_layer[0])
+        complete = lambda leaves: [leaf.reshape(shape) for leaf, shape in zip(leaves, self.shapes, strict=True)]
+        return [structure.unflatten(complete(jax.tree.leaves(state))) for state in self.of_layer]
 
     def stacked(self) -> Any:
         """Returns the state with a leading layer dimension."""
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.of_layer)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.complete())
 
 
 class Stack(nn.Module):
@@ -70,16 +85,16 @@ class Stack(nn.Module):
         layer = lambda tree, i: jax.tree.map(lambda leaf: leaf[i], tree)
         numbered = {name: {f"block_{i}": layer(tree["block"], i) for i in layers} for name, tree in variables.items()}
         # Without the barrier the compiler slices again in each step of the loop.
-        return jax.lax.optimization_barrier(numbered), LayerStates(tuple(layer(state, i) for i in layers))
+        return jax.lax.optimization_barrier(numbered), LayerStates.of([layer(state, i) for i in layers])
 
     def _run_unstacked(self, x: Any, state: LayerStates, *others: Any) -> tuple[Any, LayerStates]:
         block, after = self.block.clone(parent=None, name=None), []
-        for number, before in enumerate(state.of_layer):
+        for number, before in enumerate(state.complete()):
             of_layer = {name: tree[f"block_{number}"] for name, tree in self.variables.items()}
             result: Any = block.apply(of_layer, x, before, *others)
             x = result[0]
             after.append(result[1])
-        return x, LayerStates(tuple(after))
+        return x, LayerStates.of(after)
 
     def _schedule(self, rows: int, state: Any) -> Schedule | None:
         """Returns the schedule of the pipeline; None if layers run one after another."""

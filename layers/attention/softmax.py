@@ -265,17 +265,14 @@ class Attention(nn.Module):
         mixed = mixed[:, :, : self.num_heads]
         fan_in = self.num_heads * self.head_dim
         init: Any = {"init": self.out_initializer, "role": "hidden", "fan_in": fan_in}
-        if self.merged_heads:
-            w_am = weight(self, "attention_out_am", (fan_in, self.model_dim), **init)
-            y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w_am.astype(self.dtype))
+        heads = (fan_in,) if self.merged_heads else (self.num_heads, self.head_dim)
+        name = "attention_out_am" if self.merged_heads else "attention_out_ndm"
+        w = weight(self, name, (*heads, self.model_dim), **init).astype(self.dtype)
+        # In decoding XLA sums over d before n, for which it transposes the weights, unless there is one dimension.
+        if self.merged_heads or (has_state and not split_of(self.specs, name, 1)):
+            y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w.reshape(fan_in, -1))
         else:
-            shape = (self.num_heads, self.head_dim, self.model_dim)
-            w_ndm = weight(self, "attention_out_ndm", shape, **init)
-            # In decoding XLA sums over d before n, for which it transposes the weights, unless there is one dimension.
-            merges = has_state and not split_of(self.specs, "attention_out_ndm", 1)
-            merged = lambda x, dims, *others: x.reshape(*x.shape[:dims], fan_in, *others) if merges else x
-            parts = (merged(mixed, 2), merged(w_ndm.astype(self.dtype), 0, self.model_dim))
-            y = jnp.einsum("bsa,am->bsm" if merges else "bsnd,ndm->bsm", *parts)
+            y = jnp.einsum("bsnd,ndm->bsm", mixed, w)
         if self.use_bias if self.use_out_bias is None else self.use_out_bias:
             b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
             y += b_m.astype(self.dtype)

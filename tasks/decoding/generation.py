@@ -1,6 +1,5 @@
 """Text generation: one pass over the prompt, then token by token from the cached state, in one compiled program."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -131,42 +130,11 @@ def with_first_token(
     return before, drawn, counted(counts, first)
 
 
-@dataclasses.dataclass(frozen=True)
-class Carried:
-    """Converts the state between what a step reads and what a loop over tokens carries.
-
-    If layers are unstacked, the carried arrays have no dimensions of one element: with them XLA would copy the caches
-    of a single row in each step (layers.attention.key_value_cache).
-    """
-
-    shapes: Any | None  # of the arrays of an unstacked state; None if layers are stacked, whose state is not changed
-
-    def packed(self, state: Any) -> Any:
-        """Returns the arrays that the loop carries."""
-        if self.shapes is None:
-            return state
-        return jax.tree.map(lambda x: x.reshape([size for size in x.shape if size != 1]), state)
-
-    def unpacked(self, arrays: Any) -> Any:
-        """Returns the state that a step reads."""
-        if self.shapes is None:
-            return arrays
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), arrays, self.shapes)
-
-    def stored(self, arrays: Any) -> Any:
-        """Returns the state after the loop, with stacked layers."""
-        return arrays if self.shapes is None else self.unpacked(arrays).stacked()
-
-
-def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Carried]:
-    """Returns variables and carried state for a loop over tokens, and the conversion of the state."""
+def for_the_loop(task: Task, variables: Any, state: Any, new_tokens: int) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Returns variables and state in the layout of the token loop, and a function that restores the stored layout."""
     if new_tokens < APART_TOKENS:
-        return variables, state, Carried(None)
-    variables, unstacked = task.unstack(variables, state)
-    if jax.tree.structure(unstacked) == jax.tree.structure(state):  # too large to unstack
-        return variables, state, Carried(None)
-    carried = Carried(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), unstacked))
-    return variables, carried.packed(unstacked), carried
+        return variables, state, lambda state: state
+    return *task.unstack(variables, state), lambda state: state.stacked()
 
 
 def _generate(
@@ -215,19 +183,19 @@ def _generate(
         return (step < new_tokens) & ~jnp.all(stopped)
 
     def body(carry):
-        step, drawn, arrays, counts, stopped = carry
+        step, drawn, state, counts, stopped = carry
         last = last_drawn(drawn, step)
-        read, state = last[:, None], carried.unpacked(arrays)
+        read = last[:, None]
         logits, state = task.decode_step(variables, read, state, jnp.ones_like(read), end[:, None] + step)
         token = sampler(logits, jax.random.fold_in(rng, before + step), counts).astype(jnp.int32)
         token = jnp.where(stopped, last, token)
         stopped |= is_stop(token, stop_ids)
-        return step + 1, drawn.at[:, step].set(token), carried.packed(state), counted(counts, token), stopped
+        return step + 1, drawn.at[:, step].set(token), state, counted(counts, token), stopped
 
-    variables, arrays, carried = for_the_loop(task, variables, state, new_tokens)
-    carry = (jnp.int32(1), drawn, arrays, counts, is_stop(drawn[:, 0], stop_ids))
-    steps, drawn, arrays, counts, _ = jax.lax.while_loop(unfinished, body, carry)
-    return drawn, Memory(carried.stored(arrays), last_drawn(drawn, steps), end + steps, before + steps, counts)
+    variables, state, stored = for_the_loop(task, variables, state, new_tokens)
+    carry = (jnp.int32(1), drawn, state, counts, is_stop(drawn[:, 0], stop_ids))
+    steps, drawn, state, counts, _ = jax.lax.while_loop(unfinished, body, carry)
+    return drawn, Memory(stored(state), last_drawn(drawn, steps), end + steps, before + steps, counts)
 
 
 _STATIC = ("task", "new_tokens", "sampler", "stop_ids", "capacity", "shared", "copies")

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from tasks.decoding.generation import (
-    Carried,
     Memory,
     counted,
     fill_of,
@@ -39,7 +38,7 @@ class SpeculativeMemory(Memory):
 
 
 class _Round(struct.PyTreeNode):
-    """State of the loop before a round. Between rounds, the states of both models are packed (Carried)."""
+    """State of the loop before a round."""
 
     step: jax.Array  # tokens drawn in this call
     drawn: jax.Array  # int32 (B, new_tokens + drafted tokens + 1)
@@ -89,26 +88,24 @@ def _speculate(
         _, draft_state, _ = read_prompts(draft.task, draft_variables, *prompts, past, capacity, shared, copies)
     columns, fill = new_tokens + draft.tokens + 1, fill_of(stop_ids)
     before, drawn, counts = with_first_token(logits, rng, sampler, memory, fill, columns)
-    variables, arrays, carried = for_the_loop(task, variables, state, new_tokens)
-    draft_variables, draft_arrays, draft_carried = for_the_loop(draft.task, draft_variables, draft_state, new_tokens)
-    loop = _Loop(task, draft, sampler, stop_ids, new_tokens, logits.shape[-1], end, fill, draft_carried)
+    variables, state, stored = for_the_loop(task, variables, state, new_tokens)
+    draft_variables, draft_state, draft_stored = for_the_loop(draft.task, draft_variables, draft_state, new_tokens)
+    loop = _Loop(task, draft, sampler, stop_ids, new_tokens, logits.shape[-1], end, fill)
 
     def body(carry: _Round) -> _Round:
         key = jax.random.fold_in(rng, before + carry.step)
-        states = {"state": carried.unpacked(carry.state), "draft_state": draft_carried.unpacked(carry.draft_state)}
-        after = loop.round(carry.replace(**states), variables, draft_variables, key)
-        return after.replace(state=carried.packed(after.state), draft_state=draft_carried.packed(after.draft_state))
+        return loop.round(carry, variables, draft_variables, key)
 
     rounds = jnp.int32(0) if memory is None or memory.rounds is None else memory.rounds
-    start = _Round(jnp.int32(1), drawn, arrays, draft_arrays, counts, is_stop(drawn[:, 0], stop_ids), rounds)
+    start = _Round(jnp.int32(1), drawn, state, draft_state, counts, is_stop(drawn[:, 0], stop_ids), rounds)
     after: _Round = jax.lax.while_loop(lambda c: (c.step < new_tokens) & ~jnp.all(c.stopped), body, start)
     left = SpeculativeMemory(
-        state=carried.stored(after.state),
+        state=stored(after.state),
         unread_b=last_drawn(after.drawn, after.step),
         position_b=end + after.step,
         drawn=before + after.step,
         counts_bv=after.counts,
-        draft_state=draft_carried.stored(after.draft_state),
+        draft_state=draft_stored(after.draft_state),
         rounds=after.rounds,
     )
     return after.drawn[:, :new_tokens], left
@@ -132,7 +129,6 @@ class _Loop:
     vocab_size: int
     end_b: jax.Array  # positions of the rows' last prompt tokens
     fill: int  # what `drawn` holds where nothing was drawn
-    draft_carried: Carried
 
     def round(self, carry: _Round, variables: Any, draft_variables: Any, key: jax.Array) -> _Round:
         """Drafts, reads and accepts tokens, at least one."""
@@ -174,21 +170,20 @@ class _Loop:
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Returns the drafted tokens (B, K), the draft's probabilities (B, K, V), and its state after all tokens."""
 
-        def step(before: Any, inputs: Any) -> tuple[Any, Any]:
-            token, arrays, counts = before
+        def one(before: Any, inputs: Any) -> tuple[Any, Any]:
+            token, state, counts = before
             position, key = inputs
-            state, one = self.draft_carried.unpacked(arrays), jnp.ones_like(token)[:, None]
-            logits, state = self.draft.task.decode_step(variables, token[:, None], state, one, position[:, None])
+            logits, state = self.draft.task.decode_step(
+                variables, token[:, None], state, jnp.ones_like(token)[:, None], position[:, None]
+            )
             p = self.sampler.probabilities(self._same_rows(logits), counts)
             token = jax.random.categorical(key, jnp.log(p)).astype(jnp.int32)
-            return (token, self.draft_carried.packed(state), counted(counts, token)), (token, p)
+            return (token, state, counted(counts, token)), (token, p)
 
         keys = jax.random.split(key, positions.shape[1])
-        start = (last, self.draft_carried.packed(carry.draft_state), carry.counts)
         with _unplaced():
-            after, (tokens, p) = jax.lax.scan(step, start, (positions.T, keys))
-        state = self.draft_carried.unpacked(after[1])
-        return tokens[:-1].T, jnp.moveaxis(p[:-1], 0, 1), state  # the last step reads the last drafted token
+            after, (tokens, p) = jax.lax.scan(one, (last, carry.draft_state, carry.counts), (positions.T, keys))
+        return tokens[:-1].T, jnp.moveaxis(p[:-1], 0, 1), after[1]  # the last step reads the last drafted token
 
     def _same_rows(self, logits: jax.Array) -> jax.Array:
         """Returns the draft's logits for the rows of the model's embedding, which may have more rows of padding."""

@@ -145,7 +145,7 @@ def test_the_published_tables_are_their_figures():
 
 def test_flops_of_gpt2_by_hand():
     size = SIZES["124M"]
-    assert training.flops_per_token(size) == 6 * (12 * 7_077_888 + 50_257 * 768) + 6 * 12 * 768 * 512
+    assert training.flops_of(size) == 6 * (12 * 7_077_888 + 50_257 * 768) + 6 * 12 * 768 * 512
     layer = 2 * 768 * 768 + 2 * 768 * 256 + 3 * 768 * 2400
     assert SIZES["Llama 124M"].weights_in_products == 12 * layer + 50_257 * 768
 
