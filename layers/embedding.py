@@ -12,6 +12,7 @@ from layers.collectives import on_each_device
 from layers.errors import UsageError
 from layers.specs import P, Specs, axes_of
 from layers.weights.initializers import Constant, Initializer
+from layers.weights.products import product
 from layers.weights.weight import weight
 
 
@@ -50,7 +51,7 @@ class Embedding(nn.Module):
     def attend(self, x: Float[Array, "b s m"]) -> Float[Array, "b s v"]:
         """Returns logits in float32: products of features and token vectors; the lowest float for padding rows."""
         table_vm = self.table_vm.astype(self.dtype)
-        logits = self.logits_scale * jnp.einsum("bsm,vm->bsv", x, table_vm, preferred_element_type=jnp.float32)
+        logits = self.logits_scale * product(x, table_vm, by_rows=True, preferred_element_type=jnp.float32)
         if self.use_bias:
             logits += self.bias_v
         return _finished(logits, self.vocab_size, self.logits_softcap)
@@ -77,7 +78,7 @@ class Unembedding(nn.Module):
         columns = self.vocab_size if self.table_columns is None else self.table_columns
         shape, used = (self.model_dim, columns), (self.model_dim, self.vocab_size)
         w_mv = weight(self, "unembedding_mv", shape, init=self.initializer, role="output", used=used)
-        logits = jnp.einsum("bsm,mv->bsv", x, w_mv.astype(self.dtype), preferred_element_type=jnp.float32)
+        logits = product(x, w_mv.astype(self.dtype), preferred_element_type=jnp.float32)
         logits = self.logits_scale * logits
         if self.use_bias:
             bias: Any = {"init": Constant(), "role": "bias"}

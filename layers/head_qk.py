@@ -14,6 +14,7 @@ from layers.collectives import on_each_device
 from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import P, Specs, constrain, split_of
 from layers.weights.initializers import Initializer
+from layers.weights.products import product
 from layers.weights.weight import weight
 
 
@@ -89,8 +90,8 @@ class HeadQK(nn.Module):
         shape, common = (self.model_dim, self.size), {"role": "hidden", "fan_in": self.model_dim}
         query_mc = weight(self, "pointer_query_mc", shape, init=self.query_initializer, **common)
         key_mc = weight(self, "pointer_key_mc", shape, init=self.key_initializer, **common)
-        query = jnp.einsum("bsm,mc->bsc", x, query_mc.astype(self.dtype))
-        key = jnp.einsum("bsm,mc->bsc", x, key_mc.astype(self.dtype))
+        query = product(x, query_mc.astype(self.dtype))
+        key = product(x, key_mc.astype(self.dtype))
         ids = segment_numbers(segment_ids, tokens.shape)
         start = jnp.int32(0) if state is None else state.index
         after = PointerState(key, tokens, ids, start) if state is None else state.extended(key, tokens, ids)

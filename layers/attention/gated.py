@@ -22,8 +22,8 @@ from layers.positions.embeddings import sinusoids
 from layers.positions.relative_distance import shift_sequence
 from layers.positions.segments import SegmentIds, segment_numbers
 from layers.specs import Specs, constrain, split_of
-from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
+from layers.weights.products import product, products_of
 from layers.weights.weight import weight
 
 MASKED = -1e30  # score of a masked key
@@ -137,7 +137,7 @@ class GatedHeads(nn.Module):
         shape = (self.num_heads, self.value_dim, self.model_dim)
         out_nfm = weight(self, "attention_out_nfm", shape, **init).astype(self.dtype)
         mixed = place(self, "mixed_bsnf", mixed.astype(self.dtype))
-        return jnp.einsum("bsnf,nfm->bsm", mixed if gate is None else mixed * gate, out_nfm)
+        return product(mixed if gate is None else mixed * gate, out_nfm, 2)
 
 
 class FullAttention(GatedHeads):

@@ -24,8 +24,8 @@ from layers.positions.embeddings import rotate
 from layers.positions.rotary_scaling import RotaryScaling
 from layers.positions.segments import SegmentIds, hiding, segment_numbers
 from layers.specs import Specs, constrain, split_of
-from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
+from layers.weights.products import product, products_of
 from layers.weights.weight import weight
 
 QKNorm = Literal["none", "rms", "rms_all_heads", "l2"]
@@ -270,9 +270,9 @@ class Attention(nn.Module):
         w = weight(self, name, (*heads, self.model_dim), **init).astype(self.dtype)
         # In decoding XLA sums over d before n, for which it transposes the weights, unless there is one dimension.
         if self.merged_heads or (has_state and not split_of(self.specs, name, 1)):
-            y = jnp.einsum("bsa,am->bsm", mixed.reshape(*mixed.shape[:2], fan_in), w.reshape(fan_in, -1))
+            y = product(mixed.reshape(*mixed.shape[:2], fan_in), w.reshape(fan_in, -1))
         else:
-            y = jnp.einsum("bsnd,ndm->bsm", mixed, w)
+            y = product(mixed, w, 2)
         if self.use_bias if self.use_out_bias is None else self.use_out_bias:
             b_m = weight(self, "attention_out_bias_m", (self.model_dim,), init=Constant(), role="bias")
             y += b_m.astype(self.dtype)

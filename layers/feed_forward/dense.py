@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from layers.auxiliary import place, watch
@@ -11,8 +10,8 @@ from layers.dropout import dropout
 from layers.feed_forward.activations import activation
 from layers.positions.segments import SegmentIds
 from layers.specs import Specs
-from layers.weights.fused_products import products_of
 from layers.weights.initializers import Constant, Initializer
+from layers.weights.products import product, products_of
 from layers.weights.weight import weight
 
 
@@ -66,7 +65,7 @@ class FeedForward(nn.Module):
         h = act(gates[0]) * h if self.gated else act(h)
         h = dropout(self, watch(self, "activated", h), self.dropout_rate)
         w_fm = weight(self, "ffn_out_fm", (self.hidden_dim, self.model_dim), init=self.out_initializer, role="hidden")
-        y = jnp.einsum("bsf,fm->bsm", h, w_fm.astype(self.dtype))
+        y = product(h, w_fm.astype(self.dtype))
         if self.use_bias:
             y += weight(self, "ffn_out_bias_m", (self.model_dim,), init=Constant(), role="bias").astype(self.dtype)
         return y

@@ -43,7 +43,7 @@ MODULES = {
     "layers.initializers": "layers.weights.initializers",
     "layers.mixture_of_experts": "layers.feed_forward.experts",
     "layers.positions": "layers.positions.embeddings",
-    "layers.products": "layers.weights.fused_products",
+    "layers.products": "layers.weights.products",
     "layers.relative_bias": "layers.positions.relative_bias",
     "layers.reports": "layers.auxiliary",
     "layers.routing": "layers.feed_forward.routing",

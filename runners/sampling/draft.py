@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from layers.errors import UsageError, errors_of
-from layers.weights.fused_products import FEW_TOKENS
+from layers.weights.products import FEW_TOKENS
 from registry.build import build, config_of
 from registry.resolve import resolve_recorded
 from runners.session import Session
