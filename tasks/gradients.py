@@ -41,8 +41,18 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
         gradient, output = _sum_over_microbatches(task, variables, gradient_sinks, batch, carry, rngs)
     else:
         gradient, output = _sharded_gradient(task, mesh, variables, batch, carry, rngs, carry_specs)
-    scale = 1 / jnp.maximum(output.normalizer, 1e-9)
+    # Of one micro-batch the objective is scaled instead, which costs no pass over the gradient.
+    scale = 1.0 if _is_scaled(task, mesh) else _scale(output)
     return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output
+
+
+def _is_scaled(task: Task, mesh: Mapping[str, int] | None) -> bool:
+    """Returns whether the loss of a micro-batch has the normalizer of the complete batch."""
+    return mesh is None and task.gradient_accumulation == 1
+
+
+def _scale(output: LossOutput) -> jax.Array:
+    return 1 / jnp.maximum(output.normalizer, 1e-9)
 
 
 def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
@@ -82,18 +92,21 @@ def _sum_over_microbatches(
     rngs: Rngs,
     finish: Callable[[Any], Any] = lambda gradient: gradient,
 ) -> tuple[Any, LossOutput]:
-    """Returns the gradient of the summed objective for `gradient_sinks` (None: trained weights), and the LossOutput.
+    """Returns the gradient of the objective for `gradient_sinks` (None: trained weights), and the LossOutput.
+
+    The objective is summed, but for a single micro-batch on a mesh without explicit exchange, where it is the mean.
 
     `finish` is applied to the gradient of each micro-batch before it is added.
     """
-    table = task.weight_table()
+    table, is_mean = task.weight_table(), _is_scaled(task, explicit_mesh(task))
 
     def objective(arrays, batch, state, rngs):
         if gradient_sinks is None:
             changed = {"params": table.with_trained(arrays, variables["params"])}
         else:
             changed = {GRADIENT: arrays}
-        return task.loss({**variables, **changed}, batch, state, *rngs)
+        total, output = task.loss({**variables, **changed}, batch, state, *rngs)
+        return (total * _scale(output) if is_mean else total), output
 
     def microbatch_gradient(batch, state, rngs):
         arrays = table.trained(variables["params"]) if gradient_sinks is None else gradient_sinks

@@ -36,11 +36,21 @@ class Clipping:
     def build(self) -> list[optax.GradientTransformation]:
         """Returns the optax transformations."""
         makers = {
-            optax.clip_by_global_norm: self.global_norm,
+            _clip_by_global_norm: self.global_norm,
             optax.clip_by_block_rms: self.block_rms,
             optax.clip: self.value,
         }
         return [make(limit) for make, limit in makers.items() if limit is not None]
+
+
+def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """Returns optax.clip_by_global_norm with one factor for all gradients: XLA stores the quotients of optax's."""
+
+    def update(gradients, state, params=None):
+        factor = limit / jnp.maximum(optax.global_norm(gradients), limit)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
