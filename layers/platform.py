@@ -21,6 +21,12 @@ def target_device_kind() -> str:
     return jax.devices()[0].device_kind if device is None else device.device_kind
 
 
+def has_several_devices() -> bool:
+    """Returns whether the program is split over several devices of the mesh, other than by manual axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and any(mesh.shape[axis] > 1 for axis in mesh.axis_names if axis not in mesh.manual_axes)
+
+
 _COUNTED: contextvars.ContextVar[bool] = contextvars.ContextVar("counted", default=False)
 _CHECKED: contextvars.ContextVar[str] = contextvars.ContextVar("checked", default="")
 _Value = TypeVar("_Value")

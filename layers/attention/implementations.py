@@ -14,6 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from layers.errors import UsageError
 from layers.platform import (
     checked_platform,
+    has_several_devices,
     products_are_counted,
     target_device_kind,
     target_platform,
@@ -29,6 +30,10 @@ ContextParallel = Literal["auto", "ring", "all_gather", "all_to_all"]
 # The number of keys from which "auto" is blockwise, by platform: where its update takes no longer than that of dense
 # attention (docs/reference/benchmarks.md), and on TPUs, where that was not measured, as on CPUs.
 BLOCKWISE_FROM = {"cpu": 2048, "gpu": 1024, "tpu": 2048}
+# The number of parts of the queries of a causal row in dense attention, by the least number of queries: each part is
+# multiplied with the keys up to its last query, so that half of the pairs that causality excludes are left out by two.
+# Only on one CPU: products of other devices are faster if they are large, and dropout draws one mask.
+QUERY_PARTS = {0: 1, 256: 2, 1024: 4}
 KERNELS: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}  # that of each platform
 SPLASH_BLOCK = 128  # positions in a block of the kernel for TPUs are a multiple of it
 WITHOUT_SPLASH = ("TPU v2", "TPU v3")  # they do not multiply bfloat16 matrices in kernels
@@ -57,6 +62,7 @@ class Call:
     extra_logit: float | None
     score_function: str
     is_watched: bool  # the caller collects scores and probabilities
+    causal: bool = True
     max_segments: int | None = None  # in a row; None: unknown
     parts: int = 1  # devices that share a sequence
     heads_divide: bool = True  # these devices, and those that split heads already, divide the heads of queries and keys
@@ -94,6 +100,14 @@ class Call:
             (sizes != {0}, UNALIGNED, "SEQ_LEN"),
         ]
 
+    def query_parts(self) -> int:
+        """Returns into how many parts dense attention divides the queries on a CPU: see QUERY_PARTS."""
+        in_one = not self.causal or self.has_state or self.is_watched or self.dropout_rate > 0 or has_several_devices()
+        if in_one or target_platform() != "cpu":
+            return 1
+        parts = max(parts for least, parts in QUERY_PARTS.items() if self.queries >= least)
+        return parts if self.queries % parts == 0 else 1
+
     def without_blocks(self) -> str:
         """Returns why it cannot be computed by blocks; empty if it can."""
         if self.bias == "matrix":
@@ -109,6 +123,7 @@ class Decision:
     implementation: Implementation
     without_kernel: tuple[tuple[str, str], ...] = ()  # on a platform with a kernel: see `Call.without_kernel`
     exchange: ContextParallel | None = None  # None: devices do not share a sequence, or the compiler gathers keys
+    query_parts: int = 1  # of dense attention
 
 
 _RECORDS: contextvars.ContextVar[tuple[list[Decision], ...]] = contextvars.ContextVar("records", default=())
@@ -173,7 +188,8 @@ def choose(wanted: Implementation, call: Call, layer: str | None, exchange: Cont
         chosen = "blockwise" if is_long and not no_blocks else "dense"
         chosen = kernel if kernel and not obstacles else chosen
     is_exchanged = is_split and (chosen == "blockwise" or not moves_keys)
-    decision = Decision(layer or "", chosen, tuple(obstacles), exchange if is_exchanged else None)
+    parts = call.query_parts() if is_run and chosen == "dense" else 1
+    decision = Decision(layer or "", chosen, tuple(obstacles), exchange if is_exchanged else None, parts)
     if layer is not None:
         for record in _RECORDS.get():
             record.append(decision)

@@ -218,7 +218,7 @@ class Attention(nn.Module):
             case "blockwise":
                 mixed = self._attend_blockwise(decision, *attended)
             case _:
-                mixed = self._attend(*attended)
+                mixed = self._attend_in_parts(decision.query_parts, *attended)
         if decision.exchange == "all_to_all":
             mixed = by_positions(self.activations, mixed)
         return self._output(place(self, "mixed_bsnd", mixed), has_state=state is not None), state
@@ -244,6 +244,7 @@ class Attention(nn.Module):
             score_function=self.score_function,
             max_segments=self.max_segments,
             is_watched=self.is_mutable_collection(WATCHED) and not self.is_initializing(),
+            causal=self.causal,
             parts=parts,
             heads_divide=not any(heads % split for heads in (self._slots, self._kv_slots)),
         )
@@ -344,6 +345,17 @@ class Attention(nn.Module):
         bias = None if bias is None else bias.reshape(self._kv_slots, -1, bias.shape[1])
         alone = Alone(start=start if is_known else None)
         return ungrouped(attend(how, alone, self.block_size, grouped(query, keys), keys, bias, others))
+
+    def _attend_in_parts(self, parts: int, query, key_bktd, value_bktd, query_ids, key_ids, start) -> jax.Array:
+        """Returns the mixture of values, (b, s, n, d), from `parts` dense products with the keys of each part."""
+        if parts == 1:
+            return self._attend(query, key_bktd, value_bktd, query_ids, key_ids, start)
+        mixed, step = [], query.shape[1] // parts
+        for begin in range(0, query.shape[1], step):
+            end = begin + step
+            ids = (None, None) if query_ids is None else (query_ids[:, begin:end], key_ids[:, :end])
+            mixed.append(self._attend(query[:, begin:end], key_bktd[:, :, :end], value_bktd[:, :, :end], *ids, begin))
+        return jnp.concatenate(mixed, axis=1)
 
     def _attend(self, query, key_bktd, value_bktd, query_ids, key_ids, start) -> Float[Array, "b s n d"]:
         (batch, length, heads, dim), keys = query.shape, key_bktd.shape[2]

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from layers.platform import has_several_devices
+
 FEW_TOKENS = 15  # those of a pass over drafted tokens; prompts and training rows have more
 
 
@@ -27,19 +29,13 @@ def product(
     dimension is kept, because merging dimensions that are split would gather them.
     """
     kept = x.ndim - summed
-    if _on_several_devices():
+    if has_several_devices():
         axes = tuple(range(kept, x.ndim)), (w.ndim - 1,) if by_rows else tuple(range(summed))
         return jnp.tensordot(x, w, axes, preferred_element_type=preferred_element_type)
     rows = x.reshape(math.prod(x.shape[:kept]), -1)
     columns = w.T if by_rows else w.reshape(rows.shape[1], -1)
     y = jnp.matmul(rows, columns, preferred_element_type=preferred_element_type)
     return y.reshape(*x.shape[:kept], *(w.shape[:-1] if by_rows else w.shape[summed:]))
-
-
-def _on_several_devices() -> bool:
-    """Returns whether the program is split over devices of the mesh, other than by manual axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and any(mesh.shape[axis] > 1 for axis in mesh.axis_names if axis not in mesh.manual_axes)
 
 
 def products_of(x: Float[Array, "b s m"], weights: Sequence[Float[Array, "m ..."]], joint: bool) -> list[jax.Array]:

@@ -46,9 +46,9 @@ class Clipping:
 def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """Returns optax.clip_by_global_norm with one factor for all gradients: XLA stores the quotients of optax's."""
 
-    def update(gradients, state, params=None):
-        factor = limit / jnp.maximum(optax.global_norm(gradients), limit)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
+    def update(updates, state, params=None):
+        factor = limit / jnp.maximum(optax.global_norm(updates), limit)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
