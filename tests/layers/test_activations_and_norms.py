@@ -47,6 +47,21 @@ def test_one_plus_a_weight_is_the_factor():
     np.testing.assert_allclose(module.apply({"params": {"norm_scale_m": w}}, x), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+def test_a_single_row_has_the_outputs_and_gradients_of_a_batch(norm):
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8)) * 5 + 1
+    module = norm(specs=SPECS)
+    params = nn.meta.unbox(module.init(jax.random.key(1), x))
+    gradient = jax.grad(lambda params, x: jnp.sin(module.apply(params, x)).sum(), argnums=(0, 1))
+    rows = [gradient(params, row[None]) for row in x]
+    expected = gradient(params, x)
+    for a, b in zip(
+        jax.tree.leaves(jax.tree.map(jnp.add, rows[0][0], rows[1][0])), jax.tree.leaves(expected[0]), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    np.testing.assert_allclose(jnp.concatenate([row[1] for row in rows]), expected[1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm_equals_linens(scale, bias):

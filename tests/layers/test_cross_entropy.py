@@ -42,6 +42,13 @@ def test_equals_optax():
     np.testing.assert_allclose(sums.correct, ((logits.argmax(-1) == TARGETS) * WEIGHTS).sum())
 
 
+def test_the_first_of_equal_logits_is_the_prediction():
+    logits = jax.random.randint(KEYS[0], (2, 12, 20), 0, 3).astype(jnp.float32)
+    for targets in (logits.argmax(-1), 19 - logits[..., ::-1].argmax(-1), TARGETS):  # the first, the last, any
+        expected = ((logits.argmax(-1) == targets) * WEIGHTS).sum()
+        np.testing.assert_allclose(cross_entropy_sums(logits, targets, WEIGHTS).correct, expected)
+
+
 def test_label_smoothing_equals_optax_on_smooth_labels():
     logits = FEATURES @ TABLE
     labels = optax.smooth_labels(jax.nn.one_hot(TARGETS, 20), 0.2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from layers.attention.block_pairs import Places, block_pairs
 from layers.attention.blocks import Blocks, Keys, Others, Queries, Scores
 from layers.attention.blockwise import attend
 from layers.attention.exchanges import Alone
+from layers.attention.implementations import QUERY_PARTS
 from layers.attention.softmax import Attention
 from layers.positions.alibi import Alibi
 from layers.positions.relative_bias import RelativeBias
@@ -49,22 +51,44 @@ def layer_of(options, **fields) -> Attention:
     return attention(**given, **options["mask"], **options["weights"], scale=1.0, **fields)
 
 
+def results_of(options, length, boundary, implementation):
+    """Returns outputs and gradients of a layer for rows with a second segment from `boundary` on."""
+    x = jax.random.normal(jax.random.key(0), (2, length, 16))
+    ids = None if boundary is None else jnp.where(jnp.arange(length) < boundary, 1, 2)[None].repeat(2, axis=0)
+    layer = layer_of(options, implementation=implementation)
+    loss = lambda *given: jnp.sum(jnp.sin(layer.apply(*given, None, ids)[0]))
+    both = lambda *given: (layer.apply(*given, None, ids)[0], jax.grad(loss, argnums=(0, 1))(*given))
+    return jax.jit(both)(params_of(layer_of(options), x), x)
+
+
+def are_close(found, expected):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1.0, np.max(np.abs(other))))
+
+
 @settings(max_examples=20)
 @given(options=OPTIONS, length=st.sampled_from([7, 16]), boundary=st.sampled_from([None, 5]))
 def test_outputs_and_gradients_equal_those_of_dense_attention(options, length, boundary):
-    x = jax.random.normal(jax.random.key(0), (2, length, 16))
-    ids = None if boundary is None else jnp.where(jnp.arange(length) < boundary, 1, 2)[None].repeat(2, axis=0)
-    variables = params_of(layer_of(options), x)
+    results = functools.partial(results_of, options, length, boundary)
+    are_close(results("blockwise"), results("dense"))
 
-    def results(implementation):
-        layer = layer_of(options, implementation=implementation)
-        loss = lambda *given: jnp.sum(jnp.sin(layer.apply(*given, None, ids)[0]))
-        both = lambda *given: (layer.apply(*given, None, ids)[0], jax.grad(loss, argnums=(0, 1))(*given))
-        return jax.jit(both)(variables, x)
 
-    found, expected = results("blockwise"), results("dense")
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1.0, np.max(np.abs(other))))
+@settings(max_examples=20)
+@given(options=OPTIONS, boundary=st.sampled_from([None, 5]), parts=st.sampled_from([2, 4]))
+def test_parts_of_the_queries_equal_dense_attention_of_all(options, boundary, parts):
+    with mock.patch.dict(QUERY_PARTS, {0: parts}):
+        found = results_of(options, 16, boundary, "dense")
+    are_close(found, results_of(options, 16, boundary, "dense"))
+
+
+def test_two_parts_of_the_queries_leave_out_a_quarter_of_the_pairs():
+    x, layer = jnp.zeros((1, 512, 16)), attention()
+    variables = params_of(layer, x[:, :2])
+    flops = lambda: matmul_flops(lambda variables, x: layer.apply(variables, x)[0], variables, x)
+    in_parts = flops()
+    with mock.patch.dict(QUERY_PARTS, {256: 1}):
+        pairs = 2 * 2 * 512 * 512 * layer.num_heads * layer.head_dim
+        assert flops() - in_parts == pairs // 4
 
 
 def test_dropout_drops_the_same_weights_in_both_passes():

@@ -131,6 +131,14 @@ def test_watched_scores_are_those_of_dense_attention():
     assert found["watched"]["scores"].shape == (1, 4, 8, 8)
 
 
+def test_only_causal_rows_on_one_cpu_have_parts_of_queries():
+    short = change(queries=512, keys=512)
+    parts = lambda platform, **changes: chosen(dataclasses.replace(short, **changes), platform, "dense").query_parts
+    assert [parts("cpu", queries=n, keys=n) for n in (255, 256, 1023, 1024)] == [1, 2, 1, 4]  # 1023 is odd
+    assert parts("gpu") == parts("tpu") == parts("cpu", causal=False) == parts("cpu", has_state=True) == 1
+    assert parts("cpu", dropout_rate=0.1) == parts("cpu", is_watched=True) == 1
+
+
 def test_descriptions():
     decisions = [
         Decision(layer, kind) for layer, kind in (("a", "dense"), ("b", "cudnn"), ("a", "dense"), ("c", "dense"))

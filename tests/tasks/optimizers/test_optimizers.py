@@ -80,6 +80,15 @@ def test_clipping_limits_the_gradient(clipping, check):
     assert check(one_update(optimizer("sgd", beta1=0.0, clipping=clipping), 10.0)[2])
 
 
+@pytest.mark.parametrize("limit", [0.5, 1e4])
+def test_clipping_by_the_global_norm_is_that_of_optax(limit):
+    gradient = {"a": jnp.linspace(-3, 3, 12).reshape(3, 4), "b": jnp.arange(5.0)}
+    clipped = lambda transformation: transformation.update(gradient, transformation.init(gradient))[0]
+    (ours,) = Clipping(global_norm=limit).build()
+    for a, b in zip(*map(jax.tree.leaves, map(clipped, (ours, optax.clip_by_global_norm(limit)))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_slots_follow_their_weight():
     chosen = optimizer()
     state = jax.eval_shape(chosen.build(TABLE).init, TABLE.abstract["params"])
