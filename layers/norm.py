@@ -37,13 +37,14 @@ def _centred_and_normed(
     return _normed(y, scale, bias, epsilon).astype(x.dtype)
 
 
-def _of_rows(norm: Any, x: Float[Array, "... m"], *arguments: Any) -> Float[Array, "... m"]:
-    """Returns `norm(x, ...)`, of a single row of a batch without its dimension of rows.
+def _single_row_as_matrix(norm: Any, x: Float[Array, "... m"], *arguments: Any) -> Float[Array, "... m"]:
+    """Returns `norm(x, ...)`; a batch of one row is computed as a matrix.
 
     XLA (jaxlib 0.10.2) takes 8 times as long on a CPU for sums over the last of three dimensions if the first has one
     element.
     """
-    return norm(x[0], *arguments)[None] if x.ndim == 3 and x.shape[0] == 1 else norm(x, *arguments)
+    is_single = x.ndim == 3 and x.shape[0] == 1
+    return norm(x.reshape(x.shape[1:]), *arguments).reshape(x.shape) if is_single else norm(x, *arguments)
 
 
 def gain(module: nn.Module, key: str, shape: tuple[int, ...], *, one_plus: bool = False, **options: Any) -> jax.Array:
@@ -74,7 +75,7 @@ class RMSNorm(nn.Module):
             scale = gain(self, key, shape, one_plus=self.one_plus_scale, fan_in=1)
         if self.use_bias:
             bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return _of_rows(_normed, x, scale, bias, self.epsilon)
+        return _single_row_as_matrix(_normed, x, scale, bias, self.epsilon)
 
 
 class LayerNorm(nn.Module):
@@ -95,4 +96,4 @@ class LayerNorm(nn.Module):
             scale = weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
         if self.use_bias:
             bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return _of_rows(_centred_and_normed, x, scale, bias, self.epsilon)
+        return _single_row_as_matrix(_centred_and_normed, x, scale, bias, self.epsilon)

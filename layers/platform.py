@@ -22,9 +22,9 @@ def target_device_kind() -> str:
 
 
 def has_several_devices() -> bool:
-    """Returns whether the program is split over several devices of the mesh, other than by manual axes."""
+    """Returns whether the program is traced for a mesh of several devices."""
     mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and any(mesh.shape[axis] > 1 for axis in mesh.axis_names if axis not in mesh.manual_axes)
+    return not mesh.empty and mesh.size > 1
 
 
 _COUNTED: contextvars.ContextVar[bool] = contextvars.ContextVar("counted", default=False)

@@ -34,25 +34,21 @@ def gradient_of(task: Task, variables: Any, batch: Batch, carry: Any, rngs: Rngs
       The gradient in the tree structure of the trained weights, and the LossOutput, its state like `carry`.
     """
     mesh = explicit_mesh(task)
+    # The loss of a single micro-batch has the normalizer of the complete batch: its gradient needs no pass to scale it.
+    is_mean = mesh is None and task.gradient_accumulation == 1
     if mesh is None:
         zeros = lambda w: jnp.zeros(w.shape, task.gradient_dtype)
         trained = task.weight_table().trained(variables["params"])
         gradient_sinks = jax.tree.map(zeros, trained) if _needs_other_dtype(task, trained) else None
-        gradient, output = _sum_over_microbatches(task, variables, gradient_sinks, batch, carry, rngs)
+        gradient, output = _sum_over_microbatches(task, variables, gradient_sinks, batch, carry, rngs, is_mean=is_mean)
     else:
         gradient, output = _sharded_gradient(task, mesh, variables, batch, carry, rngs, carry_specs)
-    # Of one micro-batch the objective is scaled instead, which costs no pass over the gradient.
-    scale = 1.0 if _is_scaled(task, mesh) else _scale(output)
+    scale = 1.0 if is_mean else _scale(output)
     return jax.tree.map(lambda g: (g * scale).astype(task.gradient_dtype), gradient), output
 
 
-def _is_scaled(task: Task, mesh: Mapping[str, int] | None) -> bool:
-    """Returns whether the loss of a micro-batch has the normalizer of the complete batch."""
-    return mesh is None and task.gradient_accumulation == 1
-
-
 def _scale(output: LossOutput) -> jax.Array:
-    return 1 / jnp.maximum(output.normalizer, 1e-9)
+    return jax.lax.stop_gradient(1 / jnp.maximum(output.normalizer, 1e-9))
 
 
 def metrics_of(task: Task, variables: Any, batch: Batch) -> Any:
@@ -91,14 +87,15 @@ def _sum_over_microbatches(
     carry: Any,
     rngs: Rngs,
     finish: Callable[[Any], Any] = lambda gradient: gradient,
+    *,
+    is_mean: bool = False,
 ) -> tuple[Any, LossOutput]:
     """Returns the gradient of the objective for `gradient_sinks` (None: trained weights), and the LossOutput.
 
-    The objective is summed, but for a single micro-batch on a mesh without explicit exchange, where it is the mean.
-
+    The objective is a sum, or with `is_mean` that of each micro-batch divided by its normalizer.
     `finish` is applied to the gradient of each micro-batch before it is added.
     """
-    table, is_mean = task.weight_table(), _is_scaled(task, explicit_mesh(task))
+    table = task.weight_table()
 
     def objective(arrays, batch, state, rngs):
         if gradient_sinks is None:

@@ -128,7 +128,7 @@ class GatedHeads(nn.Module):
         if self.sinusoid_dropout and self.has_rng("sequence"):
             sines = jnp.broadcast_to(sines, (rows, *sines.shape[1:]))
             sines = dropout(self, sines, self.sinusoid_dropout, stream="sequence")
-        projected = jnp.einsum("btm,mkd->btkd", sines.astype(self.dtype), distance_mkd)
+        projected = product(sines.astype(self.dtype), distance_mkd)
         return projected * self.key_dim**-0.25
 
     def _output(self, mixed: Float[Array, "b s n f"], gate: jax.Array | None) -> Float[Array, "b s m"]:

@@ -30,9 +30,9 @@ ContextParallel = Literal["auto", "ring", "all_gather", "all_to_all"]
 # The number of keys from which "auto" is blockwise, by platform: where its update takes no longer than that of dense
 # attention (docs/reference/benchmarks.md), and on TPUs, where that was not measured, as on CPUs.
 BLOCKWISE_FROM = {"cpu": 2048, "gpu": 1024, "tpu": 2048}
-# The number of parts of the queries of a causal row in dense attention, by the least number of queries: each part is
-# multiplied with the keys up to its last query, so that half of the pairs that causality excludes are left out by two.
-# Only on one CPU: products of other devices are faster if they are large, and dropout draws one mask.
+# The number of parts of the queries of a causal row in dense attention, by the least number of queries. Each part has
+# the keys up to its last query: two parts leave out half of the pairs that causality excludes. Only on one CPU, because
+# other devices need large products, and only without dropout, which draws one mask for all pairs.
 QUERY_PARTS = {0: 1, 256: 2, 1024: 4}
 KERNELS: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}  # that of each platform
 SPLASH_BLOCK = 128  # positions in a block of the kernel for TPUs are a multiple of it
@@ -53,6 +53,7 @@ class Call:
     keys: int
     head_dim: int
     dtype: str
+    causal: bool
     has_state: bool  # keys are in a cache
     has_segments: bool  # rows are packed or padded
     dropout_rate: float
@@ -62,7 +63,6 @@ class Call:
     extra_logit: float | None
     score_function: str
     is_watched: bool  # the caller collects scores and probabilities
-    causal: bool = True
     max_segments: int | None = None  # in a row; None: unknown
     parts: int = 1  # devices that share a sequence
     heads_divide: bool = True  # these devices, and those that split heads already, divide the heads of queries and keys
@@ -105,8 +105,7 @@ class Call:
         in_one = not self.causal or self.has_state or self.is_watched or self.dropout_rate > 0 or has_several_devices()
         if in_one or target_platform() != "cpu":
             return 1
-        parts = max(parts for least, parts in QUERY_PARTS.items() if self.queries >= least)
-        return parts if self.queries % parts == 0 else 1
+        return max(n for least, n in QUERY_PARTS.items() if self.queries >= least and self.queries % n == 0)
 
     def without_blocks(self) -> str:
         """Returns why it cannot be computed by blocks; empty if it can."""

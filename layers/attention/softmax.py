@@ -269,7 +269,7 @@ class Attention(nn.Module):
         heads = (fan_in,) if self.merged_heads else (self.num_heads, self.head_dim)
         name = "attention_out_am" if self.merged_heads else "attention_out_ndm"
         w = weight(self, name, (*heads, self.model_dim), **init).astype(self.dtype)
-        # In decoding XLA sums over d before n, for which it transposes the weights, unless there is one dimension.
+        # In decoding XLA sums over d before n, and transposes the weights for that, unless there is one dimension.
         if self.merged_heads or (has_state and not split_of(self.specs, name, 1)):
             y = product(mixed.reshape(*mixed.shape[:2], fan_in), w.reshape(fan_in, -1))
         else:

@@ -20,6 +20,7 @@ from layers.positions.segments import SegmentIds
 from layers.remat import named
 from layers.specs import P, Specs, axes_of, constrain
 from layers.weights.initializers import Constant, Initializer
+from layers.weights.products import product
 from layers.weights.weight import weight
 
 ROUTER_BIAS = "router_bias"  # collection of the biases that even out the load: state, not trained by gradient
@@ -197,7 +198,7 @@ class MixtureOfExperts(nn.Module):
             router_x *= jax.random.uniform(jax.random.fold_in(rng, 1), router_x.shape, minval=low, maxval=high)
         shape = (self.model_dim, self.num_experts)
         w_me = weight(self, "router_me", shape, init=self.initializer, role="hidden", dtype="float32")
-        return jnp.einsum("gsm,me->gse", router_x, w_me.astype(jnp.float32))
+        return product(router_x, w_me.astype(jnp.float32))
 
     def _choose(self, logits_gse: Float[Array, "g s e"], real_gs: Bool[Array, "g s"], rng: jax.Array | None) -> Choices:
         if self.routing == "top2":

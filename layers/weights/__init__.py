@@ -1,1 +1,1 @@
-"""Weights: creation, initial values, and fused products."""
+"""Weights: creation, initial values, and products with weights."""

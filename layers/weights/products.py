@@ -25,16 +25,17 @@ def product(
 
     `by_rows` sums over the last dimension of a matrix instead: a product with each of its rows. On one device the
     tokens of all rows are one dimension of the product, and so are the dimensions that it sums over: the gradient of
-    the weight then sums over one dimension, where XLA transposes both factors of a sum over two. On a mesh every
-    dimension is kept, because merging dimensions that are split would gather them.
+    the weight then sums over one dimension, where XLA transposes both factors of a sum over two. On several
+    devices every dimension is kept: merging dimensions that are split would gather them, and a gathered weight of
+    another shape would be stored for the backward pass, which gathers weights again.
     """
     kept = x.ndim - summed
     if has_several_devices():
         axes = tuple(range(kept, x.ndim)), (w.ndim - 1,) if by_rows else tuple(range(summed))
         return jnp.tensordot(x, w, axes, preferred_element_type=preferred_element_type)
-    rows = x.reshape(math.prod(x.shape[:kept]), -1)
-    columns = w.T if by_rows else w.reshape(rows.shape[1], -1)
-    y = jnp.matmul(rows, columns, preferred_element_type=preferred_element_type)
+    inner = math.prod(x.shape[kept:])
+    rows, matrix = x.reshape(-1, inner), w if by_rows else w.reshape(inner, -1)
+    y = jnp.tensordot(rows, matrix, ((1,), (int(by_rows),)), preferred_element_type=preferred_element_type)
     return y.reshape(*x.shape[:kept], *(w.shape[:-1] if by_rows else w.shape[summed:]))
 
 

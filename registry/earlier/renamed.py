@@ -51,6 +51,7 @@ MODULES = {
     "layers.static_sgu": "layers.attention.static_sgu",
     "layers.vector_quantizer": "layers.attention.quantizer",
     "layers.vq_attention": "layers.attention.vq",
+    "layers.weights.fused_products": "layers.weights.products",
     "layers.weight": "layers.weights.weight",
     "registry.experiments.data_sources": "registry.templates.data_sources",
     "registry.experiments.decoder": "registry.templates.decoder",

@@ -44,7 +44,7 @@ class Clipping:
 
 
 def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """Returns optax.clip_by_global_norm with one factor for all gradients: XLA stores the quotients of optax's."""
+    """Returns optax.clip_by_global_norm with one factor for all gradients; optax divides each, and XLA stores that."""
 
     def update(updates, state, params=None):
         factor = limit / jnp.maximum(optax.global_norm(updates), limit)

@@ -16,7 +16,15 @@ from runners.planner.topologies import planned_cudnn
 from tests.layers.attention.test_attention import attention, params_of
 
 PLAIN = Call(
-    **{"queries": 4096, "keys": 4096, "head_dim": 64, "dtype": "bfloat16", "has_state": False, "has_segments": False},
+    **{
+        "queries": 4096,
+        "keys": 4096,
+        "head_dim": 64,
+        "dtype": "bfloat16",
+        "causal": True,
+        "has_state": False,
+        "has_segments": False,
+    },
     **{"dropout_rate": 0.0, "window": None, "softcap": None, "bias": "none", "extra_logit": None},
     **{"score_function": "softmax", "is_watched": False},
 )
@@ -135,6 +143,7 @@ def test_only_causal_rows_on_one_cpu_have_parts_of_queries():
     short = change(queries=512, keys=512)
     parts = lambda platform, **changes: chosen(dataclasses.replace(short, **changes), platform, "dense").query_parts
     assert [parts("cpu", queries=n, keys=n) for n in (255, 256, 1023, 1024)] == [1, 2, 1, 4]  # 1023 is odd
+    assert parts("cpu", queries=1026, keys=1026) == 2
     assert parts("gpu") == parts("tpu") == parts("cpu", causal=False) == parts("cpu", has_state=True) == 1
     assert parts("cpu", dropout_rate=0.1) == parts("cpu", is_watched=True) == 1
 
