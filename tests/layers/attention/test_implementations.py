@@ -16,17 +16,9 @@ from runners.planner.topologies import planned_cudnn
 from tests.layers.attention.test_attention import attention, params_of
 
 PLAIN = Call(
-    **{
-        "queries": 4096,
-        "keys": 4096,
-        "head_dim": 64,
-        "dtype": "bfloat16",
-        "causal": True,
-        "has_state": False,
-        "has_segments": False,
-    },
-    **{"dropout_rate": 0.0, "window": None, "softcap": None, "bias": "none", "extra_logit": None},
-    **{"score_function": "softmax", "is_watched": False},
+    **{"queries": 4096, "keys": 4096, "head_dim": 64, "dtype": "bfloat16", "causal": True, "dropout_rate": 0.0},
+    **{"has_state": False, "has_segments": False, "window": None, "softcap": None, "bias": "none"},
+    **{"extra_logit": None, "score_function": "softmax", "is_watched": False},
 )
 change = functools.partial(dataclasses.replace, PLAIN)
 
