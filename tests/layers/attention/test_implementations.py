@@ -23,8 +23,8 @@ PLAIN = Call(
 change = functools.partial(dataclasses.replace, PLAIN)
 
 
-def chosen(call, platform, wanted="auto", exchange="auto", kind="device"):
-    mesh = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(kind, None, platform))
+def chosen(call, platform, wanted="auto", exchange="auto", kind="device", devices=1):
+    mesh = AbstractMesh((devices,), ("data",), abstract_device=AbstractDevice(kind, None, platform))
     with jax.sharding.use_abstract_mesh(mesh), recorded() as decisions:
         choose(wanted, call, "mixer", exchange)
     return decisions[0]
@@ -138,6 +138,7 @@ def test_only_causal_rows_on_one_cpu_have_parts_of_queries():
     assert parts("cpu", queries=1026, keys=1026) == 2
     assert parts("gpu") == parts("tpu") == parts("cpu", causal=False) == parts("cpu", has_state=True) == 1
     assert parts("cpu", dropout_rate=0.1) == parts("cpu", is_watched=True) == 1
+    assert chosen(short, "cpu", "dense", devices=2).query_parts == 1
 
 
 def test_descriptions():
