@@ -1,18 +1,39 @@
 """RMSNorm and LayerNorm, with or without scale and bias; statistics in float32."""
 
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Concatenate
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from layers.remat import recomputed
+from layers.remat import Arguments, recomputed
 from layers.specs import Specs
 from layers.weights.initializers import Constant
 from layers.weights.weight import weight
 
 
+def _single_row_as_matrix(
+    norm: Callable[Concatenate[jax.Array, Arguments], jax.Array],
+) -> Callable[Concatenate[jax.Array, Arguments], jax.Array]:
+    """Returns the norm that computes a batch of one row as a matrix.
+
+    XLA (jaxlib 0.10.2) takes 8 times as long on a CPU for sums over the last of three dimensions if the first has one
+    element.
+    """
+
+    @functools.wraps(norm)
+    def norm_of(x: jax.Array, *arguments: Arguments.args, **options: Arguments.kwargs) -> jax.Array:
+        is_single = x.ndim == 3 and x.shape[0] == 1
+        y = norm(x.reshape(x.shape[1:]) if is_single else x, *arguments, **options)
+        return y.reshape(x.shape)
+
+    return norm_of
+
+
+@_single_row_as_matrix
 @recomputed
 def rms_normalize(x: Float[Array, "... m"], epsilon: float | jax.Array) -> Float[Array, "... m"]:
     """Returns x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
@@ -20,6 +41,7 @@ def rms_normalize(x: Float[Array, "... m"], epsilon: float | jax.Array) -> Float
     return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
 
 
+@_single_row_as_matrix
 @recomputed
 def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float | jax.Array):
     y = rms_normalize(x, epsilon)
@@ -28,6 +50,7 @@ def _normed(x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array |
     return y.astype(x.dtype)
 
 
+@_single_row_as_matrix
 @recomputed
 def _centred_and_normed(
     x: Float[Array, "... m"], scale: jax.Array | None, bias: jax.Array | None, epsilon: float | jax.Array
@@ -35,16 +58,6 @@ def _centred_and_normed(
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     return _normed(y, scale, bias, epsilon).astype(x.dtype)
-
-
-def _single_row_as_matrix(norm: Any, x: Float[Array, "... m"], *arguments: Any) -> Float[Array, "... m"]:
-    """Returns `norm(x, ...)`; a batch of one row is computed as a matrix.
-
-    XLA (jaxlib 0.10.2) takes 8 times as long on a CPU for sums over the last of three dimensions if the first has one
-    element.
-    """
-    is_single = x.ndim == 3 and x.shape[0] == 1
-    return norm(x.reshape(x.shape[1:]), *arguments).reshape(x.shape) if is_single else norm(x, *arguments)
 
 
 def gain(module: nn.Module, key: str, shape: tuple[int, ...], *, one_plus: bool = False, **options: Any) -> jax.Array:
@@ -75,7 +88,7 @@ class RMSNorm(nn.Module):
             scale = gain(self, key, shape, one_plus=self.one_plus_scale, fan_in=1)
         if self.use_bias:
             bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return _single_row_as_matrix(_normed, x, scale, bias, self.epsilon)
+        return _normed(x, scale, bias, self.epsilon)
 
 
 class LayerNorm(nn.Module):
@@ -96,4 +109,4 @@ class LayerNorm(nn.Module):
             scale = weight(self, "norm_scale_m", x.shape[-1:], init=Constant(value=1.0), role="scale")
         if self.use_bias:
             bias = weight(self, "norm_bias_m", x.shape[-1:], init=Constant(), role="bias")
-        return _single_row_as_matrix(_centred_and_normed, x, scale, bias, self.epsilon)
+        return _centred_and_normed(x, scale, bias, self.epsilon)
