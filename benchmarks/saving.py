@@ -1,20 +1,33 @@
-"""Time that a checkpoint of GPT-2 with 124M weights and AdamW blocks training, and time to restore it.
+"""Training time that a checkpoint of GPT-2 with 124M weights and AdamW takes, and a plain write; time of a restore.
 
 python -m benchmarks.saving
 """
 
+import os
 import statistics
 import sys
 import tempfile
+import threading
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.implementations import vortaro
 from benchmarks.implementations.work import SIZES
 from benchmarks.tables import flags, machine, show, timed
 from runners.training.checkpoints import Checkpoints
 from runners.training.workdir import open_workdir
+
+
+def write(path: Path, size: int) -> None:
+    """Writes a file of `size` bytes and waits until the disk has it."""
+    part = np.ones(min(size, 1 << 26), np.uint8)
+    with path.open("wb", buffering=0) as file:
+        for begin in range(0, size, len(part)):
+            file.write(part[: size - begin].data)
+        os.fsync(file.fileno())
 
 
 def main() -> int:
@@ -36,23 +49,34 @@ def main() -> int:
             state = jax.block_until_ready(update(state, batch, session.seed))
 
         workdir = open_workdir(folder, session.experiment, session.mesh_shape)
+        checkpoints, extra = Checkpoints(workdir), {"tokens_seen": 0, "input": None}
 
         def turn(number: int) -> None:
-            checkpoints, extra = Checkpoints(workdir), {"tokens_seen": 0, "input": None}
             note("an update", step)
             note("a save, until training continues", lambda: checkpoints.save(number, state, extra, None))
             note("the update during its writing", step)
-            note("until it is written", checkpoints.close)
-            reader = Checkpoints(workdir)
-            note("a restore", lambda: jax.block_until_ready(reader.require(session.abstract.state, "last")[0]))
-            reader.close()
+            note("until it is written", checkpoints.wait)
+            note("an update", step)
+            file = Path(folder, f"{number}.bin")
+            writing = threading.Thread(target=write, args=(file, state_bytes))
+            writing.start()
+            note("an update during a plain write", step)
+            note("until that is written", writing.join)
+            if number > 1:
+                Path(folder, f"{number - 1}.bin").unlink()
 
+        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
         for number in range(options.rounds):
             turn(number + 1)
-        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+        for _ in range(options.rounds):
+            note("a restore", lambda: jax.block_until_ready(checkpoints.require(session.abstract.state, "last")[0]))
+        checkpoints.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    parts = ("a save, until training continues", "the update during its writing")
-    medians["training time lost per save"] = sum(medians[part] for part in parts) - medians["an update"]
+    update = medians["an update"]
+    save = ("a save, until training continues", "the update during its writing", "until it is written")
+    medians["training time lost per save"] = sum(medians[part] for part in save) - update
+    plain = ("an update during a plain write", "until that is written")
+    medians["training time lost per plain write"] = sum(medians[part] for part in plain) - update
     lines = [{"what": name, "seconds": value} for name, value in medians.items()]
     facts = {"machine": machine(), "state": f"{state_bytes / 2**30:.2f} GiB", "turns": options.rounds}
     show("checkpoints", lines, facts, options.publish)

@@ -22,6 +22,7 @@ from runners.training.checkpoint_parts.checksums import checksums
 from runners.training.checkpoint_parts.files import is_listed, saved_state
 from runners.training.checkpoint_parts.s3 import use_s3
 from runners.training.checkpoint_parts.save_limits import Manager, use_monotonic_clock
+from runners.training.checkpoint_parts.snapshots import Snapshots
 from runners.training.input_state import SavedState
 from tasks.programs import TrainProgram
 from tasks.storage.files import Place, absolute, make_folder, move_folder, place
@@ -68,7 +69,7 @@ class Checkpoints:
         processes: ProcessGroup | None = None,
     ):
         self._workdir, self._read_only, self._processes = workdir, read_only, processes or ProcessGroup()
-        self._program, self._saved = program, time.monotonic()
+        self._program, self._saved, self._snapshots = program, time.monotonic(), Snapshots()
         policies: list[managers.PreservationPolicy] = [managers.LatestN(n=1) if program is None else _Kept(program)]
         if program is not None and program.keep_best:
             # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
@@ -128,10 +129,11 @@ class Checkpoints:
             raise VortaroError(f"Step {step} cannot be saved: {error}. Correct state() of the input.") from error
         extra = extra | {CHECKSUMS: _checksums(state)}
         self._saved = time.monotonic()
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(_stored(state)), extra=ocp.args.JsonSave(extra))
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
             self._manager.wait()
+            stored = ocp.args.PyTreeSave(self._snapshots.take(_stored(state)))
+            items = ocp.args.Composite(state=stored, extra=ocp.args.JsonSave(extra))
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def is_due(self, step: int) -> bool:
@@ -291,7 +293,7 @@ class Checkpoints:
 
         self._processes.run_in_first(move)
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits until everything is written.
 
         Raises:
@@ -299,6 +301,11 @@ class Checkpoints:
         """
         with self._writing():
             self._manager.wait()
+
+    def close(self) -> None:
+        """Waits as `wait` does, and frees the memory and threads of saves."""
+        self.wait()
+        with self._writing():
             self._manager.close()
 
     @contextlib.contextmanager
