@@ -72,11 +72,11 @@ def main() -> int:
             note("a restore", lambda: jax.block_until_ready(checkpoints.require(session.abstract.state, "last")[0]))
         checkpoints.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    update = medians["an update"]
+    alone = medians["an update"]
     save = ("a save, until training continues", "the update during its writing", "until it is written")
-    medians["training time lost per save"] = sum(medians[part] for part in save) - update
+    medians["training time lost per save"] = sum(medians[part] for part in save) - alone
     plain = ("an update during a plain write", "until that is written")
-    medians["training time lost per plain write"] = sum(medians[part] for part in plain) - update
+    medians["training time lost per plain write"] = sum(medians[part] for part in plain) - alone
     lines = [{"what": name, "seconds": value} for name, value in medians.items()]
     facts = {"machine": machine(), "state": f"{state_bytes / 2**30:.2f} GiB", "turns": options.rounds}
     show("checkpoints", lines, facts, options.publish)
