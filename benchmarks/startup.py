@@ -33,7 +33,8 @@ MODULES = ("numpy", "jax", "optax", "flax.linen", "orbax.checkpoint", "layers.la
 MODULES += ("tasks.language_model_task", "registry.experiments.gshard", "runners.session", "runners.training.train")
 MODULES += ("launch.command_line",)
 # `make bench` sets GLIBC_TUNABLES for processes that cannot restart themselves; commands restart, which counts here.
-AS_TYPED = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"JAX_PLATFORMS": "cpu"}
+NOT_TYPED = ("GLIBC_TUNABLES", "PYTHONDONTWRITEBYTECODE")  # with the latter, Python compiles every module again
+AS_TYPED = {name: value for name, value in os.environ.items() if name not in NOT_TYPED} | {"JAX_PLATFORMS": "cpu"}
 TRAIN = ["-m", "runners.main", "--exp=tiny.StdlibTiny", "--no-tensorboard", "--set=LOG_EVERY=1", "--set=NUM_STEPS=120"]
 
 

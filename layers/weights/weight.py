@@ -97,8 +97,10 @@ def weight(
     if collection == "params":
         gradient_sink = module.get_variable(GRADIENT, key) if module.has_variable(GRADIENT, key) else None
         stored = module.get_variable("params", key) if module.has_variable("params", key) else None
-        if stored is None or (gradient_sink is None and stored.shape == shape):
+        if stored is None:
             return module.param(key, make)
+        if gradient_sink is None and stored.shape == shape:
+            return stored  # module.param would trace `make` to compare the same shapes
         target = dtype or str(getattr(module, "dtype", "float32"))
         is_converted = role in ("hidden", "output") or (gradient_sink is not None and target == gradient_sink.dtype)
         read: Any = _read_with_sink(

@@ -109,7 +109,8 @@ class _Run:
         else:
             taken = branch(session, *options.branch, workdir, allow_changes=options.allow_changes)
             self.state, self.extra, self.origin = taken
-        self.start = int(self.state.step)
+        is_new = restored is None and options.branch is None
+        self.start = 0 if is_new else int(self.state.step)  # reading it waits for `begin`
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
         self.updating, self.paused = 0.0, None  # seconds of updates; the time at which other work has begun
         self.tokens, self.unread = self._tokens_so_far(), 0  # token count of the window, and positions since its read
@@ -145,11 +146,10 @@ class _Run:
 
     def _tokens_so_far(self) -> TokenCount:
         """Returns the token count of the window of metrics in which training starts."""
-        on_device = int(self.state.sums.tokens)
         starts = self.start == 0 or self.program.ends_window(self.start)  # the next update resets the device's count
+        on_device = 0 if starts else int(self.state.sums.tokens)
         # Checkpoints of earlier versions have only the device's count.
-        total = self.extra.pop("window_tokens", 0 if starts else on_device % 2**32)
-        return TokenCount(total, 0 if starts else on_device)
+        return TokenCount(self.extra.pop("window_tokens", on_device % 2**32), on_device)
 
     def run(self) -> int:
         # With several processes JAX handles SIGTERM, because all must stop at the same step (`_asked_to_stop`).
