@@ -3,11 +3,11 @@
 python -m benchmarks.saving
 """
 
+import concurrent.futures
 import os
 import statistics
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ def main() -> int:
     session = vortaro.session_of(size, {"REMAT=dots"})
     seconds: dict[str, list[float]] = {}
     note = lambda name, work: seconds.setdefault(name, []).append(timed(work))
-    with session.placed(), tempfile.TemporaryDirectory() as folder:
+    thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+    with session.placed(), tempfile.TemporaryDirectory() as folder, thread:
         batch = session.host_batches.put(vortaro.batch_of(size))
         update = session.functions.compile_step(batch)
         state: Any = jax.block_until_ready(update(session.functions.init(), batch, session.seed))
@@ -50,18 +51,18 @@ def main() -> int:
 
         workdir = open_workdir(folder, session.experiment, session.mesh_shape)
         checkpoints, extra = Checkpoints(workdir), {"tokens_seen": 0, "input": None}
+        save = lambda number: checkpoints.save(number, state, extra, None, continues=True)
 
         def turn(number: int) -> None:
             note("an update", step)
-            note("a save, until training continues", lambda: checkpoints.save(number, state, extra, None))
+            note("a save, until training continues", lambda: save(number))
             note("the update during its writing", step)
             note("until it is written", checkpoints.wait)
             note("an update", step)
             file = Path(folder, f"{number}.bin")
-            writing = threading.Thread(target=write, args=(file, state_bytes))
-            writing.start()
+            writing = thread.submit(write, file, state_bytes)
             note("an update during a plain write", step)
-            note("until that is written", writing.join)
+            note("until that is written", writing.result)
             if number > 1:
                 Path(folder, f"{number - 1}.bin").unlink()
 
@@ -73,8 +74,8 @@ def main() -> int:
         checkpoints.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     alone = medians["an update"]
-    save = ("a save, until training continues", "the update during its writing", "until it is written")
-    medians["training time lost per save"] = sum(medians[part] for part in save) - alone
+    parts = ("a save, until training continues", "the update during its writing", "until it is written")
+    medians["training time lost per save"] = sum(medians[part] for part in parts) - alone
     plain = ("an update during a plain write", "until that is written")
     medians["training time lost per plain write"] = sum(medians[part] for part in plain) - alone
     lines = [{"what": name, "seconds": value} for name, value in medians.items()]

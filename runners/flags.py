@@ -185,9 +185,9 @@ def exit_code(run: Callable[[Sequence[str]], int], arguments: Sequence[str] | No
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Makes Python search for garbage less often inside, as imports and traces create many objects that stay.
+    """Makes Python search for garbage less often inside: imports and traces create many objects that stay.
 
-    The searches took 0.4 of the 4 seconds before the first update of a small run.
+    The searches took 0.4 of the 4 seconds before the first update of a small run. Training itself creates few.
     """
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 20)

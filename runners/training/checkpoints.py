@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import time
@@ -12,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as managers
 
 from layers.errors import UsageError, VortaroError, first_line
 from registry.runs.folders import CHECKPOINTS as FOLDER
@@ -20,6 +18,7 @@ from runners.processes.coordination import ProcessGroup, lost_contact
 from runners.session import Session
 from runners.training.checkpoint_parts.checksums import checksums
 from runners.training.checkpoint_parts.files import is_listed, saved_state
+from runners.training.checkpoint_parts.retention import loss_of, policy
 from runners.training.checkpoint_parts.s3 import use_s3
 from runners.training.checkpoint_parts.save_limits import Manager, use_monotonic_clock
 from runners.training.checkpoint_parts.snapshots import Snapshots
@@ -29,25 +28,9 @@ from tasks.storage.files import Place, absolute, make_folder, move_folder, place
 from tasks.storage.json_values import require_type
 from tasks.train_step import TrainState
 
-LATER = 1e6  # above all losses: those of different phases, on other data, are not compared
 DAMAGED = "damaged_checkpoints"
 CHECKSUMS = "checksums"
 REPORTS = "sums/reports/"  # path of the sums of metrics that layers report
-
-
-@dataclasses.dataclass
-class _Kept(managers.PreservationPolicy):
-    """Keeps the milestones of a program, its last checkpoints, and the last ones that are not temporary."""
-
-    program: TrainProgram
-
-    def should_preserve(
-        self, checkpoints: Sequence[managers.PolicyCheckpointInfo], *, context: managers.PreservationContext
-    ) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        lasting = [step for step in steps if not self.program.is_temporary(step)]
-        last = {*lasting[-self.program.keep_last :], *steps[-self.program.keep_last :]}
-        return [step in last or self.program.is_milestone(step) for step in steps]
 
 
 class Checkpoints:
@@ -70,17 +53,10 @@ class Checkpoints:
     ):
         self._workdir, self._read_only, self._processes = workdir, read_only, processes or ProcessGroup()
         self._program, self._saved, self._snapshots = program, time.monotonic(), Snapshots()
-        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=1) if program is None else _Kept(program)]
-        if program is not None and program.keep_best:
-            # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
-            best = managers.BestN(
-                get_metric_fn=_loss, reverse=True, n=program.keep_best, keep_checkpoints_without_metrics=False
-            )
-            policies.append(best)
         options = ocp.CheckpointManagerOptions(
-            best_fn=_loss,
+            best_fn=loss_of,
             best_mode="min",
-            preservation_policy=managers.AnyPreservationPolicy(policies),
+            preservation_policy=policy(program),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
             create=not read_only,
@@ -116,8 +92,19 @@ class Checkpoints:
             print(f"Checkpoint {step} is damaged and skipped: its metrics or its time cannot be read", flush=True)
             self._move_aside(step)
 
-    def save(self, step: int, state: TrainState, extra: dict[str, Any], loss: float | None, phase: int = 0) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        extra: dict[str, Any],
+        loss: float | None,
+        phase: int = 0,
+        *,
+        continues: bool = False,
+    ) -> None:
         """Starts saving; `extra` is JSON, `loss` the validation loss at this step if known, on the data of a phase.
+
+        With `continues`, updates follow that overwrite the state.
 
         Raises:
           VortaroError: this checkpoint or the one before cannot be written, for example because the disk is full; or
@@ -132,8 +119,9 @@ class Checkpoints:
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
         with self._writing():
             self._manager.wait()
-            stored = ocp.args.PyTreeSave(self._snapshots.take(_stored(state)))
-            items = ocp.args.Composite(state=stored, extra=ocp.args.JsonSave(extra))
+        stored = self._snapshots.take(_stored(state)) if continues else _stored(state)
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(stored), extra=ocp.args.JsonSave(extra))
+        with self._writing():
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def is_due(self, step: int) -> bool:
@@ -305,6 +293,7 @@ class Checkpoints:
     def close(self) -> None:
         """Waits as `wait` does, and frees the memory and threads of saves."""
         self.wait()
+        self._snapshots = Snapshots()
         with self._writing():
             self._manager.close()
 
@@ -388,9 +377,3 @@ def _system_error(error: Exception) -> str:
         return error.strerror
     number = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(number[1])) if number else first_line(error)
-
-
-def _loss(metrics: dict[str, float]) -> float:
-    """Returns a number that is lowest for the best checkpoint: the loss, in the last phase that has been evaluated."""
-    loss = metrics["loss"]
-    return (math.inf if loss is None else loss) - LATER * metrics.get("phase", 0)

@@ -109,6 +109,7 @@ class _Run:
         else:
             taken = branch(session, *options.branch, workdir, allow_changes=options.allow_changes)
             self.state, self.extra, self.origin = taken
+        self.state = session.settle(self.state)
         is_new = restored is None and options.branch is None
         self.start = 0 if is_new else int(self.state.step)  # reading it waits for `begin`
         self.window_began, self.window_start, self.aside = time.perf_counter(), self.start, 0.0
@@ -192,6 +193,7 @@ class _Run:
         batch, position = next(batches)
         self._compile(self.start + 1, batch)
         seed = self.session.seed
+        jax.block_until_ready(self.state.step)
         self.window_began = time.perf_counter()
         if self.start and self.saved != self.start:
             self._beside(self._save, self.start)  # of a branch: the run can resume without the other one
@@ -352,7 +354,8 @@ class _Run:
         extra = self.extra | {"input": gathered(self.extra["input"]), "window_tokens": self.tokens.total}
         extra["flops"] = self._flops_with(self.shapes)
         loss = self.loss if self.loss_step == step else None
-        self.checkpoints.save(step, state, extra, loss, self.session.experiment.phase)
+        continues = step < self.last and self.signal is None
+        self.checkpoints.save(step, state, extra, loss, self.session.experiment.phase, continues=continues)
         self.saved = step
 
     def _flush(self, step: int) -> None:

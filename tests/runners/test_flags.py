@@ -1,5 +1,7 @@
 """Flags and logging that commands share."""
 
+import argparse
+import gc
 import io
 import logging
 import subprocess
@@ -10,7 +12,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from runners import convert, main
-from runners.flags import given_module_flags, prepare_devices
+from runners.flags import given_module_flags, prepare_devices, run_app
 from runners.options import from_flags
 from tests.conftest import ROOT
 
@@ -205,3 +207,11 @@ def test_flags_of_all_modes_are_read_without_jax():
     lines = ("import sys", "from runners import main", "for mode in main.MODES: main.mode_parser(mode)")
     code = "\n".join((*lines, "sys.exit('jax' in sys.modules)"))
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_garbage_is_searched_less_often_while_a_command_runs():
+    before, inside = gc.get_threshold(), []
+    run = lambda options: inside.append(gc.get_threshold()) or 0
+    assert run_app(lambda arguments: argparse.Namespace(), run, []) == 0
+    assert inside[0][0] > before[0]
+    assert gc.get_threshold() == before

@@ -1,6 +1,7 @@
 """Copies of the arrays that a checkpoint is written from while training continues on a CPU."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ class Snapshots:
     """Copies of a state's large arrays on CPU devices, each in the memory of the one before.
 
     A checkpoint on a CPU is written from the state's own memory, and XLA does not overwrite memory that is read: the
-    next update would copy all arrays donated to it, into new memory that the kernel clears first. Both have the same
-    peak of memory; a snapshot's is kept until the next save.
+    next update would copy all arrays donated to it, into new memory that the kernel clears first. An update during a
+    save takes as much memory in either case; a snapshot's memory is kept until the next save. Orbax writes an array
+    that several devices hold from slices of its own: it is not copied.
     """
 
     def __init__(self) -> None:
@@ -23,23 +25,24 @@ class Snapshots:
     def take(self, tree: Any) -> Any:
         """Returns the tree with copies of its large arrays on a CPU; overwrites the copies that it returned before."""
         leaves, structure = jax.tree.flatten(tree)
-        large = [number for number, leaf in enumerate(leaves) if leaf.size >= LARGE]
+        large = [number for number, leaf in enumerate(leaves) if leaf.size >= LARGE and not _is_replicated(leaf)]
         if jax.default_backend() != "cpu" or not large:
             return tree
         arrays = [leaves[number] for number in large]
-        shardings = tuple(array.sharding for array in arrays)
-        if self._kept:
-            self._kept = _copying(shardings)(self._kept, arrays)
-        else:
-            self._kept = jax.device_put(arrays, list(shardings), may_alias=False)
-        jax.block_until_ready(self._kept)
+        kept, self._kept = self._kept, []  # donated, also if this copy fails
+        self._kept = jax.block_until_ready(_copying(tuple(array.sharding for array in arrays))(kept, arrays))
         for number, array in zip(large, self._kept, strict=True):
             leaves[number] = array
         return jax.tree.unflatten(structure, leaves)
 
 
+def _is_replicated(array: jax.Array) -> bool:
+    """Returns whether several devices hold the same part of an array."""
+    return array.sharding.num_devices * math.prod(array.sharding.shard_shape(array.shape)) > array.size
+
+
 @functools.lru_cache(maxsize=2)
 def _copying(shardings: tuple[jax.sharding.Sharding, ...]) -> Any:
-    """Returns the jitted function that copies its second list of arrays into the memory of the first."""
+    """Returns the jitted function that copies its second list of arrays, into the memory of the first if it has any."""
     copy = lambda old, new: [jnp.copy(array) for array in new]
     return jax.jit(copy, donate_argnums=0, keep_unused=True, out_shardings=list(shardings))

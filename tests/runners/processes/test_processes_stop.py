@@ -63,13 +63,13 @@ from runners.training import checkpoints
 class SlowSave(StdlibTiny):
     '''Saving takes seconds, like that of large arrays: it waits for a file, then for others to receive a signal.'''
 
-def save(self, step, *more, before=checkpoints.Checkpoints.save):
+def save(self, step, *more, before=checkpoints.Checkpoints.save, **options):
     Path(f"saving_{step}_{self._processes.index}").touch()
     if Path("slow").exists():
         while not Path("signalled").exists():
             time.sleep(0.05)
         time.sleep(5)
-    before(self, step, *more)
+    before(self, step, *more, **options)
 
 checkpoints.Checkpoints.save = save
 """

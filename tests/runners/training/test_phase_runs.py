@@ -15,7 +15,8 @@ from runners import convert
 from runners import session as session_module
 from runners.main import main
 from runners.session import Session
-from runners.training.checkpoints import Checkpoints, _loss
+from runners.training.checkpoint_parts.retention import loss_of
+from runners.training.checkpoints import Checkpoints
 from runners.training.profile import TraceWindow
 from runners.training.workdir import recorded
 from testing import launches
@@ -86,7 +87,7 @@ def test_the_best_checkpoint_is_of_the_last_phase(calm):
     checkpoints = Checkpoints(calm, read_only=True)
     assert checkpoints.find("best") == 12
     assert RunFolder(calm).summary.best["step"] == 12
-    assert _loss({"loss": 9.0, "phase": 2}) < _loss({"loss": losses[10], "phase": 1}) < _loss({"loss": losses[6]})
+    assert loss_of({"loss": 9.0, "phase": 2}) < loss_of({"loss": losses[10], "phase": 1}) < loss_of({"loss": losses[6]})
 
 
 @pytest.mark.parametrize(

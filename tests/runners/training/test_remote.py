@@ -29,8 +29,8 @@ import os, signal, sys
 from runners import main
 from runners.training import checkpoints
 save = checkpoints.Checkpoints.save
-def save_and_die(self, step, *rest):
-    save(self, step, *rest)
+def save_and_die(self, step, *rest, **options):
+    save(self, step, *rest, **options)
     if step == 4:
         self._manager.wait_until_finished()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -186,10 +186,10 @@ def test_a_store_that_fails_during_a_run(bucket, capsys, monkeypatch):
     async def refuse(*arguments, **given):
         raise PermissionError("Access Denied")
 
-    def save(self, step, *others):
+    def save(self, step, *others, **options):
         system = fsspec.get_filesystem_class(bucket.partition("://")[0])
         monkeypatch.setattr(system, "_call_s3" if bucket.startswith("s3") else "_call", refuse)
-        return whole(self, step, *others)
+        return whole(self, step, *others, **options)
 
     whole = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", save)
