@@ -1,1 +1,1 @@
-"""Parts of checkpoints: other files, checksums, copies to write from, and patches of orbax for stores and clocks."""
+"""Parts of checkpoints: other files, which are kept, checksums, copies to write from, and patches of orbax."""
