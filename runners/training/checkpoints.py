@@ -117,9 +117,10 @@ class Checkpoints:
         extra = extra | {CHECKSUMS: _checksums(state)}
         self._saved = time.monotonic()
         metrics = None if loss is None else {"loss": loss, **({"phase": phase} if phase else {})}
-        with self._writing():
-            self._manager.wait()
-        stored = self._snapshots.take(_stored(state)) if continues else _stored(state)
+        self.wait()
+        stored = _stored(state)
+        if continues:
+            stored = self._snapshots.take(stored)
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(stored), extra=ocp.args.JsonSave(extra))
         with self._writing():
             self._manager.save(step, args=items, metrics=metrics, force=True)

@@ -1,1 +1,1 @@
-"""Parts of checkpoints: other files, which are kept, checksums, copies to write from, and patches of orbax."""
+"""Parts of checkpoints: files besides arrays, retention, checksums, copies to write from, patches of orbax."""

@@ -28,8 +28,10 @@ class _Kept(managers.PreservationPolicy):
 
 def policy(program: TrainProgram | None) -> managers.PreservationPolicy:
     """Returns the policy of a training's program: its last checkpoints and the best; without one, the last one only."""
-    policies: list[managers.PreservationPolicy] = [managers.LatestN(n=1) if program is None else _Kept(program)]
-    if program is not None and program.keep_best:
+    if program is None:
+        return managers.LatestN(n=1)
+    policies: list[managers.PreservationPolicy] = [_Kept(program)]
+    if program.keep_best:
         # BestN keeps the end of the ordered list: descending, so that the lowest loss is last.
         best = managers.BestN(
             get_metric_fn=loss_of, reverse=True, n=program.keep_best, keep_checkpoints_without_metrics=False

@@ -24,9 +24,11 @@ class Snapshots:
 
     def take(self, tree: Any) -> Any:
         """Returns the tree with copies of its large arrays on a CPU; overwrites the copies that it returned before."""
+        if jax.default_backend() != "cpu":
+            return tree
         leaves, structure = jax.tree.flatten(tree)
         large = [number for number, leaf in enumerate(leaves) if leaf.size >= LARGE and not _is_replicated(leaf)]
-        if jax.default_backend() != "cpu" or not large:
+        if not large:
             return tree
         arrays = [leaves[number] for number in large]
         kept, self._kept = self._kept, []  # donated, also if this copy fails
